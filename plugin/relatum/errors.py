@@ -1,0 +1,235 @@
+"""Everything Relatum raises, branched by what a caller can do about it.
+
+```
+RelatumError
+├── ConfigurationError            change a URL, an option or an installation
+│   ├── SchemaMissing             run `relatum migrate`
+│   ├── ServerStartFailed         a private server of `relatum.local` did not start
+│   └── TimeNotRecorded           times are switched off for that stream
+├── InvalidInput                  the call is wrong; nothing was sent or written
+│   ├── InvalidRelationshipKey    a key's value can't be one (fields: key, reason)
+│   ├── InvalidKeyDefinition      a definition can't be one
+│   └── HeadersRefused            headers too deep, too many or too large
+├── NotFound
+│   ├── StreamNotFound            there is no such stream (field: stream)
+│   ├── NotAStream                the name is another kind of queue
+│   ├── OffsetNotFound            no message at that offset
+│   │   └── OffsetExpired         retention has dropped it
+│   └── KeyNotDefined             no definition of that name
+├── AccessRefused                 the broker or the database refuses this user
+├── Conflict
+│   ├── StreamReplaced            the stream is not the one that was recorded
+│   ├── CoverageConflict          another recorder moved the coverage first; nothing was written
+│   └── KeyDefinitionConflict     a definition of that name says something else
+├── Transient                     safe to retry
+│   ├── BrokerUnavailable
+│   │   ├── ConnectionLost        the connection ended while in use
+│   │   └── StreamUnavailable     the stream moves, or was deleted, under a reader
+│   ├── DatabaseUnavailable
+│   ├── ReadTimeout               no answer in time
+│   └── NotRecordedInTime         the message is in the stream, its rows are not there yet
+├── PublishError
+│   ├── PublishRejected           the broker took the message into no stream
+│   │   ├── PublishNacked
+│   │   └── PublishUnroutable
+│   └── PublishOutcomeUnknown     connection or time lost after sending; settle it by reading
+└── DataError                     bytes that are not what they should be
+    ├── ProtocolError             a peer broke the stream protocol
+    ├── ChunkCorrupt              a chunk's CRC or lengths are wrong
+    └── UndecodableMessage        not an AMQP message, or a codec that is not installed
+```
+
+Fields say what failed (`stream`, `offset`, `key`, `reason`); no message holds a payload, a credential or a URL.
+All of them can be pickled.
+"""
+
+from typing import Any
+
+
+class RelatumError(Exception):
+    """The root of all errors of Relatum.
+
+    Args:
+        message: What failed, with which value, and what to do next.
+        fields: Facts a program can branch on; each becomes an attribute.
+    """
+
+    def __init__(self, message: str = "", /, **fields: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from the message, then from the fields: keyword arguments survive pickling."""
+        return (type(self), self.args, self.__dict__)
+
+
+class ConfigurationError(RelatumError):
+    """A URL, an option or an installation is not as it must be; nothing was sent or written."""
+
+
+class SchemaMissing(ConfigurationError):
+    """The database has no schema `relatum`, or an older one: run `relatum migrate`."""
+
+
+class ServerStartFailed(ConfigurationError):
+    """A private server did not start; the message ends with the server's own last lines."""
+
+
+class TimeNotRecorded(ConfigurationError):
+    """A look-up by time asked for a stream whose times are switched off (field `stream`)."""
+
+    stream: str
+
+
+class InvalidInput(RelatumError, ValueError):
+    """The call is wrong; nothing was sent or written."""
+
+
+class InvalidRelationshipKey(InvalidInput):
+    """A key's value cannot be recorded (fields `key`, `reason`); nothing was sent."""
+
+    key: str
+    reason: str
+
+
+class InvalidKeyDefinition(InvalidInput):
+    """A key definition cannot be one (field `key`); nothing was written."""
+
+    key: str
+
+
+class HeadersRefused(InvalidInput):
+    """Headers are too deep, too many or too large to be sent safely (field `reason`); nothing was sent."""
+
+    reason: str
+
+
+class NotFound(RelatumError, LookupError):
+    """What was named does not exist."""
+
+
+class StreamNotFound(NotFound):
+    """There is no such stream (field `stream`)."""
+
+    stream: str
+
+
+class NotAStream(NotFound):
+    """The name belongs to a queue of another kind (field `stream`)."""
+
+    stream: str
+
+
+class OffsetNotFound(NotFound):
+    """No message lies at the offset (fields `stream`, `offset`): past the end, or an offset the broker used itself."""
+
+    stream: str
+    offset: int
+
+
+class OffsetExpired(OffsetNotFound):
+    """Retention has dropped the offset (fields `stream`, `offset`, `first`: the first one retained)."""
+
+    first: int
+
+
+class KeyNotDefined(NotFound):
+    """No key definition has that name (field `key`)."""
+
+    key: str
+
+
+class AccessRefused(RelatumError):
+    """The broker or the database refuses this user."""
+
+
+class Conflict(RelatumError):
+    """What was found is not what was expected; nothing was written."""
+
+
+class StreamReplaced(Conflict):
+    """The stream is not the one that was recorded: declared again, or its tail was lost (field `stream`)."""
+
+    stream: str
+
+
+class CoverageConflict(Conflict):
+    """Another recorder moved the coverage first (field `stream`); this batch was not written."""
+
+    stream: str
+
+
+class KeyDefinitionConflict(Conflict):
+    """A definition of that name with another source or type is in force (field `key`)."""
+
+    key: str
+
+
+class Transient(RelatumError):
+    """Something that passes; the call is safe to repeat."""
+
+
+class BrokerUnavailable(Transient):
+    """The broker does not answer."""
+
+
+class ConnectionLost(BrokerUnavailable):
+    """The connection to the broker ended while in use."""
+
+
+class StreamUnavailable(BrokerUnavailable):
+    """The stream moves to another node, or was deleted, under a reader (field `stream`)."""
+
+    stream: str
+
+
+class DatabaseUnavailable(Transient):
+    """PostgreSQL does not answer."""
+
+
+class ReadTimeout(Transient):
+    """No answer came in time."""
+
+
+class NotRecordedInTime(Transient):
+    """The message is confirmed and in its streams, but its rows were not there in time (field `found`)."""
+
+
+class PublishError(RelatumError):
+    """A publish did not end as confirmed (field `in_stream`: False, or None where it is not known)."""
+
+    in_stream: bool | None = None
+
+
+class PublishRejected(PublishError):
+    """The broker took the message into no stream."""
+
+    in_stream: bool | None = False
+
+
+class PublishNacked(PublishRejected):
+    """The broker refused the message (`basic.nack`)."""
+
+
+class PublishUnroutable(PublishRejected):
+    """No queue or stream is bound for the message (`basic.return`)."""
+
+
+class PublishOutcomeUnknown(PublishError):
+    """Connection or time was lost after sending: the message may or may not be in the stream."""
+
+
+class DataError(RelatumError):
+    """Bytes are not what they should be."""
+
+
+class ProtocolError(DataError):
+    """A peer broke the stream protocol."""
+
+
+class ChunkCorrupt(DataError):
+    """A chunk's checksum or lengths are wrong (fields `stream`, `offset` where known)."""
+
+
+class UndecodableMessage(DataError):
+    """A message is not AMQP 1.0, or is compressed by a codec that is not installed."""

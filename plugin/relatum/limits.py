@@ -1,0 +1,39 @@
+"""Every limit of the kernel, by name, with its unit and where it comes from."""
+
+from typing import Final
+
+KEY_VALUE_BYTES_MAX: Final = 1024
+"""Bytes of a key's value in UTF-8. A PostgreSQL B-tree entry ends at 2,704 bytes; this leaves room for the rest."""
+
+KEY_NAME_BYTES_MAX: Final = 255
+"""Bytes of a key's name. AMQP 0.9.1 field names are short strings."""
+
+KEYS_MAX: Final = 256
+"""Key definitions in force at one time. The recorder tests each message against all of them."""
+
+HEADERS_MAX: Final = 1024
+"""Header values in one message, nested ones counted. The broker takes 5,000; readers slow down long before."""
+
+HEADERS_DEPTH_MAX: Final = 16
+"""Levels of nested tables and arrays in headers. pika's and aio-pika's readers die at 900 to 2,000 levels."""
+
+HEADERS_BYTES_MAX: Final = 122_880
+"""Encoded bytes of all headers. A header frame over 131,064 bytes makes the broker close the connection."""
+
+TIME_US_MIN: Final = -62_135_596_800_000_000
+"""Microseconds since 1970, UTC: 0001-01-01, the first moment `datetime` can hold."""
+
+TIME_US_MAX: Final = 253_402_300_799_999_999
+"""Microseconds since 1970, UTC: the last of 9999-12-31, the last moment `datetime` can hold."""
+
+INTEGER_MIN: Final = -(2**63)
+"""The smallest value of an integer key: AMQP and PostgreSQL both have 64-bit signed integers."""
+
+INTEGER_MAX: Final = 2**63 - 1
+"""The largest value of an integer key."""
+
+TIME_BLOCK_MESSAGES_MAX: Final = 128
+"""Messages one entry of the time index covers: about what is read in the time of one attach."""
+
+TIME_BLOCK_DISORDER_US_MAX: Final = 1_000_000
+"""Microseconds one entry of the time index may span where messages are not in the order of their times."""
