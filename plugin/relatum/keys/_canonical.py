@@ -1,0 +1,199 @@
+"""The one form in which a key's values are stored, looked up and compared.
+
+A canonical value is always text, so that one column and one index serve every key, and what is equal in a message
+is equal in the table:
+
+| key type | from | canonical form |
+| --- | --- | --- |
+| `text` | `str` | itself, code point for code point: no trimming, no case folding, no Unicode normalisation |
+| | `int` | its decimal digits: 42 and "42" are one value of a text key |
+| | `bool` | `true` or `false`: never 1 or 0 |
+| | `bytes` that are UTF-8 | the text they spell |
+| `integer` | `int` within 64 bits | its decimal digits |
+| | `str` of an optional `-` and digits | the digits of that number: "042" is 42 |
+| `timestamp` | `datetime`; without a zone it is UTC | microseconds since 1970, UTC, in decimal |
+| | `int` | taken as microseconds since 1970, UTC |
+| | ISO 8601 text with a zone | as the `datetime` it names |
+
+`None` is no value: no row, no error. Everything else is invalid, each for a named reason.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_INTEGER: Final = re.compile(r"-?[0-9]{1,32}\Z", re.ASCII)
+
+
+class KeyType(StrEnum):
+    """How a key's values compare."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    TIMESTAMP = "timestamp"
+
+
+class SkipReason(StrEnum):
+    """Why a value cannot be a key's value. The recorder counts by these words."""
+
+    NESTED = "nested"
+    DECIMAL = "decimal"
+    FLOAT = "float"
+    NUL = "nul_character"
+    NOT_UNICODE = "not_unicode"
+    TOO_LONG = "too_long"
+    NOT_INTEGER = "not_integer"
+    NOT_TIMESTAMP = "not_timestamp"
+    OUT_OF_RANGE = "out_of_range"
+    UNSUPPORTED = "unsupported_type"
+    UNDECODABLE = "undecodable_message"
+
+
+class InvalidValue(ValueError):
+    """A value that cannot be a key's value (field `reason`)."""
+
+    def __init__(self, reason: SkipReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+def microseconds(moment: datetime) -> int:
+    """The moment as integer microseconds since 1970, UTC. One without a zone is taken as UTC.
+
+    Raises:
+        InvalidValue: where a zone moves the moment out of what `datetime` can hold.
+    """
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def moment(time_us: int) -> datetime:
+    """The inverse of `microseconds`: an aware UTC `datetime`."""
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+def canonical(value: Any, key_type: KeyType) -> str:
+    """The canonical form of a value that is not None.
+
+    Raises:
+        InvalidValue: with the reason, where the value cannot be one of a key of that type.
+    """
+    if key_type is KeyType.TEXT:
+        return _text(value)
+    if key_type is KeyType.INTEGER:
+        return _integer(value)
+    return _timestamp(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return checked_text(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return _in_range(int(value))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        try:
+            return checked_text(str(value, "utf-8"))
+        except UnicodeDecodeError:
+            raise InvalidValue(SkipReason.NOT_UNICODE) from None
+    raise InvalidValue(_why_not(value))
+
+
+def checked_text(value: str) -> str:
+    """The text itself, checked for what neither a row nor an index entry can hold."""
+    if "\0" in value:
+        raise InvalidValue(SkipReason.NUL)
+    # Only a text of more than a quarter of the limit can be over it: UTF-8 takes at most four bytes a character.
+    if value.isascii():
+        if len(value) > KEY_VALUE_BYTES_MAX:
+            raise InvalidValue(SkipReason.TOO_LONG)
+        return value
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError:
+        raise InvalidValue(SkipReason.NOT_UNICODE) from None
+    if len(encoded) > KEY_VALUE_BYTES_MAX:
+        raise InvalidValue(SkipReason.TOO_LONG)
+    return value
+
+
+def _integer(value: Any) -> str:
+    if isinstance(value, bool):
+        raise InvalidValue(SkipReason.NOT_INTEGER)
+    if isinstance(value, int):
+        return _in_range(int(value))
+    if isinstance(value, str):
+        if not _INTEGER.match(value):
+            raise InvalidValue(SkipReason.NOT_INTEGER)
+        return _in_range(int(value))
+    why = _why_not(value)
+    raise InvalidValue(SkipReason.NOT_INTEGER if why is SkipReason.UNSUPPORTED else why)
+
+
+def _in_range(value: int) -> str:
+    if not INTEGER_MIN <= value <= INTEGER_MAX:
+        raise InvalidValue(SkipReason.OUT_OF_RANGE)
+    return str(value)
+
+
+def _timestamp(value: Any) -> str:
+    return str(timestamp_us(value))
+
+
+def timestamp_us(value: Any) -> int:
+    """The value of a timestamp key as integer microseconds since 1970, UTC.
+
+    Raises:
+        InvalidValue: where the value names no moment between the years 1 and 9999.
+    """
+    if isinstance(value, str):
+        value = _from_iso(value)
+    if isinstance(value, datetime):
+        try:
+            value = microseconds(value)
+        except OverflowError:
+            raise InvalidValue(SkipReason.OUT_OF_RANGE) from None
+    if isinstance(value, bool) or not isinstance(value, int):
+        why = _why_not(value)
+        raise InvalidValue(SkipReason.NOT_TIMESTAMP if why is SkipReason.UNSUPPORTED else why)
+    if not TIME_US_MIN <= value <= TIME_US_MAX:
+        raise InvalidValue(SkipReason.OUT_OF_RANGE)
+    return int(value)
+
+
+def _from_iso(text: str) -> datetime:
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidValue(SkipReason.NOT_TIMESTAMP) from None
+    if parsed.tzinfo is None:
+        raise InvalidValue(SkipReason.NOT_TIMESTAMP)
+    return parsed
+
+
+def _why_not(value: Any) -> SkipReason:
+    """The reason for a value of a type that no key takes."""
+    kind = type(value).__name__
+    if isinstance(value, float):
+        return SkipReason.FLOAT
+    if isinstance(value, (dict, list, tuple, set)):
+        return SkipReason.NESTED
+    if kind == "Decimal":
+        return SkipReason.DECIMAL
+    return SkipReason.UNSUPPORTED
+
+
+def join_components(components: list[str]) -> str:
+    r"""The canonical form of a composite: its components joined by `|`, with `|` and `\` in one escaped by `\`.
+
+    Raises:
+        InvalidValue: where the whole is longer than a value may be.
+    """
+    return checked_text("|".join(part.replace("\\", "\\\\").replace("|", "\\|") for part in components))

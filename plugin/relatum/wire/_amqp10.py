@@ -1,0 +1,394 @@
+"""AMQP 1.0 messages, as streams store them: sections found without decoding, decoded when asked for.
+
+RabbitMQ stores every message of a stream in AMQP 1.0's encoding, whatever protocol it came by. A reader that only
+needs a header must not pay for the body, and the recorder reads two or three values of each message: so a section
+is found by its descriptor and size, and a map can be searched for wanted names without decoding the others.
+
+Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
+"""
+
+from datetime import UTC, datetime, timedelta
+from struct import Struct, error as struct_error
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from relatum.errors import UndecodableMessage
+
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+SEQUENCE: Final = 0x76
+VALUE: Final = 0x77
+FOOTER: Final = 0x78
+
+_NESTING_MAX: Final = 64
+"""Levels of nested values that are decoded. Deeper ones become `Opaque`: a message may be 2,000 levels deep."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_U16: Final = Struct(">H").unpack_from
+_U32: Final = Struct(">I").unpack_from
+_SECTION_NAMES: Final = {
+    b"amqp:header:list": HEADER,
+    b"amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    b"amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
+    b"amqp:properties:list": PROPERTIES,
+    b"amqp:application-properties:map": APPLICATION_PROPERTIES,
+    b"amqp:data:binary": DATA,
+    b"amqp:amqp-sequence:list": SEQUENCE,
+    b"amqp:amqp-value:*": VALUE,
+    b"amqp:footer:map": FOOTER,
+}
+
+
+class Opaque(NamedTuple):
+    """A value Python has no plain type for: decimals, moments outside `datetime`, values nested too deep."""
+
+    kind: str
+    data: bytes
+
+
+class Section(NamedTuple):
+    """Where a section's value lies in the message's bytes: its code, its constructor's position, its end."""
+
+    code: int
+    start: int
+    end: int
+
+
+_FIXED: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+WIDTHS: Final = [_FIXED.get(code >> 4, -1 if code >> 4 in (0xA, 0xC, 0xE) else -4) for code in range(256)]
+"""By a value's constructor: bytes that follow it; -1 and -4: a size of that many bytes says how many. The
+constructors 0x00 to 0x3f are not in the table's reach; `end_of_value` refuses or follows them."""
+
+
+def end_of_value(raw: bytes, position: int) -> int:
+    """Where the value whose constructor stands at the position ends.
+
+    Raises:
+        UndecodableMessage: the bytes end first, or no type has that constructor.
+    """
+    try:
+        code = raw[position]
+        if code < 0x40:
+            if code != 0:
+                raise UndecodableMessage(f"no AMQP 1.0 type has the constructor 0x{code:02x}")
+            return _end_of_described(raw, position)
+        width = WIDTHS[code]
+        if width >= 0:
+            end = position + 1 + width
+        elif width == -1:
+            end = position + 2 + raw[position + 1]
+        else:
+            end = position + 5 + _U32(raw, position + 1)[0]
+    except (IndexError, struct_error):
+        raise UndecodableMessage("an AMQP 1.0 value ends too early") from None
+    if end > len(raw):
+        raise UndecodableMessage("an AMQP 1.0 value ends too early")
+    return end
+
+
+def _end_of_described(raw: bytes, position: int) -> int:
+    """A described value may be described again: followed in a loop, since depth is a sender's to choose."""
+    while raw[position] == 0:
+        descriptor = position + 1
+        if raw[descriptor] == 0:
+            raise UndecodableMessage("a descriptor that is itself described")
+        position = end_of_value(raw, descriptor)
+    return end_of_value(raw, position)
+
+
+def find_sections(raw: bytes, *, head_only: bool = False) -> list[Section]:
+    """The message's sections in order, found without decoding them.
+
+    Args:
+        raw: One message.
+        head_only: Stop before the body: what the recorder needs.
+
+    Raises:
+        UndecodableMessage: the bytes are not AMQP 1.0 sections.
+    """
+    found: list[Section] = []
+    position, size = 0, len(raw)
+    if not size:
+        raise UndecodableMessage("an empty message has no AMQP 1.0 section")
+    try:
+        while position < size:
+            if raw[position] != 0:
+                raise UndecodableMessage("the message is not a sequence of AMQP 1.0 sections")
+            if raw[position + 1] == 0x53:
+                code, start = raw[position + 2], position + 3
+            else:
+                code, start = _section_code(raw, position + 1)
+            if head_only and code >= DATA:
+                break
+            if not HEADER <= code <= FOOTER:
+                raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{code:x}")
+            position = end_of_value(raw, start)
+            found.append(Section(code, start, position))
+    except IndexError:
+        raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
+    return found
+
+
+def _section_code(raw: bytes, position: int) -> tuple[int, int]:
+    """A descriptor in one of its longer forms: a full ulong or a symbol."""
+    end = end_of_value(raw, position)
+    if raw[position] == 0x80:
+        return int.from_bytes(raw[position + 1 : end], "big"), end
+    if raw[position] == 0xA3:
+        return _SECTION_NAMES.get(raw[position + 2 : end], 0), end
+    raise UndecodableMessage("a section's descriptor is neither a number nor a symbol")
+
+
+class Entries(NamedTuple):
+    """The items of a list or map: how many (a map's keys and values both count), the first's position, the end."""
+
+    count: int
+    start: int
+    end: int
+
+
+def entries_of(raw: bytes, position: int, kind: str) -> Entries:
+    """Open a list (`kind` "list") or a map ("map").
+
+    Raises:
+        UndecodableMessage: it is neither, or its sizes contradict each other.
+    """
+    end = end_of_value(raw, position)
+    code = raw[position]
+    small, large = (0xC0, 0xD0) if kind == "list" else (0xC1, 0xD1)
+    if code == small and end - position >= 3:
+        count, start = raw[position + 2], position + 3
+    elif code == large and end - position >= 9:
+        count, start = _U32(raw, position + 5)[0], position + 9
+    elif code == 0x45 and kind == "list":
+        count, start = 0, end
+    else:
+        raise UndecodableMessage(f"an AMQP 1.0 {kind} was expected, not the constructor 0x{code:02x}")
+    if count > end - start or (kind == "map" and count % 2):
+        raise UndecodableMessage(f"an AMQP 1.0 {kind} counts more than it holds")
+    return Entries(count, start, end)
+
+
+def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) -> None:
+    """Search a map for wanted names, decoding only their values.
+
+    Args:
+        raw: One message.
+        position: Where the map's constructor stands.
+        wanted: Slot by name, in UTF-8.
+        found: Gets each wanted value at its slot; a name that occurs twice leaves its last value.
+
+    Raises:
+        UndecodableMessage: the map is broken.
+    """
+    count, at, end = entries_of(raw, position, "map")
+    widths = WIDTHS
+    try:
+        for _ in range(count // 2):
+            code = raw[at]
+            if code == 0xA1 or code == 0xA3:  # noqa: PLR1714 - two comparisons are faster than a tuple here
+                value = at + 2 + raw[at + 1]
+                slot = wanted.get(raw[at + 2 : value])
+            else:
+                value = end_of_value(raw, at)
+                slot = wanted.get(raw[at + 5 : value]) if code in (0xB1, 0xB3) else None
+            code = raw[value]
+            if slot is None:
+                width = widths[code]
+                if code < 0x40:
+                    at = end_of_value(raw, value)
+                elif width >= 0:
+                    at = value + 1 + width
+                elif width == -1:
+                    at = value + 2 + raw[value + 1]
+                else:
+                    at = value + 5 + _U32(raw, value + 1)[0]
+            elif code == 0xA1:
+                at = value + 2 + raw[value + 1]
+                found[slot] = _text(raw[value + 2 : at])
+            else:
+                found[slot], at = decode_value(raw, value)
+    except (IndexError, struct_error):
+        raise UndecodableMessage("an AMQP 1.0 map ends too early") from None
+    if at != end:
+        raise UndecodableMessage("an AMQP 1.0 map's size and content differ")
+
+
+def decode_map(raw: bytes, position: int) -> dict[str, Any]:
+    """A map as a dict; keys that are not text are left out, as the broker leaves them out for AMQP 0.9.1."""
+    count, at, end = entries_of(raw, position, "map")
+    values: dict[str, Any] = {}
+    for _ in range(count // 2):
+        key, at = decode_value(raw, at)
+        value, at = decode_value(raw, at)
+        if isinstance(key, str):
+            values[key] = value
+    if at != end:
+        raise UndecodableMessage("an AMQP 1.0 map's size and content differ")
+    return values
+
+
+def decode_list(raw: bytes, position: int) -> list[Any]:
+    """A list's values in order."""
+    count, at, end = entries_of(raw, position, "list")
+    values = []
+    for _ in range(count):
+        value, at = decode_value(raw, at)
+        values.append(value)
+    if at != end:
+        raise UndecodableMessage("an AMQP 1.0 list's size and content differ")
+    return values
+
+
+def decode_value(raw: bytes, position: int, depth: int = 0) -> tuple[Any, int]:
+    """Any value, and where it ends.
+
+    Returns:
+        Text as `str` (as `bytes` where it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int`
+        or `float`, moments as aware `datetime`, UUIDs as `UUID`, binary as `bytes`, lists, maps and arrays as `list`
+        and `dict`, described values as their value, the rest as `Opaque`.
+
+    Raises:
+        UndecodableMessage: the bytes are no value.
+    """
+    end = end_of_value(raw, position)
+    code = raw[position]
+    simple = _SIMPLE.get(code)
+    if simple is not None:
+        return simple(raw[position + 1 : end]), end
+    if code in _SIZED:
+        return _SIZED[code](raw[position + (2 if code < 0xB0 else 5) : end]), end
+    if depth >= _NESTING_MAX:
+        return Opaque("nested too deep", b""), end
+    if code == 0:
+        while raw[position] == 0:
+            position = end_of_value(raw, position + 1)
+        return decode_value(raw, position, depth + 1)[0], end
+    return _decode_compound(raw, position, end, depth + 1), end
+
+
+def _decode_compound(raw: bytes, position: int, end: int, depth: int) -> Any:
+    code = raw[position]
+    if code in (0xC1, 0xD1, 0xC0, 0xD0, 0x45):
+        kind = "map" if code in (0xC1, 0xD1) else "list"
+        count, at, _ = entries_of(raw, position, kind)
+        values = []
+        for _ in range(count):
+            value, at = decode_value(raw, at, depth)
+            values.append(value)
+        if at != end:
+            raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size and content differ")
+        if kind == "list":
+            return values
+        return {_as_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
+    if code in (0xE0, 0xF0):
+        return Opaque("array", raw[position:end])
+    raise UndecodableMessage(f"no AMQP 1.0 type has the constructor 0x{code:02x}")
+
+
+def _as_key(value: Any) -> Any:
+    """A map's key in a form Python can hash."""
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
+
+
+def _text(data: bytes) -> str | bytes:
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError:
+        return data
+
+
+def _moment(data: bytes) -> datetime | Opaque:
+    try:
+        return _EPOCH + timedelta(milliseconds=int.from_bytes(data, "big", signed=True))
+    except OverflowError:
+        return Opaque("timestamp", data)
+
+
+def _character(data: bytes) -> str | Opaque:
+    try:
+        return chr(int.from_bytes(data, "big"))
+    except (ValueError, OverflowError):
+        return Opaque("char", data)
+
+
+def _unsigned(data: bytes) -> int:
+    return int.from_bytes(data, "big")
+
+
+def _signed(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)
+
+
+_FLOAT: Final = Struct(">f").unpack
+_DOUBLE: Final = Struct(">d").unpack
+
+_SIMPLE: Final[dict[int, Any]] = {
+    0x40: lambda data: None,
+    0x41: lambda data: True,
+    0x42: lambda data: False,
+    0x43: lambda data: 0,
+    0x44: lambda data: 0,
+    0x50: _unsigned,
+    0x51: _signed,
+    0x52: _unsigned,
+    0x53: _unsigned,
+    0x54: _signed,
+    0x55: _signed,
+    0x56: lambda data: data != b"\0",
+    0x60: _unsigned,
+    0x61: _signed,
+    0x70: _unsigned,
+    0x71: _signed,
+    0x72: lambda data: _FLOAT(data)[0],
+    0x73: _character,
+    0x74: lambda data: Opaque("decimal", data),
+    0x80: _unsigned,
+    0x81: _signed,
+    0x82: lambda data: _DOUBLE(data)[0],
+    0x83: _moment,
+    0x84: lambda data: Opaque("decimal", data),
+    0x94: lambda data: Opaque("decimal", data),
+    0x98: lambda data: UUID(bytes=data),
+}
+
+_SIZED: Final[dict[int, Any]] = {
+    0xA0: bytes,
+    0xA1: _text,
+    0xA3: _text,
+    0xB0: bytes,
+    0xB1: _text,
+    0xB3: _text,
+}
+
+
+def body_of(raw: bytes, sections: list[Section]) -> bytes:
+    """The body: data sections joined; the bytes of a value section's text or binary; else the sections as they are."""
+    data = [section for section in sections if section.code == DATA]
+    if data:
+        return b"".join(_binary(raw, section) for section in data)
+    body = [section for section in sections if section.code in (SEQUENCE, VALUE)]
+    if len(body) == 1 and body[0].code == VALUE:
+        value, _ = decode_value(raw, body[0].start)
+        if isinstance(value, str):
+            return value.encode("utf-8", "surrogatepass")
+        if isinstance(value, bytes):
+            return value
+    return b"".join(raw[section.start : section.end] for section in body)
+
+
+def _binary(raw: bytes, section: Section) -> bytes:
+    code = raw[section.start]
+    if code == 0xA0:
+        return raw[section.start + 2 : section.end]
+    if code == 0xB0:
+        return raw[section.start + 5 : section.end]
+    raise UndecodableMessage("a data section that is not binary")
