@@ -87,9 +87,7 @@ class KeyDefinition:
             return (Component("header", self.name),)
         texts = [source] if isinstance(source, str) else list(source)
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise InvalidKeyDefinition(
-                f"key {self.name!r}: its source names no header or property", key=self.name
-            )
+            raise InvalidKeyDefinition(f"key {self.name!r}: its source names no header or property", key=self.name)
         return tuple(Component.parse(text, key=self.name) for text in texts)
 
     @property
@@ -183,9 +181,7 @@ def _check_name(name: Any, *, key: Any) -> None:
     except UnicodeEncodeError:
         raise InvalidKeyDefinition("a key's name must be Unicode text", key=repr(key)) from None
     if not 1 <= size <= KEY_NAME_BYTES_MAX or "\0" in name:
-        raise InvalidKeyDefinition(
-            f"key {key!r}: a name has 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL", key=str(key)
-        )
+        raise InvalidKeyDefinition(f"key {key!r}: a name has 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL", key=str(key))
 
 
 __all__ = [
