@@ -1,0 +1,80 @@
+"""Making and changing the schema `relatum`: Alembic inside, importable, no ini file to keep.
+
+The version table is `relatum.alembic_version`, the schema's own: an application's migrations are not touched.
+"""
+
+import io
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, inspect
+
+from relatum.store import SCHEMA, as_engine, translated_errors
+
+__all__ = ["current", "downgrade", "head", "sql", "upgrade"]
+
+_LOCK = 0x72656C6174756D
+"""The advisory lock a migration takes, so that several that start together run one after the other ("relatum")."""
+
+
+def _config(connection: Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def upgrade(database: str | Engine, revision: str = "head") -> None:
+    """Make the schema, or bring it to a newer revision. Safe to call again and from several processes.
+
+    Args:
+        database: A PostgreSQL URL, or an engine. The user must own the schema, or may create it.
+        revision: Which revision to go to; the newest by default.
+
+    Raises:
+        DatabaseUnavailable: PostgreSQL does not answer.
+        AccessRefused: the user may not create the schema.
+    """
+    _migrate(database, command.upgrade, revision)
+
+
+def downgrade(database: str | Engine, revision: str) -> None:
+    """Go back to an older revision; "base" drops every table of Relatum (the streams stay; rebuild by back-fill)."""
+    _migrate(database, command.downgrade, revision)
+
+
+def _migrate(database: str | Engine, run: object, revision: str) -> None:
+    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        run(_config(connection), revision)  # type: ignore[operator]
+
+
+def current(database: str | Engine) -> str | None:
+    """The revision the database is at; None where the schema is not there."""
+    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+        if not inspect(connection).has_table("alembic_version", schema=SCHEMA):
+            return None
+        context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
+        return context.get_current_revision()
+
+
+def head() -> str:
+    """The newest revision this release knows."""
+    newest = ScriptDirectory.from_config(_config()).get_current_head()
+    assert newest is not None, "the wheel holds the revisions"
+    return newest
+
+
+def sql(revision: str = "head") -> str:
+    """The SQL an upgrade from nothing would run, for review; nothing is run."""
+    text = io.StringIO()
+    config = _config()
+    config.output_buffer = text
+    with redirect_stdout(text):
+        command.upgrade(config, revision, sql=True)
+    return text.getvalue()

@@ -1,0 +1,146 @@
+"""Key definitions and streams as the database holds them, so that everybody agrees on them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined
+from relatum.keys import KeyDefinition, as_definitions
+from relatum.limits import KEYS_MAX
+from relatum.store._engine import translated_errors
+from relatum.store._tables import keys, streams
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """One generation of a stream as the database knows it."""
+
+    stream_id: int
+    vhost: str
+    name: str
+    super_stream: str | None
+    generation: int
+    state: str
+    record_time: bool
+    first_offset: int | None
+    created_at: datetime
+    replaced_at: datetime | None
+
+
+_STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
+
+
+def key_definitions(connection: sa.Connection) -> list[KeyDefinition]:
+    """The definitions in force, oldest first."""
+    rows = connection.execute(
+        sa.select(keys.c.key_id, keys.c.name, keys.c.sources, keys.c.type, keys.c.since)
+        .where(keys.c.removed_at.is_(None))
+        .order_by(keys.c.key_id)
+    )
+    return [
+        KeyDefinition(row.name, source=tuple(row.sources), type=row.type, since=row.since, key_id=row.key_id)
+        for row in rows
+    ]
+
+
+def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[KeyDefinition]:
+    """Define keys; recorders take them up within about a second, older messages need a back-fill.
+
+    Args:
+        engine: The database.
+        wanted: Names (the header of that name, as text) or definitions.
+
+    Returns:
+        The definitions as stored, in the order given. One that is in force already and says the same is kept.
+
+    Raises:
+        KeyDefinitionConflict: a definition of that name says something else; nothing was written.
+        InvalidKeyDefinition: a definition cannot be one, or there are too many; nothing was written.
+    """
+    definitions = as_definitions(wanted)
+    with translated_errors(), engine.begin() as connection:
+        # Two that define the same key at once wait for each other here.
+        connection.execute(sa.text("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
+        in_force = {definition.name: definition for definition in key_definitions(connection)}
+        missing = [definition for definition in definitions if definition.name not in in_force]
+        for definition in definitions:
+            _check_same(definition, in_force.get(definition.name))
+        if len(in_force) + len(missing) > KEYS_MAX:
+            raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
+        if missing:
+            rows = [{"name": key.name, "sources": key.sources, "type": str(key.type)} for key in missing]
+            connection.execute(sa.insert(keys), rows)
+        stored = {definition.name: definition for definition in key_definitions(connection)}
+    return [stored[definition.name] for definition in definitions]
+
+
+def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
+    if existing is None:
+        return
+    if (wanted.sources, wanted.type) != (existing.sources, existing.type):
+        raise KeyDefinitionConflict(
+            f"key {wanted.name!r} is defined already, from {existing.sources} as {existing.type}; "
+            "remove it first, or use another name",
+            key=wanted.name,
+        )
+
+
+def remove_key(engine: sa.Engine, name: str) -> None:
+    """Take a key out of force: it is no longer recorded nor looked up; its rows go away with the next prune.
+
+    Raises:
+        KeyNotDefined: no key of that name is in force.
+    """
+    with translated_errors(), engine.begin() as connection:
+        removed = connection.execute(
+            sa.update(keys).where(keys.c.name == name, keys.c.removed_at.is_(None)).values(removed_at=sa.func.now())
+        )
+        if removed.rowcount == 0:
+            raise KeyNotDefined(f"no key {name!r} is defined", key=name)
+
+
+def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRow | None:
+    """The stream's present generation; None where it was never recorded."""
+    row = connection.execute(
+        sa.select(*_STREAM_COLUMNS).where(
+            streams.c.vhost == vhost, streams.c.name == name, streams.c.replaced_at.is_(None)
+        )
+    ).one_or_none()
+    return StreamRow(**row._mapping) if row else None
+
+
+def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream: str | None = None) -> StreamRow:
+    """The stream's present generation, made where it is not there. Safe against another that makes it at once."""
+    statement = (
+        insert(streams)
+        .values(vhost=vhost, name=name, super_stream=super_stream)
+        .on_conflict_do_nothing(index_elements=["vhost", "name"], index_where=streams.c.replaced_at.is_(None))
+    )
+    found = current_stream(connection, vhost, name)
+    if found is None:
+        connection.execute(statement)
+        found = current_stream(connection, vhost, name)
+        assert found is not None, "the row was inserted by us or by another"
+    if super_stream is not None and found.super_stream != super_stream:
+        connection.execute(
+            sa.update(streams).where(streams.c.stream_id == found.stream_id).values(super_stream=super_stream)
+        )
+    return found
+
+
+def streams_named(connection: sa.Connection, vhost: str, names: Sequence[str] | None) -> list[StreamRow]:
+    """Present generations of the named streams and of the partitions of named super streams; all where None."""
+    query = sa.select(*_STREAM_COLUMNS).where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
+    if names is not None:
+        query = query.where(streams.c.name.in_(names) | streams.c.super_stream.in_(names))
+    return [StreamRow(**row._mapping) for row in connection.execute(query.order_by(streams.c.name))]
+
+
+def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> None:
+    """Switch the recording of a stream's times on or off, from now on; recorders take it up within a second."""
+    with translated_errors(), engine.begin() as connection:
+        row = ensure_stream(connection, vhost, name)
+        connection.execute(sa.update(streams).where(streams.c.stream_id == row.stream_id).values(record_time=on))

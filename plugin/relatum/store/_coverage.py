@@ -1,0 +1,221 @@
+"""Coverage: which offsets of a stream are recorded, for which keys. Offsets in ranges are [from, to)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum.errors import CoverageConflict
+from relatum.store._tables import coverage
+
+TIME: Final = 0
+"""Stands for the message's time among key ids; definitions count from 1."""
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What lay at the last recorded offset, to know the stream again: offset, fingerprint, chunk time."""
+
+    offset: int
+    fingerprint: int
+    chunk_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageRow:
+    """One range of offsets and what is recorded of it."""
+
+    coverage_id: int
+    stream_id: int
+    from_offset: int
+    to_offset: int
+    key_ids: tuple[int, ...]
+    with_time: bool
+    kind: str
+    is_tail: bool
+    last_offset: int | None
+    last_fingerprint: int | None
+    last_chunk_ms: int | None
+    recorded_at: datetime
+
+    @property
+    def position(self) -> Position | None:
+        """What lay at the last recorded offset; None where nothing was recorded yet."""
+        if self.last_offset is None or self.last_fingerprint is None:
+            return None
+        return Position(self.last_offset, self.last_fingerprint, self.last_chunk_ms)
+
+    def holds(self, key_id: int) -> bool:
+        """Whether the range is recorded for a key, or for `TIME`."""
+        return self.kind == "recorded" and (self.with_time if key_id == TIME else key_id in self.key_ids)
+
+
+_COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
+
+
+def _row(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
+    values = dict(row._mapping)
+    values["key_ids"] = tuple(values["key_ids"])
+    return CoverageRow(**values)
+
+
+def coverage_of(connection: sa.Connection, stream_ids: Sequence[int]) -> list[CoverageRow]:
+    """Every range of the streams, by stream and offset."""
+    query = sa.select(*_COLUMNS).where(
+        coverage.c.stream_id == sa.any_(sa.literal(list(stream_ids), sa.ARRAY(sa.Integer)))
+    )
+    rows = connection.execute(query.order_by(coverage.c.stream_id, coverage.c.from_offset, coverage.c.coverage_id))
+    return [_row(row) for row in rows]
+
+
+def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
+    """The range that grows as the stream grows; None where the stream was never recorded."""
+    row = connection.execute(
+        sa.select(*_COLUMNS).where(coverage.c.stream_id == stream_id, coverage.c.is_tail)
+    ).one_or_none()
+    return _row(row) if row else None
+
+
+def open_range(
+    connection: sa.Connection,
+    stream_id: int,
+    at: int,
+    key_ids: Iterable[int],
+    *,
+    with_time: bool,
+    is_tail: bool,
+    position: Position | None = None,
+) -> CoverageRow:
+    """A new range that holds nothing yet, [at, at).
+
+    Raises:
+        CoverageConflict: the stream has a tail already, and this was to be one.
+    """
+    statement = (
+        insert(coverage)
+        .values(
+            stream_id=stream_id,
+            from_offset=at,
+            to_offset=at,
+            key_ids=sorted(key_ids),
+            with_time=with_time,
+            is_tail=is_tail,
+            last_offset=position and position.offset,
+            last_fingerprint=position and position.fingerprint,
+            last_chunk_ms=position and position.chunk_ms,
+        )
+        .on_conflict_do_nothing()
+        .returning(*_COLUMNS)
+    )
+    row = connection.execute(statement).one_or_none()
+    if row is None:
+        raise CoverageConflict("another recorder opened the stream's tail first", stream="")
+    return _row(row)
+
+
+def advance(connection: sa.Connection, row: CoverageRow, to_offset: int, position: Position | None) -> CoverageRow:
+    """Move the range's end by compare-and-set: the heart of promise 2, in the transaction that writes the rows.
+
+    Raises:
+        CoverageConflict: the range's end is not where we left it; roll the transaction back.
+    """
+    assert to_offset >= row.to_offset, "coverage never moves back here"
+    moved = connection.execute(
+        _ADVANCE,
+        {
+            "id": row.coverage_id,
+            "expected": row.to_offset,
+            "to": to_offset,
+            "offset": position.offset if position else row.last_offset,
+            "fingerprint": position.fingerprint if position else row.last_fingerprint,
+            "chunk_ms": position.chunk_ms if position else row.last_chunk_ms,
+        },
+    )
+    if moved.rowcount != 1:
+        raise CoverageConflict(
+            f"another recorder moved the coverage from {row.to_offset} first; nothing was written", stream=""
+        )
+    position = position or row.position
+    return replace(
+        row,
+        to_offset=to_offset,
+        last_offset=position and position.offset,
+        last_fingerprint=position and position.fingerprint,
+        last_chunk_ms=position and position.chunk_ms,
+    )
+
+
+_ADVANCE: Final = (
+    sa.update(coverage)
+    .where(coverage.c.coverage_id == sa.bindparam("id"), coverage.c.to_offset == sa.bindparam("expected"))
+    .values(
+        to_offset=sa.bindparam("to"),
+        last_offset=sa.bindparam("offset"),
+        last_fingerprint=sa.bindparam("fingerprint"),
+        last_chunk_ms=sa.bindparam("chunk_ms"),
+        recorded_at=sa.func.clock_timestamp(),
+    )
+)
+
+
+def close_tail(connection: sa.Connection, row: CoverageRow) -> None:
+    """Make the tail an ordinary range, or drop it where it holds nothing, so that a new tail can follow it.
+
+    Raises:
+        CoverageConflict: another recorder moved it meanwhile.
+    """
+    mine = (coverage.c.coverage_id == row.coverage_id) & (coverage.c.to_offset == row.to_offset) & coverage.c.is_tail
+    statement: sa.Delete | sa.Update = sa.update(coverage).where(mine).values(is_tail=False)
+    if row.from_offset == row.to_offset:
+        statement = sa.delete(coverage).where(mine)
+    if connection.execute(statement).rowcount != 1:
+        raise CoverageConflict("another recorder moved the tail first; nothing was written", stream="")
+
+
+def add_hole(connection: sa.Connection, stream_id: int, hole: Range) -> None:
+    """Write down offsets that retention took before they were recorded."""
+    connection.execute(
+        sa.insert(coverage).values(
+            stream_id=stream_id, from_offset=hole[0], to_offset=hole[1], key_ids=[], with_time=False, kind="hole"
+        )
+    )
+
+
+def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
+    """The offsets recorded for a key (or `TIME`), as disjoint ranges in order. Empty ranges are left out."""
+    return merged((row.from_offset, row.to_offset) for row in rows if row.holds(key_id))
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges joined where they touch or overlap, in order, empty ones left out."""
+    result: list[Range] = []
+    for start, end in sorted(ranges):
+        if start >= end:
+            continue
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(result[-1][1], end))
+        else:
+            result.append((start, end))
+    return result
+
+
+def missing(within: Range, ranges: Sequence[Range]) -> list[Range]:
+    """The parts of one range that disjoint, ordered ranges leave out."""
+    gaps: list[Range] = []
+    at, end = within
+    for start, stop in ranges:
+        if stop <= at:
+            continue
+        if start >= end:
+            break
+        if start > at:
+            gaps.append((at, start))
+        at = max(at, stop)
+    if at < end:
+        gaps.append((at, end))
+    return gaps

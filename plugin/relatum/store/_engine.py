@@ -1,0 +1,100 @@
+"""Engines for PostgreSQL, and the one place where its errors become Relatum's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, SchemaMissing
+
+_LIBPQ_OPTIONS: dict[str, Any] = {
+    "application_name": "relatum",
+    "connect_timeout": 5,
+    # A half-open link is noticed in about ten seconds, whether bytes wait to be acknowledged or the line is idle.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+
+def make_engine(database: str | URL, *, pool_size: int = 5) -> sa.Engine:
+    """An engine for a PostgreSQL URL, through psycopg 3.
+
+    Args:
+        database: `postgresql://user:password@host:port/name`; its query may hold any libpq option.
+        pool_size: Connections kept; as many again may be opened under load.
+
+    Raises:
+        ConfigurationError: the text is no PostgreSQL URL.
+    """
+    try:
+        url = make_url(database)
+    except (sa.exc.ArgumentError, ValueError):
+        raise ConfigurationError("the database must be a URL like postgresql://user@host:5432/name") from None
+    if url.get_backend_name() not in ("postgresql", "postgres"):
+        raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {url.get_backend_name()!r}")
+    url = url.set(drivername="postgresql+psycopg")
+    options = {name: value for name, value in _LIBPQ_OPTIONS.items() if name not in url.query}
+    return sa.create_engine(
+        url, pool_size=pool_size, max_overflow=pool_size, pool_use_lifo=True, connect_args=options, hide_parameters=True
+    )
+
+
+@contextmanager
+def as_engine(database: str | URL | sa.Engine) -> Iterator[sa.Engine]:
+    """The engine itself, or one made for a URL and disposed of at the end."""
+    if isinstance(database, sa.Engine):
+        yield database
+        return
+    engine = make_engine(database)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+class translated_errors:  # noqa: N801 - reads as the statement it is: `with translated_errors():`
+    """Turn what psycopg and SQLAlchemy raise inside the block into Relatum's errors.
+
+    A class and not a generator: it stands on the path of every look-up and costs a third so.
+
+    Raises:
+        DatabaseUnavailable: PostgreSQL does not answer, or ended the connection: nothing was committed, unless the
+            connection was lost during the commit itself.
+        SchemaMissing: a table or column is not there.
+        AccessRefused: this user may not.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, sa.exc.DBAPIError):
+            raise_translated(error, error.orig, lost=error.connection_invalidated)
+        elif isinstance(error, psycopg.Error):
+            raise_translated(error, error)
+        elif isinstance(error, sa.exc.TimeoutError):
+            raise DatabaseUnavailable("no connection to PostgreSQL became free in time") from error
+
+
+def raise_translated(error: BaseException, original: BaseException | None, *, lost: bool = False) -> None:
+    """Raise Relatum's error for a driver's error; return where the driver's own should be seen (a defect of ours)."""
+    if isinstance(original, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
+        raise SchemaMissing("the database has no schema `relatum`, or an older one: run `relatum migrate`") from error
+    refused = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidPassword)
+    if isinstance(original, refused) or "authentication failed" in str(original):
+        raise AccessRefused(f"PostgreSQL refuses this user: {_first_line(original)}") from error
+    unavailable = (psycopg.OperationalError, psycopg.InterfaceError)
+    if lost or isinstance(original, unavailable):
+        raise DatabaseUnavailable(f"PostgreSQL does not answer: {_first_line(original)}") from error
+
+
+def _first_line(error: BaseException | None) -> str:
+    """The first line of a driver's message; psycopg puts neither passwords nor parameters into it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

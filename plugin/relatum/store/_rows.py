@@ -1,0 +1,61 @@
+"""Rows into their tables by COPY, the fastest way in: about three times executemany."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum.store._tables import skips
+
+_COPY: Final = {
+    "relationships": "COPY relatum.relationships (stream_offset, time_us, stream_id, key_id, value) FROM STDIN",
+    "time_blocks": (
+        "COPY relatum.time_blocks (min_us, max_us, first_offset, last_offset, stream_id, width_class) FROM STDIN"
+    ),
+    "receipts": "COPY relatum.receipts (message_id, stream_id, stream_offset) FROM STDIN",
+    "checkpoints": "COPY relatum.checkpoints (stream_id, last_offset, fingerprint, chunk_ms) FROM STDIN",
+}
+_SPECIAL: Final = re.compile(r"[\\\t\n\r\x08\x0b\x0c]")
+_ESCAPES: Final = str.maketrans(
+    {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\x08": "\\b", "\x0b": "\\v", "\x0c": "\\f"}
+)
+
+
+def copy_text(value: str) -> str:
+    """A value as COPY's text format writes it."""
+    return value.translate(_ESCAPES) if _SPECIAL.search(value) else value
+
+
+def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> None:
+    """Write finished lines of COPY's text format into a table, in the connection's transaction.
+
+    Args:
+        connection: An open transaction on psycopg.
+        table: One of the tables that are written by COPY.
+        lines: Each ends with a newline; values went through `copy_text`.
+    """
+    data = "".join(lines).encode()
+    if not data:
+        return
+    driver = connection.connection.driver_connection
+    assert driver is not None, "the transaction is open"
+    with driver.cursor() as cursor, cursor.copy(_COPY[table]) as copy:
+        copy.write(data)
+
+
+def count_skips(connection: sa.Connection, stream_id: int, counts: Mapping[tuple[int, str], int]) -> None:
+    """Add to the counters of values that were not recorded, by (key id, reason)."""
+    if not counts:
+        return
+    statement = insert(skips)
+    statement = statement.on_conflict_do_update(
+        index_elements=["stream_id", "key_id", "reason"],
+        set_={"count": skips.c.count + statement.excluded.count},
+    )
+    rows = [
+        {"stream_id": stream_id, "key_id": key_id, "reason": reason, "count": count}
+        for (key_id, reason), count in sorted(counts.items())
+    ]
+    connection.execute(statement, rows)

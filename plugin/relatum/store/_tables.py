@@ -1,0 +1,172 @@
+"""The tables of the schema `relatum`: what is in each, and why it has the indexes it has.
+
+The streams are the truth and these tables are derived from them: they can be dropped and rebuilt (`relatum backfill`).
+
+- `streams`: one row for each generation of a stream. A stream that is deleted and declared again starts at offset 0
+  again; it gets a new row, so that no row of the old one can answer for the new one.
+- `keys`: the key definitions in force, and those removed.
+- `coverage`: the offset ranges of a stream that are recorded, each with the keys it holds; holes that retention tore.
+- `relationships`: one row for each value of each message. Its one index answers every look-up by key.
+- `time_blocks`: the sparse index of times, one row for up to 128 messages. See ADR 0003.
+- `checkpoints`: what lay at some recorded offsets, to find how far back a stream that lost its tail still agrees.
+- `receipts`: offsets of the messages whose publishers wait for them; short-lived.
+- `skips`: how many values were not recorded, by key and reason.
+- `events`: what happened to a stream: replaced, tail lost, hole, missing.
+"""
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+
+SCHEMA = "relatum"
+
+metadata = MetaData(schema=SCHEMA)
+
+streams = Table(
+    "streams",
+    metadata,
+    Column("stream_id", Integer, Identity(always=True), primary_key=True),
+    Column("vhost", Text, nullable=False, server_default="/"),
+    Column("name", Text, nullable=False),
+    Column("super_stream", Text),
+    Column("generation", Integer, nullable=False, server_default="1"),
+    Column("state", Text, nullable=False, server_default="recording"),
+    Column("record_time", Boolean, nullable=False, server_default=text("true")),
+    Column("first_offset", BigInteger),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("replaced_at", DateTime(timezone=True)),
+    Column("lease_holder", Text),
+    Column("lease_expires_at", DateTime(timezone=True)),
+    Index("streams_current", "vhost", "name", unique=True, postgresql_where=text("replaced_at IS NULL")),
+    Index("streams_super_stream", "vhost", "super_stream", postgresql_where=text("replaced_at IS NULL")),
+)
+
+keys = Table(
+    "keys",
+    metadata,
+    Column("key_id", SmallInteger, Identity(always=True), primary_key=True),
+    Column("name", Text(collation="C"), nullable=False),
+    Column("sources", ARRAY(Text), nullable=False),
+    Column("type", Text, nullable=False),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("removed_at", DateTime(timezone=True)),
+    Index("keys_in_force", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
+    CheckConstraint("type IN ('text', 'integer', 'timestamp')", name="keys_type"),
+)
+
+coverage = Table(
+    "coverage",
+    metadata,
+    Column("coverage_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("stream_id", Integer, ForeignKey("relatum.streams.stream_id"), nullable=False),
+    Column("from_offset", BigInteger, nullable=False),
+    Column("to_offset", BigInteger, nullable=False),
+    Column("key_ids", ARRAY(SmallInteger), nullable=False),
+    Column("with_time", Boolean, nullable=False),
+    Column("kind", Text, nullable=False, server_default="recorded"),
+    Column("is_tail", Boolean, nullable=False, server_default=text("false")),
+    Column("last_offset", BigInteger),
+    Column("last_fingerprint", BigInteger),
+    Column("last_chunk_ms", BigInteger),
+    Column("recorded_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Index("coverage_stream", "stream_id", "from_offset"),
+    # One tail a stream: two recorders that start together cannot both make one.
+    Index("coverage_tail", "stream_id", unique=True, postgresql_where=text("is_tail")),
+    CheckConstraint("from_offset <= to_offset", name="coverage_range"),
+    CheckConstraint("kind IN ('recorded', 'hole')", name="coverage_kind"),
+    # Every batch moves one row's end: room on its page keeps that update out of the indexes.
+    postgresql_with={"fillfactor": "50"},
+)
+
+relationships = Table(
+    "relationships",
+    metadata,
+    # Widest first: the eight-byte columns need no padding so, and a row of a short value takes 56 bytes.
+    Column("stream_offset", BigInteger, nullable=False),
+    Column("time_us", BigInteger),
+    Column("stream_id", Integer, nullable=False),
+    Column("key_id", SmallInteger, nullable=False),
+    Column("value", Text(collation="C"), nullable=False),
+    Index("relationships_lookup", "key_id", "value", "stream_id", "time_us", "stream_offset"),
+    # Rows arrive in offset order: block ranges are enough for pruning and verifying, at 0.01 byte a row.
+    Index(
+        "relationships_offsets",
+        "stream_id",
+        "stream_offset",
+        postgresql_using="brin",
+        postgresql_with={"pages_per_range": "32"},
+    ),
+)
+
+time_blocks = Table(
+    "time_blocks",
+    metadata,
+    Column("min_us", BigInteger, nullable=False),
+    Column("max_us", BigInteger, nullable=False),
+    Column("first_offset", BigInteger, nullable=False),
+    Column("last_offset", BigInteger, nullable=False),
+    Column("stream_id", Integer, nullable=False),
+    Column("width_class", SmallInteger, nullable=False),
+    Index("time_blocks_lookup", "stream_id", "width_class", "min_us"),
+    Index("time_blocks_offsets", "stream_id", "first_offset"),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("stream_id", Integer, nullable=False),
+    Column("last_offset", BigInteger, nullable=False),
+    Column("fingerprint", BigInteger, nullable=False),
+    Column("chunk_ms", BigInteger),
+    Index("checkpoints_lookup", "stream_id", "last_offset"),
+)
+
+receipts = Table(
+    "receipts",
+    metadata,
+    Column("message_id", Text(collation="C"), nullable=False),
+    Column("stream_id", Integer, nullable=False),
+    Column("stream_offset", BigInteger, nullable=False),
+    Column("recorded_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Index("receipts_lookup", "message_id"),
+    Index("receipts_age", "recorded_at"),
+)
+
+skips = Table(
+    "skips",
+    metadata,
+    Column("stream_id", Integer, nullable=False),
+    Column("key_id", SmallInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    UniqueConstraint("stream_id", "key_id", "reason", name="skips_counter"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("event_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("stream_id", Integer, nullable=False),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("kind", Text, nullable=False),
+    Column("from_offset", BigInteger),
+    Column("to_offset", BigInteger),
+    Column("detail", Text, nullable=False, server_default=""),
+    Index("events_stream", "stream_id", "event_id"),
+)
