@@ -1,0 +1,62 @@
+"""`relatum up`: both private servers, until Ctrl-C."""
+
+import signal
+import threading
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from relatum.errors import ServerStartFailed
+from relatum.local import LocalServer, LocalServers
+
+SETUP_GROUP: Final = "relatum.setup"
+"""Entry points that make a database ready: callables of its URL. The packages above the kernel have them."""
+
+WATCH_S: Final = 0.5
+"""Seconds between two looks at whether both servers still run."""
+
+
+def up(
+    directory: Annotated[
+        Path,
+        typer.Option("--directory", "-d", help="Where the servers keep their data; made where missing."),
+    ] = Path(".servers"),
+) -> None:
+    """Run a private RabbitMQ and PostgreSQL, print their URLs, and stop both on Ctrl-C.
+
+    The URLs stay the same as long as their ports are free, so that `relatum up` can be started again in the
+    directory. The data stays too.
+    """
+    stopped = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with LocalServers(directory) as servers:
+            set_up(servers.database_url)
+            typer.echo(f"RELATUM_BROKER_URL={servers.broker_url}")
+            typer.echo(f"RELATUM_STREAM_URL={servers.stream_url}")
+            typer.echo(f"RELATUM_DATABASE_URL={servers.database_url}")
+            typer.echo("Both servers run. Ctrl-C stops them.", err=True)
+            while not stopped.wait(WATCH_S):
+                _check(servers.rabbitmq)
+                _check(servers.postgresql)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def set_up(database_url: str) -> None:
+    """Make a database ready by what the installed packages registered, as its schema by the migrations.
+
+    Args:
+        database_url: A `postgresql://` URL of its owner.
+    """
+    for entry_point in entry_points(group=SETUP_GROUP):
+        make_ready: Any = entry_point.load()
+        make_ready(database_url)
+
+
+def _check(server: LocalServer) -> None:
+    if not server.running:
+        raise ServerStartFailed(f"{server.name} ended by itself. Its last lines:\n{server.last_lines()}")

@@ -1,0 +1,65 @@
+"""What a private server keeps between two starts: its ports and its password."""
+
+import json
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from relatum.errors import ServerStartFailed
+from relatum.local._files import write_private
+
+PORT_MIN: Final = 15_200
+PORT_MAX: Final = 32_000
+"""Ports are chosen below 32,768, where Linux begins to hand out ports to outgoing connections."""
+
+PORT_TRIES_MAX: Final = 500
+"""Ports tried at random before giving up: with half of them taken, all would fail once in 2**500 times."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A server's first port, from which the others are counted, and its password."""
+
+    port: int
+    password: str
+
+    @classmethod
+    def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
+        """Return the identity kept in `file`, with other ports where those are taken; or a new one."""
+        kept = cls(**json.loads(file.read_text())) if file.exists() else None
+        if kept is not None and ports_free(kept.port, offsets):
+            return kept
+        identity = cls(free_port(offsets), kept.password if kept else secrets.token_hex(16))
+        write_private(file, json.dumps(asdict(identity)))
+        return identity
+
+
+def ports_free(port: int, offsets: Sequence[int]) -> bool:
+    """Whether nothing listens on the loopback ports `port + offset`."""
+    return all(_port_free(port + offset) for offset in offsets)
+
+
+def free_port(offsets: Sequence[int]) -> int:
+    """Return a port so that `port + offset` is free on loopback for each offset.
+
+    Raises:
+        ServerStartFailed: None was found.
+    """
+    for _ in range(PORT_TRIES_MAX):
+        port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
+        if ports_free(port, offsets):
+            return port
+    raise ServerStartFailed(f"No free ports on 127.0.0.1 between {PORT_MIN} and {PORT_MAX}.")
+
+
+def _port_free(port: int) -> bool:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may still linger
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,151 @@
+"""A private RabbitMQ from the binary that is installed on the machine."""
+
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+import pika
+import pika.exceptions
+
+from relatum.errors import ServerStartFailed
+from relatum.local._files import write_private
+from relatum.local._server import LocalServer
+
+PACKAGED_SERVER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+"""The server script of the packages for Debian and Ubuntu. `/usr/sbin/rabbitmq-server` is Debian's wrapper, which
+accepts the users root and rabbitmq only and then changes to the latter."""
+
+SERVER_VARIABLE: Final = "RELATUM_RABBITMQ_SERVER"
+"""Environment variable that names another server script, as the one of RabbitMQ's generic Unix archive."""
+
+USER: Final = "relatum"
+"""The broker's only user, an administrator."""
+
+STREAM_OFFSET: Final = -120
+"""From a broker's AMQP port to its stream port: 5672 and 5552 have that distance too."""
+
+DISTRIBUTION_OFFSET: Final = 1
+"""From the AMQP port to the one of Erlang's distribution."""
+
+
+class LocalRabbitMQ(LocalServer):
+    """A private RabbitMQ with the stream plugin, as any user, beside any other one on the machine.
+
+    It starts no epmd: Erlang's port mapper is a daemon that outlives its starter and would be shared with others.
+    The node finds its own distribution port by `-erl_epmd_port` instead (Erlang 23.1 and later), so `rabbitmqctl`
+    needs the same option to reach it.
+
+    Args:
+        directory: Where it keeps everything; created where missing, for this user alone.
+        configuration: More lines of rabbitmq.conf, name to value, written at each start; may be changed between.
+        plugins: Names of the plugins to enable.
+        start_timeout_s: Seconds a start may take, over 0; 60 where omitted, usual are 3 to 4.
+
+    Source: https://www.rabbitmq.com/docs/configure, https://www.erlang.org/doc/apps/erts/erl_cmd.html
+    """
+
+    name = "RabbitMQ"
+    _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET, DISTRIBUTION_OFFSET)
+    _abandon_signal = signal.SIGKILL  # nothing of it is left outside its directory
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        configuration: Mapping[str, str] | None = None,
+        plugins: Sequence[str] = ("rabbitmq_stream",),
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__(directory, start_timeout_s=start_timeout_s)
+        self.configuration = dict(configuration or {})
+        self._plugins = tuple(plugins)
+
+    @property
+    def port(self) -> int:
+        """The port of AMQP 0.9.1, the same from the first start on."""
+        return self._identity.port
+
+    @property
+    def stream_port(self) -> int:
+        """The port of the stream protocol."""
+        return self.port + STREAM_OFFSET
+
+    @property
+    def broker_url(self) -> str:
+        """The `amqp://` URL, with user and password."""
+        return f"amqp://{USER}:{self._identity.password}@127.0.0.1:{self.port}/"
+
+    @property
+    def stream_url(self) -> str:
+        """The `rabbitmq-stream://` URL, with user and password."""
+        return f"rabbitmq-stream://{USER}:{self._identity.password}@127.0.0.1:{self.stream_port}/"
+
+    def _prepare(self) -> None:
+        settings = {
+            "listeners.tcp.1": f"127.0.0.1:{self.port}",
+            "stream.listeners.tcp.1": f"127.0.0.1:{self.stream_port}",
+            "stream.advertised_host": "127.0.0.1",
+            "stream.advertised_port": str(self.stream_port),
+            "default_user": USER,
+            "default_pass": self._identity.password,
+            "log.console.level": "info",
+            **self.configuration,
+        }
+        if "rabbitmq_stream" not in self._plugins:
+            settings = {name: value for name, value in settings.items() if not name.startswith("stream.")}
+        lines = [f"{name} = {value}\n" for name, value in settings.items()]
+        write_private(self.directory / "rabbitmq.conf", "".join(lines))
+        write_private(self.directory / "enabled_plugins", f"[{','.join(self._plugins)}].\n")
+        write_private(self.directory / "rabbitmq-env.conf", "")
+
+    def _command(self) -> list[str]:
+        named = os.environ.get(SERVER_VARIABLE)
+        script = Path(named) if named else PACKAGED_SERVER
+        if not script.exists():
+            raise ServerStartFailed(
+                f"RabbitMQ is not installed ({script} is missing). Install it "
+                "(Debian, Ubuntu: apt-get install --no-install-recommends rabbitmq-server), name its server script in "
+                f"{SERVER_VARIABLE}, or use Docker: docker compose -f docker/compose.yaml up."
+            )
+        return [str(script)]
+
+    def _environment(self) -> dict[str, str]:
+        # Nothing of the machine's own RabbitMQ, nor of another Erlang node, may reach this one.
+        foreign = ("RABBITMQ_", "ERL_", "NOTIFY_SOCKET")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        distribution_port = self.port + DISTRIBUTION_OFFSET
+        return {
+            **inherited,
+            "HOME": str(self.directory),  # of the Erlang cookie
+            "RABBITMQ_NODENAME": "relatum@localhost",
+            "RABBITMQ_CONF_ENV_FILE": str(self.directory / "rabbitmq-env.conf"),
+            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.directory / "advanced.config"),
+            "RABBITMQ_CONFIG_FILES": str(self.directory / "conf.d"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(self.data),
+            "RABBITMQ_LOG_BASE": str(self.directory),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_DIST_PORT": str(distribution_port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                # With a name given here RabbitMQ finds the distribution running and does not ask epmd for it.
+                f"-sname relatum@localhost -start_epmd false -erl_epmd_port {distribution_port}"
+                " -kernel inet_dist_use_interface {127,0,0,1}"
+            ),
+            "ERL_CRASH_DUMP_BYTES": "0",
+        }
+
+    def _answers(self) -> bool:
+        try:
+            if "rabbitmq_stream" in self._plugins:
+                socket.create_connection(("127.0.0.1", self.stream_port), timeout=1.0).close()
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # cheaper than pika's refusal
+            parameters = pika.URLParameters(self.broker_url)
+            parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5.0
+            pika.BlockingConnection(parameters).close()
+        except (OSError, pika.exceptions.AMQPError):
+            return False
+        return True

@@ -1,0 +1,195 @@
+"""What the two private servers have in common: start, stop, kill, freeze, and waiting for an answer."""
+
+import os
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from relatum.errors import ServerStartFailed
+from relatum.local._identity import Identity, ports_free
+from relatum.local._process import SupervisedProcess
+
+LAST_LINES = 20
+"""Lines of a server's own output in the error of a failed start."""
+
+ANSWER_POLL_S = 0.05
+"""Seconds between two attempts to connect to a starting server; one attempt takes about a millisecond."""
+
+
+class LocalServer(ABC):
+    """One private server in a directory of its own, on ports of 127.0.0.1 that stay its own.
+
+    A context manager: entering starts it, leaving stops it. It never outlives this process. Its data stays in the
+    directory; a later start there finds it again. One thread at a time may use an object.
+
+    Args:
+        directory: Where it keeps everything; created where missing, for this user alone.
+        start_timeout_s: Seconds a start may take, over 0.
+    """
+
+    name: ClassVar[str]
+    _port_offsets: ClassVar[Sequence[int]] = (0,)
+    _stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    _abandon_signal: ClassVar[signal.Signals] = signal.SIGKILL
+    _grace_s: ClassVar[float] = 20.0
+
+    def __init__(self, directory: str | os.PathLike[str], *, start_timeout_s: float = 60.0) -> None:
+        self.directory = Path(directory).absolute()
+        self._start_timeout_s = start_timeout_s
+        self._kept: Identity | None = None
+        self._process: SupervisedProcess | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "stopped"
+        return f"<{type(self).__name__} {state} in {self.directory}>"
+
+    @property
+    def data(self) -> Path:
+        """The directory of the server's data alone; to be copied while the server is stopped or killed."""
+        return self.directory / "data"
+
+    @property
+    def log(self) -> Path:
+        """The file that takes the server's own output, of all its starts."""
+        return self.directory / "server.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether any of its processes still runs."""
+        return self._process is not None and self._process.running
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of its processes, the main one first; empty when it does not run."""
+        return self._process.pids if self._process is not None else []
+
+    def last_lines(self, count: int = LAST_LINES) -> str:
+        """Return the last lines of output of the latest start, at most `count`; empty before any."""
+        return self._process.last_lines(count) if self._process is not None else ""
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; one that runs already stays as it is.
+
+        Raises:
+            ServerStartFailed: It is not installed, ended, or gave no answer in time. The message ends with the
+                server's own last lines; none of its processes is left, and another start is safe.
+        """
+        self.launch()
+        self.await_answer()
+
+    def launch(self) -> None:
+        """Start the server and return before it answers; `await_answer` must follow.
+
+        Raises:
+            ServerStartFailed: As `start`.
+        """
+        if self.running:
+            return
+        if sys.platform != "linux":
+            raise ServerStartFailed("Private servers need Linux; elsewhere use Docker: docker/compose.yaml.")
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._choose_ports()
+        self._prepare()
+        self._process = SupervisedProcess(
+            self._command(),
+            environment=self._environment(),
+            directory=self.directory,
+            log=self.log,
+            stop_signal=self._stop_signal,
+            abandon_signal=self._abandon_signal,
+            grace_s=self._grace_s,
+        )
+
+    def await_answer(self) -> None:
+        """Wait until the server that was launched answers.
+
+        Raises:
+            ServerStartFailed: As `start`.
+        """
+        limit = time.monotonic() + self._start_timeout_s
+        while not self._answers():
+            if not self.running:
+                status = self._process.exit_status if self._process is not None else None
+                raise self._failed(f"ended with status {status}")
+            if time.monotonic() > limit:
+                self.kill()
+                raise self._failed(f"gave no answer in {self._start_timeout_s:g} s")
+            time.sleep(ANSWER_POLL_S)
+
+    def stop(self) -> None:
+        """Stop the server in order, kill what is left after 20 s, and wait; a stopped one stays as it is."""
+        if self._process is not None:
+            self._process.stop()
+
+    def kill(self) -> None:
+        """Kill all its processes with SIGKILL, now, and wait until they are gone."""
+        if self._process is not None:
+            self._process.kill()
+
+    def restart(self) -> None:
+        """Stop the server where it runs, then start it on the same ports and data.
+
+        Raises:
+            ServerStartFailed: As `start`; also where something else took one of its ports meanwhile.
+        """
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """Suspend all its processes (SIGSTOP): connections stay open and nothing answers, until `thaw`."""
+        if self._process is not None:
+            self._process.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server run on (SIGCONT)."""
+        if self._process is not None:
+            self._process.signal(signal.SIGCONT)
+
+    @property
+    def _identity(self) -> Identity:
+        if self._kept is None:
+            raise RuntimeError(f"{self.name} has no ports before its first start; start it first")
+        return self._kept
+
+    def _choose_ports(self) -> None:
+        if self._kept is None:
+            self._kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
+        elif not ports_free(self._kept.port, self._port_offsets):
+            raise ServerStartFailed(f"Something else took port {self._kept.port} or one of its neighbours.")
+
+    def _failed(self, what: str) -> ServerStartFailed:
+        lines = self.last_lines() or "(it wrote nothing)"
+        return ServerStartFailed(f"{self.name} in {self.directory} {what}. Its last lines:\n{lines}")
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Write what the server needs before it starts."""
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """Return the absolute path of the program and its arguments."""
+
+    @abstractmethod
+    def _environment(self) -> dict[str, str]:
+        """Return the whole environment of the server."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether a client can use the server now."""

@@ -1,0 +1,99 @@
+"""Both private servers, started together."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from relatum.local._postgresql import LocalPostgreSQL
+from relatum.local._rabbitmq import LocalRabbitMQ
+
+
+class LocalServers:
+    """A private RabbitMQ and a private PostgreSQL, started together in one directory.
+
+    A context manager: entering starts both, leaving stops both. Several can run side by side, one per directory.
+
+    Args:
+        directory: Holds `rabbitmq` and `postgresql`; created where missing.
+        durable: Whether PostgreSQL waits for the disk at each commit. False is for tests: a power loss may then
+            destroy the database, a killed process may not.
+        start_timeout_s: Seconds each start may take, over 0; 60 where omitted, usual are 3 to 4.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        durable: bool = True,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self.rabbitmq = LocalRabbitMQ(self.directory / "rabbitmq", start_timeout_s=start_timeout_s)
+        self.postgresql = LocalPostgreSQL(
+            self.directory / "postgresql", durable=durable, start_timeout_s=start_timeout_s
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def broker_url(self) -> str:
+        """The broker's `amqp://` URL, with user and password."""
+        return self.rabbitmq.broker_url
+
+    @property
+    def stream_url(self) -> str:
+        """The broker's `rabbitmq-stream://` URL, with user and password."""
+        return self.rabbitmq.stream_url
+
+    @property
+    def database_url(self) -> str:
+        """The `postgresql://` URL, with user and password."""
+        return self.postgresql.database_url
+
+    @property
+    def running(self) -> bool:
+        """Whether both run."""
+        return self.rabbitmq.running and self.postgresql.running
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of all processes of both servers."""
+        return [*self.rabbitmq.pids, *self.postgresql.pids]
+
+    def start(self) -> None:
+        """Start both and wait until both answer.
+
+        Raises:
+            ServerStartFailed: One of them did not start; the other one is stopped again.
+        """
+        with ExitStack() as undo:
+            undo.callback(self.kill)
+            self.rabbitmq.launch()  # the slower one first: PostgreSQL starts while it does
+            self.postgresql.launch()
+            self.postgresql.await_answer()
+            self.rabbitmq.await_answer()
+            undo.pop_all()
+
+    def stop(self) -> None:
+        """Stop both in order and wait."""
+        with ExitStack() as both:
+            both.callback(self.postgresql.stop)
+            both.callback(self.rabbitmq.stop)
+
+    def kill(self) -> None:
+        """Kill all processes of both with SIGKILL and wait until they are gone."""
+        with ExitStack() as both:
+            both.callback(self.postgresql.kill)
+            both.callback(self.rabbitmq.kill)

@@ -1,0 +1,131 @@
+"""Runs one server for a parent process, and ends all of the server's processes when the parent is gone.
+
+Run as a script, by path, with the standard library alone, so that it starts in milliseconds:
+
+    _supervisor.py PARENT_PID STOP_SIGNAL ABANDON_SIGNAL GRACE_S LOCK_FD COMMAND...
+
+SIGTERM sends STOP_SIGNAL to the server and gives it GRACE_S seconds; the parent's death sends ABANDON_SIGNAL and
+gives it ABANDONED_GRACE_S. Whatever is left then is killed. It exits with the server's status.
+
+PR_SET_PDEATHSIG on the server would not do: the kernel sends it when the starting *thread* ends, clears it when
+the server changes its user, and Erlang's and PostgreSQL's own children never had it.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+POLL_S = 0.25
+"""Seconds between two looks at whether the parent still lives."""
+
+ABANDONED_GRACE_S = 2.0
+"""Seconds a server has to remove its shared memory once the parent is gone."""
+
+PR_SET_CHILD_SUBREAPER = 36
+"""From linux/prctl.h: orphans among our descendants become our children, so none can get away."""
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Return the ids of all living processes below `ancestor`, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # ended between listing and reading
+        if state not in "ZX":
+            children.setdefault(int(parent), []).append(int(entry.name))
+    found = list(children.get(ancestor, ()))
+    for process in found:
+        found.extend(children.get(process, ()))  # grows while it is walked: a breadth-first search
+    return found
+
+
+def send(process: int, number: int) -> None:
+    """Send a signal; a process that is gone already is no error."""
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        return
+
+
+class Supervisor:
+    """One server process and what became of it."""
+
+    def __init__(self, command: list[str], *, parent: int, stop: int, abandon: int, grace_s: float) -> None:
+        self._parent = parent
+        self._stop = stop
+        self._abandon = abandon
+        self._grace_s = grace_s
+        self._deadline: float | None = None
+        self._abandoned = False
+        self._waited = {signal.SIGCHLD, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._waited)
+        self._server = os.posix_spawn(
+            command[0], command, os.environ, setsigmask=[], setsigdef=[signal.SIGINT, signal.SIGPIPE]
+        )
+
+    def run(self) -> int:
+        """Wait for the server's end, the parent's end, or SIGTERM; return the exit status."""
+        while True:
+            received = signal.sigtimedwait(self._waited, POLL_S)
+            status = self._reap()
+            if status is not None:
+                self._kill_all()
+                return status
+            if received is not None and received.si_signo == signal.SIGTERM:
+                self._end_server(self._stop, self._grace_s)
+            if os.getppid() != self._parent and not self._abandoned:
+                self._abandoned = True
+                self._end_server(self._abandon, ABANDONED_GRACE_S)
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self._kill_all()
+                return 128 + signal.SIGKILL
+
+    def _end_server(self, number: int, grace_s: float) -> None:
+        self._deadline = time.monotonic() + grace_s
+        send(self._server, number)
+        for process in descendants(os.getpid()):
+            send(process, signal.SIGCONT)  # a frozen server would sleep through its grace
+
+    def _reap(self) -> int | None:
+        """Collect ended children; return the server's status once it is among them."""
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 0
+            if process == 0:
+                return None
+            if process == self._server:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+
+    def _kill_all(self) -> None:
+        while True:
+            for process in descendants(os.getpid()):
+                send(process, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+
+def main(arguments: list[str]) -> int:
+    """Become the supervisor the arguments describe; return its exit status."""
+    parent, stop, abandon = (int(argument) for argument in arguments[:3])
+    grace_s, lock, command = float(arguments[3]), int(arguments[4]), arguments[5:]
+    os.set_inheritable(lock, False)  # held by this process alone, so it is free when we are gone
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    supervisor = Supervisor(command, parent=parent, stop=stop, abandon=abandon, grace_s=grace_s)
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
