@@ -1,0 +1,18 @@
+"""Reading streams: one message at an offset, many, all from a point on; over the stream protocol or AMQP 0.9.1."""
+
+from relatum.reading._address import BrokerAddress
+from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._message import Message, Properties, TimeSource
+from relatum.reading._reader import StreamReader
+from relatum.wire._chunk import UnreadableRecord
+
+__all__ = [
+    "BrokerAddress",
+    "Message",
+    "Properties",
+    "RecordBatch",
+    "StreamBounds",
+    "StreamReader",
+    "TimeSource",
+    "UnreadableRecord",
+]

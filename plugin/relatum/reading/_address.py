@@ -1,0 +1,111 @@
+"""Where a broker is, by which protocols, and who asks: taken from one URL or two."""
+
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from relatum.errors import ConfigurationError
+
+AMQP_TO_STREAM_PORT: Final = 120
+"""How far RabbitMQ's default stream ports lie below its AMQP ports: 5672 and 5552, 5671 and 5551."""
+
+_PORTS: Final = {"amqp": 5672, "amqps": 5671, "rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
+_TLS: Final = frozenset({"amqps", "rabbitmq-stream+tls"})
+_STREAM: Final = frozenset({"rabbitmq-stream", "rabbitmq-stream+tls"})
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """A broker's address. Neither `repr` nor `str` shows the password.
+
+    Attributes:
+        host: Host name or address of the AMQP 0.9.1 port, and of the stream port unless `stream_host` is given.
+        user: User name.
+        password: Password.
+        vhost: Virtual host.
+        amqp_port: Port of AMQP 0.9.1; None where only a stream URL was given.
+        amqp_tls: True for amqps.
+        stream_host: Host of the stream port.
+        stream_port: Port of the stream protocol; None where it cannot be guessed.
+        stream_tls: True for rabbitmq-stream+tls.
+        stream_port_guessed: True where the stream port was derived from the AMQP port. It is then used only when the
+            same broker answers there.
+    """
+
+    host: str
+    user: str = "guest"
+    password: str = field(default="guest", repr=False)
+    vhost: str = "/"
+    amqp_port: int | None = None
+    amqp_tls: bool = False
+    stream_host: str = ""
+    stream_port: int | None = None
+    stream_tls: bool = False
+    stream_port_guessed: bool = False
+
+    @classmethod
+    def parse(cls, url: str, stream_url: str | None = None) -> Self:
+        """The address in a URL.
+
+        Args:
+            url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host,
+                port and virtual host as usual. Query parameters are ignored.
+            stream_url: Where the stream protocol is, when `url` is an AMQP URL and its stream port is not the usual
+                distance away.
+
+        Raises:
+            ConfigurationError: A URL cannot be read; the message does not show it.
+        """
+        address = cls._of(url)
+        if stream_url is None:
+            return address
+        stream = cls._of(stream_url)
+        if stream.stream_port_guessed or address.amqp_port is None:
+            raise ConfigurationError("A stream URL beside the broker's URL must be rabbitmq-stream://HOST:PORT.")
+        return replace(
+            address,
+            stream_host=stream.stream_host,
+            stream_port=stream.stream_port,
+            stream_tls=stream.stream_tls,
+            stream_port_guessed=False,
+        )
+
+    @classmethod
+    def _of(cls, url: str) -> Self:
+        parts, port = _split(url)
+        tls = parts.scheme in _TLS
+        common = cls(
+            host=parts.hostname or "localhost",
+            user=unquote(parts.username) if parts.username is not None else "guest",
+            password=unquote(parts.password) if parts.password is not None else "guest",
+            vhost=unquote(parts.path[1:]) if len(parts.path) > 1 else "/",
+            stream_host=parts.hostname or "localhost",
+            stream_tls=tls,
+        )
+        if parts.scheme in _STREAM:
+            return replace(common, stream_port=port)
+        guess = port - AMQP_TO_STREAM_PORT
+        return replace(
+            common,
+            amqp_port=port,
+            amqp_tls=tls,
+            stream_port=guess if guess > 0 else None,
+            stream_port_guessed=True,
+        )
+
+    def __str__(self) -> str:
+        port, tls = (self.amqp_port, self.amqp_tls) if self.amqp_port else (self.stream_port, self.stream_tls)
+        scheme = ("amqps" if tls else "amqp") if self.amqp_port else f"rabbitmq-stream{'+tls' if tls else ''}"
+        return f"{scheme}://{self.user}@{self.host}:{port}{'' if self.vhost == '/' else '/' + self.vhost}"
+
+
+def _split(url: str) -> tuple[SplitResult, int]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        # The error of `urlsplit` would show a part of the URL, maybe of the password.
+        raise ConfigurationError("The broker's URL cannot be read: quote special characters in it.") from None
+    if parts.scheme not in _PORTS:
+        raise ConfigurationError(f"A broker's URL begins with one of {', '.join(f'{name}://' for name in _PORTS)}.")
+    return parts, port if port is not None else _PORTS[parts.scheme]

@@ -1,0 +1,54 @@
+"""What reading a stream in bulk gives: its ends, and batches of records that are not decoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from relatum.reading._message import Message
+
+
+class StreamBounds(NamedTuple):
+    """Offsets of the first and the last message retained; both None where there is none."""
+
+    first: int | None
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """Consecutive records of a stream, as they lie in one chunk.
+
+    Attributes:
+        stream: The stream's name.
+        first_offset: Offset of the first record of the batch.
+        offsets: Offset of each record, ascending.
+        records: Each record's bytes (AMQP 1.0 sections, or whatever a publisher wrote), for `Message.from_record`; an
+            `UnreadableRecord` where its batch cannot be unpacked. Empty where `messages` is given.
+        chunk_ms: When the chunk was written, milliseconds since 1970, UTC; None over AMQP 0.9.1.
+        epoch: The leader's term; None over AMQP 0.9.1.
+        messages: The messages, over AMQP 0.9.1, which has no records; else None.
+    """
+
+    stream: str
+    first_offset: int
+    offsets: Sequence[int]
+    records: Sequence[bytes]
+    chunk_ms: int | None = None
+    epoch: int | None = None
+    messages: Sequence[Message] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record of the batch."""
+        return self.offsets[-1]
+
+    def each_message(self) -> Sequence[Message]:
+        """The batch's messages, none of them decoded yet."""
+        if self.messages is not None:
+            return self.messages
+        stream, chunk_ms = self.stream, self.chunk_ms
+        pairs = zip(self.offsets, self.records, strict=True)
+        return [Message.from_record(stream, offset, record, chunk_ms) for offset, record in pairs]

@@ -1,0 +1,345 @@
+"""A message of a stream: the same value by whichever transport and from whichever version it was read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, Self
+from urllib.parse import unquote
+from uuid import UUID
+
+from pika.compat import long as pika_long
+
+from relatum._ids import MessageId
+from relatum._names import TIME_HEADER
+from relatum.errors import UndecodableMessage
+from relatum.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.wire import _amqp10 as amqp10
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND: Final = timedelta(seconds=1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+_NOT_HEADERS: Final = frozenset({"x-exchange", "x-routing-key", "x-stream-offset", "x-death", "x-cc"})
+_NOT_HEADERS_PREFIX: Final = "x-basic-"
+_QUEUE_ADDRESS: Final = "/queues/"
+
+
+class TimeSource(Enum):
+    """Where a message's time comes from, most exact first."""
+
+    HEADER = "header"
+    """The header `relatum_time`, microseconds."""
+    PROPERTY = "property"
+    """The property `timestamp`, seconds."""
+    CHUNK = "chunk"
+    """When the broker wrote the chunk, milliseconds; AMQP 0.9.1 does not show it."""
+    UNKNOWN = "unknown"
+    """There is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """A message's AMQP 0.9.1 properties, under pika's names. None where the publisher gave none.
+
+    Attributes:
+        delivery_mode: 2 for persistent, else 1: RabbitMQ 4 no longer tells "not persistent" from "not given".
+        timestamp: The publisher's, whole seconds, UTC.
+    """
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    delivery_mode: int = 1
+    priority: int | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    expiration: str | None = None
+    message_id: str | None = None
+    timestamp: datetime | None = None
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+
+
+_NONE: Final = Properties()
+_Parts = tuple[dict[str, Any], Properties, bytes, bool]
+
+
+class Message:
+    """A message read from a stream. It does not change; its bytes are decoded when a part is first asked for.
+
+    Two messages are equal when they lie at the same place and carry the same headers, properties and body.
+
+    Attributes:
+        stream: The stream's name.
+        offset: Where it lies.
+        chunk_ms: When the broker wrote its chunk, milliseconds since 1970, UTC; None over AMQP 0.9.1.
+    """
+
+    __slots__ = ("_content", "_decode", "_raw", "chunk_ms", "offset", "stream")
+
+    stream: str
+    offset: int
+    chunk_ms: int | None
+
+    def __init__(
+        self,
+        stream: str,
+        offset: int,
+        raw: bytes | None,
+        chunk_ms: int | None,
+        decode: Callable[[], _Parts] | None = None,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "stream", stream)
+        put(self, "offset", offset)
+        put(self, "chunk_ms", chunk_ms)
+        put(self, "_raw", raw)
+        put(self, "_decode", decode)
+        put(self, "_content", None)
+
+    @classmethod
+    def from_record(cls, stream: str, offset: int, raw: bytes, chunk_ms: int | None = None) -> Self:
+        """The message in a stream's record, undecoded."""
+        return cls(stream, offset, raw, chunk_ms)
+
+    @classmethod
+    def from_amqp(cls, stream: str, offset: int, properties: Any, body: bytes) -> Self:
+        """The message of an AMQP 0.9.1 delivery; `properties` has pika's or aiormq's attributes."""
+        return cls(stream, offset, None, None, lambda: _from_basic(properties, body))
+
+    @property
+    def id(self) -> MessageId:
+        """Where it lies."""
+        return MessageId(self.stream, self.offset)
+
+    @property
+    def headers(self) -> Mapping[str, Any]:
+        """Its headers, read-only: str, int, bool, float, aware datetime, None, or bytes that are no UTF-8.
+
+        What the broker adds (`x-exchange`, `x-routing-key`, `x-stream-offset`, `x-death`, `x-basic-…`) is left out.
+        """
+        return MappingProxyType(self._parts()[0])
+
+    @property
+    def properties(self) -> Properties:
+        """Its properties."""
+        return self._parts()[1]
+
+    @property
+    def body(self) -> bytes:
+        """Its body; of what is no AMQP message, all its bytes."""
+        return self._parts()[2]
+
+    @property
+    def is_amqp(self) -> bool:
+        """False for what a stream client wrote without AMQP 1.0's encoding: it has a body and nothing else."""
+        return self._parts()[3]
+
+    @property
+    def raw(self) -> bytes | None:
+        """Its bytes as the stream holds them; None over AMQP 0.9.1."""
+        return self._raw  # type: ignore[no-any-return, attr-defined]
+
+    @property
+    def time_us(self) -> int | None:
+        """Its time, microseconds since 1970, UTC; `time_source` says whose."""
+        return self._timed()[0]
+
+    @property
+    def time(self) -> datetime | None:
+        """Its time as an aware datetime."""
+        time_us = self._timed()[0]
+        return None if time_us is None else _EPOCH + time_us * _MICROSECOND
+
+    @property
+    def time_source(self) -> TimeSource:
+        """Where its time comes from."""
+        return self._timed()[1]
+
+    def _parts(self) -> _Parts:
+        content: _Parts | None = self._content  # type: ignore[attr-defined]
+        if content is None:
+            content = self._decode() if self._raw is None else _from_sections(self._raw)  # type: ignore[attr-defined]
+            object.__setattr__(self, "_content", content)
+            object.__setattr__(self, "_decode", None)
+        return content
+
+    def _timed(self) -> tuple[int | None, TimeSource]:
+        headers, properties, _, _ = self._parts()
+        stamped = headers.get(TIME_HEADER)
+        if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
+            return stamped, TimeSource.HEADER
+        if properties.timestamp is not None:
+            return (properties.timestamp - _EPOCH) // _MICROSECOND, TimeSource.PROPERTY
+        if self.chunk_ms is not None and 0 <= self.chunk_ms * 1000 <= TIME_US_MAX:
+            return self.chunk_ms * 1000, TimeSource.CHUNK
+        return None, TimeSource.UNKNOWN
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A message does not change; {name!r} can't be set.")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"A message does not change; {name!r} can't be deleted.")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self.id == other.id and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash((self.stream, self.offset))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        content = None if self._raw is not None else self._parts()  # type: ignore[attr-defined]
+        return _rebuilt, (self.stream, self.offset, self.raw, self.chunk_ms, content)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.stream}@{self.offset}>"
+
+
+def _rebuilt(stream: str, offset: int, raw: bytes | None, chunk_ms: int | None, content: _Parts | None) -> Message:
+    return Message(stream, offset, raw, chunk_ms, None if content is None else lambda: content)
+
+
+# --- out of a stream's record -----------------------------------------------------------------------------
+
+
+def _from_sections(raw: bytes) -> _Parts:
+    try:
+        sections = amqp10.find_sections(raw)
+        return _decode_sections(raw, sections)
+    except UndecodableMessage:
+        return {}, _NONE, bytes(raw), False
+
+
+def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> _Parts:
+    header: list[Any] = []
+    listed: list[Any] = []
+    annotations: dict[str, Any] = {}
+    applied: dict[str, Any] = {}
+    for code, start, _ in sections:
+        if code == amqp10.APPLICATION_PROPERTIES:
+            applied = amqp10.decode_map(raw, start)
+        elif code == amqp10.PROPERTIES:
+            listed = amqp10.decode_list(raw, start)
+        elif code == amqp10.MESSAGE_ANNOTATIONS:
+            annotations = amqp10.decode_map(raw, start)
+        elif code == amqp10.HEADER:
+            header = amqp10.decode_list(raw, start)
+    properties = _properties(header, listed, annotations, applied)
+    return _headers(annotations, applied), properties, amqp10.body_of(raw, sections), True
+
+
+def _properties(
+    header: list[Any], listed: list[Any], annotations: dict[str, Any], applied: dict[str, Any]
+) -> Properties:
+    """Properties from where the versions keep them.
+
+    RabbitMQ up to 3.12 keeps what AMQP 1.0 has no field for as `x-basic-…` in annotations and application
+    properties, 4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
+    """
+    at = [*listed, *[None] * (11 - len(listed))]
+    durable, priority, ttl = [*header, None, None, None][:3]
+    basic_mode = annotations.get("x-basic-delivery-mode")
+    return Properties(
+        content_type=_text(at[6]),
+        content_encoding=_text(at[7]),
+        delivery_mode=2 if durable is True or basic_mode == 2 else 1,
+        priority=_integer(priority if priority is not None else annotations.get("x-basic-priority")),
+        correlation_id=_text(at[5]),
+        reply_to=_reply_to(at[4]),
+        expiration=_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
+        message_id=_text(at[0]),
+        timestamp=_whole_second(at[9]),
+        type=_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
+        user_id=_text(at[1]),
+        app_id=_text(applied.get("x-basic-app-id", at[10])),
+    )
+
+
+def _headers(annotations: dict[str, Any], applied: dict[str, Any]) -> dict[str, Any]:
+    headers = {name: _value(value) for name, value in applied.items() if _is_header(name)}
+    # From 3.13 on the broker keeps headers named `x-…` as annotations, and `CC` as `x-cc`.
+    for name, value in annotations.items():
+        if name.startswith("x-") and _is_header(name):
+            headers[name] = _value(value)
+    if "x-cc" in annotations:
+        headers["CC"] = _value(annotations["x-cc"])
+    return headers
+
+
+def _is_header(name: str) -> bool:
+    return name not in _NOT_HEADERS and not name.startswith(_NOT_HEADERS_PREFIX)
+
+
+def _value(value: Any) -> Any:
+    """A header's value. The broker turns long text into binary and, by AMQP, back: so text is what is UTF-8."""
+    convert = _CONVERSIONS.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def _utf8(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return bytes(value)
+
+
+def _text(value: Any) -> str | None:
+    value = _value(value)
+    if value is None or type(value) is str:
+        return value
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return str(value)
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int) else None
+
+
+def _reply_to(value: Any) -> str | None:
+    text = _text(value)
+    if text is not None and text.startswith(_QUEUE_ADDRESS):
+        return unquote(text[len(_QUEUE_ADDRESS) :])
+    return text
+
+
+def _whole_second(value: Any) -> datetime | None:
+    """AMQP 0.9.1 knows whole seconds only; both transports must say the same."""
+    if not isinstance(value, datetime):
+        return None
+    moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    return _EPOCH + (moment - _EPOCH) // _SECOND * _SECOND
+
+
+# --- out of an AMQP 0.9.1 delivery ------------------------------------------------------------------------
+
+
+def _from_basic(properties: Any, body: bytes) -> _Parts:
+    given: dict[str, Any] = {each.name: getattr(properties, each.name, None) for each in fields(Properties)}
+    stamp = given["timestamp"]
+    if isinstance(stamp, int):
+        given["timestamp"] = _EPOCH + stamp * _SECOND
+    given["timestamp"] = _whole_second(given["timestamp"])
+    given["delivery_mode"] = 2 if given["delivery_mode"] == 2 else 1
+    given["priority"] = _integer(given["priority"])
+    for name, value in given.items():
+        if name not in ("timestamp", "delivery_mode", "priority"):
+            given[name] = _text(value)
+    headers = {name: _value(value) for name, value in (properties.headers or {}).items() if _is_header(name)}
+    return headers, Properties(**given), bytes(body), True
+
+
+_CONVERSIONS: Final[dict[type, Callable[[Any], Any]]] = {
+    bytes: _utf8,
+    bytearray: _utf8,
+    UUID: lambda value: f"urn:uuid:{value}",
+    datetime: _whole_second,
+    dict: lambda value: {name: _value(each) for name, each in value.items()},
+    list: lambda value: [_value(each) for each in value],
+    # pika's own type for 64-bit numbers.
+    pika_long: int,
+}

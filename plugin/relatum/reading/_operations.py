@@ -1,0 +1,227 @@
+"""What readers do over one stream-protocol connection, as steps that both faces drive. No I/O.
+
+The broker handles a connection's commands in order: a Subscribe with a few credits and an Unsubscribe written
+together are answered by the Subscribe's answer, at most that many chunks, and the Unsubscribe's answer. Chunks
+that did not come before the latter are not there. So every question of the kind "what lies at or after" is one
+round trip without a time-out, and many may be in flight.
+"""
+
+from collections.abc import Generator
+from typing import Final
+
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    NotFound,
+    OffsetExpired,
+    OffsetNotFound,
+    ProtocolError,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from relatum.reading._batches import StreamBounds
+from relatum.reading._message import Message
+from relatum.wire import _frames as frames
+from relatum.wire._chunk import Chunk, record_at
+from relatum.wire._frames import FIRST, LAST, Code, Start, StartSpec, StreamPlaces
+from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMoved, StreamSession, code_name
+
+SUBSCRIPTIONS: Final = 256
+"""Subscription ids of one connection: one byte."""
+
+CREDIT_GRANT: Final = 8
+"""Handled chunks that are granted anew together: a Credit frame for each would cost a system call a chunk."""
+
+Chunks = Generator[Chunk | None, list[Event], None]
+"""Yields chunks, and None where bytes must be exchanged; is sent the events that came, also after a chunk."""
+
+
+class Attach:
+    """One Subscribe and Unsubscribe pair in flight, and the chunks it brought."""
+
+    __slots__ = ("chunks", "code", "is_done", "stream", "subscribed", "subscription", "unsubscribed")
+
+    def __init__(self, stream: str, subscription: int, subscribed: int, unsubscribed: int) -> None:
+        self.stream = stream
+        self.subscription = subscription
+        self.subscribed = subscribed
+        self.unsubscribed = unsubscribed
+        self.chunks: list[Chunk] = []
+        self.code: int = Code.OK
+        self.is_done = False
+
+    def take(self, event: Event) -> None:
+        """Take one event, of this pair or not."""
+        if type(event) is Chunk:
+            if event.subscription == self.subscription:
+                self.chunks.append(event)
+        elif type(event) is Answer:
+            if event.correlation == self.subscribed:
+                self.code = event.code
+            elif event.correlation == self.unsubscribed:
+                self.is_done = True
+        elif type(event) is StreamMoved and event.stream == self.stream:
+            raise StreamUnavailable(f"The stream {self.stream!r} moved or was deleted.", stream=self.stream)
+
+    def check(self) -> None:
+        """Raise what the answer to Subscribe amounts to."""
+        if self.code != Code.OK:
+            raise refusal(self.stream, self.code)
+
+
+def refusal(stream: str, code: int) -> RelatumError:
+    """The error for a stream a command was refused for."""
+    if code == Code.STREAM_DOES_NOT_EXIST:
+        return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
+    if code == Code.ACCESS_REFUSED:
+        return AccessRefused(f"The broker refuses this user to read the stream {stream!r}.", stream=stream)
+    if code == Code.STREAM_NOT_AVAILABLE:
+        message = f"The stream {stream!r} has no replica on this node, or none that answers."
+        return StreamUnavailable(message, stream=stream)
+    return BrokerUnavailable(f"Reading the stream {stream!r} failed: {code_name(code)}.", stream=stream)
+
+
+class StreamOperations:
+    """The operations of one open session.
+
+    Args:
+        session: A session that is logged in. One operation at a time, except pairs started with `attach`.
+    """
+
+    def __init__(self, session: StreamSession) -> None:
+        self.session = session
+        self._subscription = 0
+
+    def _next_subscription(self) -> int:
+        # Ids are taken in turn, so that what is still under way for an abandoned one is not mistaken.
+        self._subscription = (self._subscription + 1) % SUBSCRIPTIONS
+        return self._subscription
+
+    def attach(self, stream: str, start: StartSpec, chunks: int = 1) -> Attach:
+        """Ask for at most that many chunks from a start on; does not wait."""
+        session, subscription = self.session, self._next_subscription()
+        pair = Attach(stream, subscription, session.next_correlation(), session.next_correlation())
+        session.send(
+            frames.subscribe(pair.subscribed, subscription, stream, start, chunks)
+            + frames.unsubscribe(pair.unsubscribed, subscription)
+        )
+        return pair
+
+    def _finish(self, *pairs: Attach) -> Steps[None]:
+        while not all(pair.is_done for pair in pairs):
+            for event in (yield):
+                for pair in pairs:
+                    pair.take(event)
+        for pair in pairs:
+            pair.check()
+
+    # --- single questions ---------------------------------------------------------------------------------
+
+    def read(self, stream: str, offset: int) -> Steps[Message]:
+        """The message at an offset: one round trip, and one more to say why there is none."""
+        if not 0 <= offset < 1 << 63:
+            raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None)
+        pair = self.attach(stream, StartSpec(Start.OFFSET, offset))
+        yield from self._finish(pair)
+        for chunk in pair.chunks:
+            record = record_at(chunk, offset)
+            if record is not None:
+                return Message.from_record(stream, offset, record, chunk.time_ms)
+        raise not_there(stream, offset, (yield from self.bounds(stream)))
+
+    def bounds(self, stream: str) -> Steps[StreamBounds]:
+        """The first and the last offset, in one round trip."""
+        first, last = self.attach(stream, FIRST), self.attach(stream, LAST)
+        yield from self._finish(first, last)
+        if not first.chunks or not last.chunks:
+            return StreamBounds(None, None)
+        return StreamBounds(first.chunks[0].first_offset, last.chunks[-1].last_offset)
+
+    def routes(self, exchange: str, routing_key: str) -> Steps[list[str]]:
+        """The streams that an exchange routes a key to."""
+        correlation = self.session.next_correlation()
+        self.session.send(frames.route(correlation, routing_key, exchange))
+        answer = yield from self.session.answer_to(correlation)
+        if answer.code == Code.STREAM_DOES_NOT_EXIST:
+            raise NotFound(f"There is no exchange {exchange!r}.")
+        return self._strings(answer, exchange)
+
+    def partitions(self, super_stream: str) -> Steps[list[str]]:
+        """The streams of a super stream, in order; none where there is no such super stream."""
+        correlation = self.session.next_correlation()
+        self.session.send(frames.partitions(correlation, super_stream))
+        answer = yield from self.session.answer_to(correlation)
+        if answer.code == Code.STREAM_DOES_NOT_EXIST:
+            return []
+        return self._strings(answer, super_stream)
+
+    def _strings(self, answer: Answer, name: str) -> list[str]:
+        if answer.code != Code.OK:
+            raise refusal(name, answer.code)
+        return frames.decode_strings(answer.body)
+
+    def places(self, stream: str) -> Steps[StreamPlaces]:
+        """On which nodes a stream lies."""
+        correlation = self.session.next_correlation()
+        self.session.send(frames.metadata(correlation, [stream]))
+        answer = yield from self.session.answer_to(correlation)
+        for places in frames.decode_metadata(answer.body):
+            if places.stream == stream:
+                return places
+        raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
+
+    # --- tailing ------------------------------------------------------------------------------------------
+
+    def chunks(self, stream: str, start: StartSpec, credit: int) -> Chunks:
+        """The stream's chunks from a start on, without an end; a chunk is granted anew after it was handled.
+
+        Args:
+            stream: The stream's name.
+            start: Where to begin; with an offset, the first chunk is the one that holds it.
+            credit: Chunks the broker may send ahead of those handled.
+
+        Raises:
+            StreamNotFound, AccessRefused: The broker refuses the subscription.
+            StreamUnavailable: The stream moved or was deleted.
+        """
+        session, subscription = self.session, self._next_subscription()
+        correlation = session.next_correlation()
+        session.send(frames.subscribe(correlation, subscription, stream, start, credit))
+        grant, handled = max(1, min(CREDIT_GRANT, credit // 2)), 0
+        try:
+            while True:
+                for event in (yield None) or ():
+                    if type(event) is not Chunk:
+                        _check_tail(event, stream, subscription, correlation)
+                    elif event.subscription == subscription:
+                        yield event
+                        handled += 1
+                        if handled == grant:
+                            session.send(frames.credit(subscription, grant))
+                            handled = 0
+        finally:
+            # What is still under way is for an id nobody has any more: it is dropped as it comes.
+            session.send(frames.unsubscribe(session.next_correlation(), subscription))
+
+
+def _check_tail(event: Event, stream: str, subscription: int, correlation: int) -> None:
+    if type(event) is Answer:
+        if event.correlation == correlation and event.code != Code.OK:
+            raise refusal(stream, event.code)
+    elif type(event) is StreamMoved:
+        if event.stream == stream:
+            raise StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
+    elif type(event) is CreditRefused and event.subscription == subscription:
+        raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+
+
+def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
+    """The error for an offset without a message: expired, past the end, or one the broker used itself."""
+    first, last = bounds
+    if first is not None and offset < first:
+        message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
+        return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last)
+    where = "is empty" if last is None else f"ends at {last}" if offset > last else "has none there"
+    message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
+    return OffsetNotFound(message, stream=stream, offset=offset, last=last)

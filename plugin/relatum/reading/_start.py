@@ -1,0 +1,56 @@
+"""Where reading begins, checked once for both transports."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from relatum.errors import InvalidInput
+from relatum.limits import INTEGER_MAX
+from relatum.wire import _frames as frames
+from relatum.wire._frames import StartSpec
+
+Start = int | datetime | Literal["first", "last", "next"]
+"""An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the
+last chunk; or what is published from now on."""
+
+_NAMED: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A start as readers use it.
+
+    Attributes:
+        offset: Messages below it are passed over; 0 for none.
+        time_ms: Chunks written before it are passed over; None for none.
+        spec: Where a stream subscription attaches.
+        argument: The value of `x-stream-offset` for AMQP 0.9.1.
+    """
+
+    offset: int
+    time_ms: int | None
+    spec: StartSpec
+    argument: int | str | datetime
+
+
+def beginning(start: Start) -> Beginning:
+    """The beginning a caller asked for.
+
+    Raises:
+        InvalidInput: Not an offset, a moment, or one of the names.
+    """
+    if isinstance(start, str):
+        if start not in _NAMED:
+            raise InvalidInput(f"A start is an offset, a datetime, 'first', 'last' or 'next', not {start!r}.")
+        return Beginning(0, None, _NAMED[start], start)
+    if isinstance(start, datetime):
+        moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
+        time_ms = max(0, int((moment - _EPOCH).total_seconds() * 1000))
+        # The documentation says the broker attaches at the chunk before the moment, its code at the one after: a
+        # second earlier, what is too early is passed over in both cases.
+        spec = StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
+        return Beginning(0, time_ms, spec, moment)
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
+        raise InvalidInput(f"{start!r} is no offset.")
+    return Beginning(start, None, StartSpec(frames.Start.OFFSET, start), start)

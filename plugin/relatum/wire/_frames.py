@@ -1,0 +1,318 @@
+"""Frames of the RabbitMQ stream protocol: requests are encoded, answers decoded, no I/O.
+
+A frame is `size uint32 | key uint16 | version uint16 | rest`. Whatever bytes come in, only `ProtocolError`
+goes out.
+
+Source: PROTOCOL.adoc of RabbitMQ's rabbitmq_stream plugin.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from relatum.errors import ProtocolError
+
+
+class Command(IntEnum):
+    """Keys of the protocol's commands; an answer's key has bit 15 set."""
+
+    SUBSCRIBE = 7
+    DELIVER = 8
+    CREDIT = 9
+    UNSUBSCRIBE = 12
+    CREATE = 13
+    DELETE = 14
+    METADATA = 15
+    METADATA_UPDATE = 16
+    PEER_PROPERTIES = 17
+    SASL_HANDSHAKE = 18
+    SASL_AUTHENTICATE = 19
+    TUNE = 20
+    OPEN = 21
+    CLOSE = 22
+    HEARTBEAT = 23
+    ROUTE = 24
+    PARTITIONS = 25
+    EXCHANGE_COMMAND_VERSIONS = 27
+    STREAM_STATS = 28
+
+
+class Code(IntEnum):
+    """Codes in answers."""
+
+    OK = 1
+    STREAM_DOES_NOT_EXIST = 2
+    SUBSCRIPTION_ID_EXISTS = 3
+    SUBSCRIPTION_ID_DOES_NOT_EXIST = 4
+    STREAM_EXISTS = 5
+    STREAM_NOT_AVAILABLE = 6
+    SASL_MECHANISM_NOT_SUPPORTED = 7
+    AUTHENTICATION_FAILURE = 8
+    SASL_ERROR = 9
+    SASL_CHALLENGE = 10
+    AUTHENTICATION_FAILURE_LOOPBACK = 11
+    VHOST_ACCESS_FAILURE = 12
+    UNKNOWN_FRAME = 13
+    FRAME_TOO_LARGE = 14
+    INTERNAL_ERROR = 15
+    ACCESS_REFUSED = 16
+    PRECONDITION_FAILED = 17
+    PUBLISHER_DOES_NOT_EXIST = 18
+    NO_OFFSET = 19
+
+
+RESPONSE_BIT: Final = 0x8000
+"""Set in the key of an answer, except in those to Route and Partitions on RabbitMQ 3.10."""
+
+FRAME_BYTES_MAX: Final = 1 << 30
+"""Bytes a frame may claim. A chunk may be larger than the tuned frame size, which binds clients only."""
+
+HANDSHAKE_FRAME_BYTES_MAX: Final = 1 << 20
+"""Bytes a frame may claim before the connection is open: the protocol's own frame size by default."""
+
+_HEAD: Final = struct.Struct(">IHH")
+_HEAD_CORRELATED: Final = struct.Struct(">IHHI")
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+
+
+class Start(IntEnum):
+    """Where a subscription begins. FIRST, LAST and NEXT take no value, OFFSET an offset, TIMESTAMP milliseconds."""
+
+    FIRST = 1
+    LAST = 2
+    NEXT = 3
+    OFFSET = 4
+    TIMESTAMP = 5
+
+
+class StartSpec(NamedTuple):
+    """Where a subscription begins, as it goes into Subscribe."""
+
+    kind: Start
+    value: int = 0
+
+
+FIRST: Final = StartSpec(Start.FIRST)
+LAST: Final = StartSpec(Start.LAST)
+NEXT: Final = StartSpec(Start.NEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A node as Metadata advertises it."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlaces:
+    """Where a stream lies: code `OK` with a leader (None while there is none) and replicas, or why not."""
+
+    stream: str
+    code: int
+    leader: Broker | None
+    replicas: tuple[Broker, ...]
+
+
+class Cursor:
+    """Reads the protocol's types out of a frame; every read past its end is a `ProtocolError`."""
+
+    __slots__ = ("_data", "_position")
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self._data = data
+        self._position = position
+
+    def unpack(self, layout: struct.Struct) -> tuple[int, ...]:
+        try:
+            values = layout.unpack_from(self._data, self._position)
+        except struct.error as error:
+            raise ProtocolError("A frame of the stream protocol ends too early.") from error
+        self._position += layout.size
+        return values
+
+    def uint16(self) -> int:
+        return self.unpack(_U16)[0]
+
+    def uint32(self) -> int:
+        return self.unpack(_U32)[0]
+
+    def count(self, bytes_each: int) -> int:
+        """The length of an array whose elements take at least `bytes_each` bytes; -1 (none) counts as 0."""
+        count = self.uint32()
+        if count == 0xFFFFFFFF:
+            return 0
+        if count * bytes_each > len(self._data) - self._position:
+            raise ProtocolError(f"An array of the stream protocol claims {count} elements, more than fit its frame.")
+        return count
+
+    def take(self, length: int) -> bytes:
+        end = self._position + length
+        if end > len(self._data):
+            raise ProtocolError("A string of the stream protocol is longer than its frame.")
+        value = self._data[self._position : end]
+        self._position = end
+        return value
+
+    def string(self) -> str:
+        """A string; null counts as empty."""
+        length = self.uint16()
+        if length == 0xFFFF:
+            return ""
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError("A string of the stream protocol is not UTF-8.") from error
+
+    def rest(self) -> bytes:
+        return self._data[self._position :]
+
+
+# --- encoding ---------------------------------------------------------------------------------------------
+
+
+def string(value: str) -> bytes:
+    """A string with its length; over 32,767 bytes there is no encoding."""
+    encoded = value.encode()
+    if len(encoded) > 0x7FFF:
+        raise ProtocolError(f"A name of {len(encoded)} bytes is too long for the stream protocol.")
+    return _U16.pack(len(encoded)) + encoded
+
+
+def frame(command: int, body: bytes = b"") -> bytes:
+    """A frame without a correlation: Credit, Heartbeat, Tune."""
+    return _HEAD.pack(4 + len(body), command, 1) + body
+
+
+def request(command: int, correlation: int, body: bytes = b"") -> bytes:
+    """A frame the peer answers with the same correlation."""
+    return _HEAD_CORRELATED.pack(8 + len(body), command, 1, correlation) + body
+
+
+def answer(command: int, correlation: int, code: int) -> bytes:
+    """An answer of ours, to the server's Close."""
+    return _HEAD_CORRELATED.pack(10, command | RESPONSE_BIT, 1, correlation) + _U16.pack(code)
+
+
+def table(values: dict[str, str]) -> bytes:
+    """A map of strings."""
+    return _U32.pack(len(values)) + b"".join(string(name) + string(value) for name, value in values.items())
+
+
+def peer_properties(correlation: int, properties: dict[str, str]) -> bytes:
+    return request(Command.PEER_PROPERTIES, correlation, table(properties))
+
+
+def sasl_handshake(correlation: int) -> bytes:
+    return request(Command.SASL_HANDSHAKE, correlation)
+
+
+def sasl_authenticate(correlation: int, mechanism: str, response: bytes) -> bytes:
+    body = string(mechanism) + _U32.pack(len(response)) + response
+    return request(Command.SASL_AUTHENTICATE, correlation, body)
+
+
+def tune(frame_bytes_max: int, heartbeat_s: int) -> bytes:
+    return frame(Command.TUNE, struct.pack(">II", frame_bytes_max, heartbeat_s))
+
+
+def open_vhost(correlation: int, vhost: str) -> bytes:
+    return request(Command.OPEN, correlation, string(vhost))
+
+
+def close(correlation: int, code: int = Code.OK, reason: str = "OK") -> bytes:
+    return request(Command.CLOSE, correlation, _U16.pack(code) + string(reason))
+
+
+def heartbeat() -> bytes:
+    return frame(Command.HEARTBEAT)
+
+
+def subscribe(correlation: int, subscription: int, stream: str, start: StartSpec, credit: int) -> bytes:
+    kind, value = start
+    if kind is Start.OFFSET:
+        spec = struct.pack(">HQ", kind, value)
+    elif kind is Start.TIMESTAMP:
+        spec = struct.pack(">Hq", kind, value)
+    else:
+        spec = _U16.pack(kind)
+    body = bytes((subscription,)) + string(stream) + spec + _U16.pack(credit)
+    return request(Command.SUBSCRIBE, correlation, body)
+
+
+def credit(subscription: int, chunks: int) -> bytes:
+    return frame(Command.CREDIT, struct.pack(">BH", subscription, chunks))
+
+
+def unsubscribe(correlation: int, subscription: int) -> bytes:
+    return request(Command.UNSUBSCRIBE, correlation, bytes((subscription,)))
+
+
+def create(correlation: int, stream: str, arguments: dict[str, str]) -> bytes:
+    return request(Command.CREATE, correlation, string(stream) + table(arguments))
+
+
+def delete(correlation: int, stream: str) -> bytes:
+    return request(Command.DELETE, correlation, string(stream))
+
+
+def metadata(correlation: int, streams: list[str]) -> bytes:
+    body = _U32.pack(len(streams)) + b"".join(string(stream) for stream in streams)
+    return request(Command.METADATA, correlation, body)
+
+
+def route(correlation: int, routing_key: str, exchange: str) -> bytes:
+    return request(Command.ROUTE, correlation, string(routing_key) + string(exchange))
+
+
+def partitions(correlation: int, super_stream: str) -> bytes:
+    return request(Command.PARTITIONS, correlation, string(super_stream))
+
+
+def stream_stats(correlation: int, stream: str) -> bytes:
+    return request(Command.STREAM_STATS, correlation, string(stream))
+
+
+def exchange_command_versions(correlation: int, versions: dict[int, tuple[int, int]]) -> bytes:
+    """Says which versions (least, greatest) of which commands we understand."""
+    rows = b"".join(struct.pack(">HHH", key, least, greatest) for key, (least, greatest) in versions.items())
+    return request(Command.EXCHANGE_COMMAND_VERSIONS, correlation, _U32.pack(len(versions)) + rows)
+
+
+# --- decoding ---------------------------------------------------------------------------------------------
+
+
+def decode_strings(body: bytes) -> list[str]:
+    """An array of strings: mechanisms, streams of a route, partitions."""
+    cursor = Cursor(body)
+    return [cursor.string() for _ in range(cursor.count(2))]
+
+
+def decode_table(body: bytes) -> dict[str, str]:
+    """A map of strings: peer properties, connection properties."""
+    cursor = Cursor(body)
+    return {cursor.string(): cursor.string() for _ in range(cursor.count(4))}
+
+
+def decode_metadata(body: bytes) -> list[StreamPlaces]:
+    """Where each stream asked for lies."""
+    cursor = Cursor(body)
+    brokers = {cursor.uint16(): Broker(cursor.string(), cursor.uint32()) for _ in range(cursor.count(8))}
+    return [_decode_places(cursor, brokers) for _ in range(cursor.count(10))]
+
+
+def _decode_places(cursor: Cursor, brokers: dict[int, Broker]) -> StreamPlaces:
+    stream, code, leader = cursor.string(), cursor.uint16(), cursor.uint16()
+    replicas = [cursor.uint16() for _ in range(cursor.count(2))]
+    known = tuple(brokers[reference] for reference in replicas if reference in brokers)
+    return StreamPlaces(stream, code, brokers.get(leader), known)
+
+
+def decode_stats(body: bytes) -> dict[str, int]:
+    """Figures of a stream by name; which there are depends on the version."""
+    cursor = Cursor(body)
+    signed = struct.Struct(">q")
+    return {cursor.string(): cursor.unpack(signed)[0] for _ in range(cursor.count(10))}
