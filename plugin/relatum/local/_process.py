@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from relatum.errors import ServerStartFailed
 from relatum.local import _supervisor
 
-LOCK_WAIT_S = 10.0
+LOCK_WAIT_S = 5.0
 """Seconds to wait for a directory whose former owner was killed: its supervisor needs 3 at most."""
 
 STOP_WAIT_S = 15.0
@@ -25,14 +26,12 @@ class SupervisedProcess:
     Args:
         command: Absolute path of the program, and its arguments.
         environment: All of the server's environment.
-        directory: Where it runs; one server at a time per directory.
+        directory: Where it runs.
+        lock: A descriptor from `lock_directory`, which stays the caller's to close.
         log: The file that takes its output, appended.
         stop_signal: Asks it to end in order.
         abandon_signal: Asks it to end at once, when this process is gone.
         grace_s: Seconds it has after `stop_signal` before it is killed.
-
-    Raises:
-        ServerStartFailed: Another server runs in the directory.
     """
 
     def __init__(
@@ -41,6 +40,7 @@ class SupervisedProcess:
         *,
         environment: Mapping[str, str],
         directory: Path,
+        lock: int,
         log: Path,
         stop_signal: signal.Signals,
         abandon_signal: signal.Signals,
@@ -48,23 +48,19 @@ class SupervisedProcess:
     ) -> None:
         self._grace_s = grace_s
         self._log = log
-        lock = _locked(directory)
         arguments = [os.getpid(), int(stop_signal), int(abandon_signal), grace_s, lock]
-        try:
-            with log.open("ab") as output:
-                self._log_start = output.tell()
-                self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", "-S", _supervisor.__file__, *map(str, arguments), *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=dict(environment),
-                    cwd=directory,
-                    pass_fds=[lock],
-                    start_new_session=True,  # Ctrl-C at a terminal is for the parent, which then stops it in order
-                )
-        finally:
-            os.close(lock)  # the supervisor holds it now
+        with log.open("ab") as output:
+            self._log_start = output.tell()
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", _supervisor.__file__, *map(str, arguments), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=directory,
+                pass_fds=[lock],
+                start_new_session=True,  # Ctrl-C at a terminal is for the parent, which then stops it in order
+            )
 
     @property
     def running(self) -> bool:
@@ -111,19 +107,28 @@ class SupervisedProcess:
             _supervisor.send(process, number)
 
 
-def _locked(directory: Path) -> int:
-    """Return a descriptor that holds the directory's lock."""
+@contextmanager
+def lock_directory(directory: Path) -> Iterator[int]:
+    """Hold a directory's lock; a supervisor that is given the descriptor holds it on until it ends.
+
+    Raises:
+        ServerStartFailed: Another server runs in the directory, and did not end within LOCK_WAIT_S.
+    """
     descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    limit = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    try:
+        limit = time.monotonic() + LOCK_WAIT_S
+        while not _try_lock(descriptor):
             if time.monotonic() > limit:
-                os.close(descriptor)
-                raise ServerStartFailed(
-                    f"Another server runs in {directory}. Stop it, or choose another directory."
-                ) from None
+                raise ServerStartFailed(f"Another server runs in {directory}. Stop it, or choose another directory.")
             time.sleep(0.05)
-        else:
-            return descriptor
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

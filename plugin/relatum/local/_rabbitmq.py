@@ -12,7 +12,7 @@ import pika.exceptions
 
 from relatum.errors import ServerStartFailed
 from relatum.local._files import write_private
-from relatum.local._server import LocalServer
+from relatum.local._server import LAST_LINES, LocalServer
 
 PACKAGED_SERVER: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 """The server script of the packages for Debian and Ubuntu. `/usr/sbin/rabbitmq-server` is Debian's wrapper, which
@@ -29,6 +29,12 @@ STREAM_OFFSET: Final = -120
 
 DISTRIBUTION_OFFSET: Final = 1
 """From the AMQP port to the one of Erlang's distribution."""
+
+CRASH_REPORT_LINES: Final = 200
+"""Lines within which to look for the reason of a failed boot; Erlang's reports after it had 30 to 60."""
+
+REASON_LINES: Final = 6
+"""Lines of the reason, from its headline "BOOT FAILED" on."""
 
 
 class LocalRabbitMQ(LocalServer):
@@ -149,3 +155,9 @@ class LocalRabbitMQ(LocalServer):
         except (OSError, pika.exceptions.AMQPError):
             return False
         return True
+
+    def _last_words(self) -> str:
+        # The reason stands around "BOOT FAILED"; Erlang's crash reports, which repeat it at length, come after.
+        lines = self.last_lines(CRASH_REPORT_LINES).splitlines()
+        failed = [number for number, line in enumerate(lines) if "BOOT FAILED" in line]
+        return "\n".join(lines[: failed[-1] + REASON_LINES][-LAST_LINES:]) if failed else self.last_lines()

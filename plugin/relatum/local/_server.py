@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 
 from relatum.errors import ServerStartFailed
 from relatum.local._identity import Identity, ports_free
-from relatum.local._process import SupervisedProcess
+from relatum.local._process import SupervisedProcess, lock_directory
 
 LAST_LINES = 20
 """Lines of a server's own output in the error of a failed start."""
@@ -105,17 +105,19 @@ class LocalServer(ABC):
         if sys.platform != "linux":
             raise ServerStartFailed("Private servers need Linux; elsewhere use Docker: docker/compose.yaml.")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._choose_ports()
-        self._prepare()
-        self._process = SupervisedProcess(
-            self._command(),
-            environment=self._environment(),
-            directory=self.directory,
-            log=self.log,
-            stop_signal=self._stop_signal,
-            abandon_signal=self._abandon_signal,
-            grace_s=self._grace_s,
-        )
+        with lock_directory(self.directory) as lock:
+            self._choose_ports()
+            self._prepare()
+            self._process = SupervisedProcess(
+                self._command(),
+                environment=self._environment(),
+                directory=self.directory,
+                lock=lock,
+                log=self.log,
+                stop_signal=self._stop_signal,
+                abandon_signal=self._abandon_signal,
+                grace_s=self._grace_s,
+            )
 
     def await_answer(self) -> None:
         """Wait until the server that was launched answers.
@@ -175,8 +177,12 @@ class LocalServer(ABC):
             raise ServerStartFailed(f"Something else took port {self._kept.port} or one of its neighbours.")
 
     def _failed(self, what: str) -> ServerStartFailed:
-        lines = self.last_lines() or "(it wrote nothing)"
+        lines = self._last_words() or "(it wrote nothing)"
         return ServerStartFailed(f"{self.name} in {self.directory} {what}. Its last lines:\n{lines}")
+
+    def _last_words(self) -> str:
+        """Return the lines of output that explain a failed start."""
+        return self.last_lines()
 
     @abstractmethod
     def _prepare(self) -> None:

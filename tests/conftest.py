@@ -1,0 +1,203 @@
+"""Where the servers of the tests come from, and what each test gets of them.
+
+A server is, in this order: the one named by RELATUM_TEST_AMQP_URL (and RELATUM_TEST_STREAM_URL) or
+RELATUM_TEST_DATABASE_URL; one from docker/compose.yaml with `--docker`; else a private one of `relatum.local`.
+Each starts when the first test asks for it. One that is missing fails those tests, with the reason.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg import sql
+
+from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
+from relatum.local._identity import free_port
+from relatum.store import make_engine
+from relatum_migrations import upgrade
+from tests.support import declare_stream, delete_stream, server_version, unique_name
+
+STREAM_OFFSET = -120
+"""From a broker's AMQP port to its stream port: 5672 to 5552."""
+
+DOCKER_PASSWORD = "relatum"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that chooses Docker."""
+    parser.addoption("--docker", action="store_true", help="run RabbitMQ and PostgreSQL from docker/compose.yaml")
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker's two URLs."""
+
+    amqp_url: str
+    stream_url: str
+
+
+@pytest.fixture(scope="session")
+def docker_compose_file(pytestconfig: pytest.Config) -> str:
+    """The project's own compose file."""
+    return str(pytestconfig.rootpath / "docker" / "compose.yaml")
+
+
+@pytest.fixture(scope="session")
+def docker_setup() -> list[str]:
+    """Start the two servers alone, on free ports, and wait until they are healthy."""
+    amqp = free_port((0, STREAM_OFFSET, 1, 2))
+    os.environ["RELATUM_AMQP_PORT"] = str(amqp)
+    os.environ["RELATUM_STREAM_PORT"] = str(amqp + STREAM_OFFSET)
+    os.environ["RELATUM_MANAGEMENT_PORT"] = str(amqp + 1)
+    os.environ["RELATUM_POSTGRESQL_PORT"] = str(amqp + 2)
+    os.environ["RELATUM_PASSWORD"] = DOCKER_PASSWORD
+    return ["up --detach --wait --wait-timeout 180 rabbitmq postgresql"]
+
+
+def _directory(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    directory = factory.mktemp(name)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def _broker_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield from _directory(tmp_path_factory, "rabbitmq")
+
+
+@pytest.fixture(scope="session")
+def _database_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield from _directory(tmp_path_factory, "postgresql")
+
+
+@pytest.fixture(scope="session")
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """The broker of this run."""
+    amqp_url = os.environ.get("RELATUM_TEST_AMQP_URL")
+    stream_url = os.environ.get("RELATUM_TEST_STREAM_URL")
+    if amqp_url:
+        yield Broker(amqp_url, stream_url or _stream_url(amqp_url))
+    elif stream_url:
+        pytest.fail("RELATUM_TEST_STREAM_URL needs RELATUM_TEST_AMQP_URL of the same broker", pytrace=False)
+    elif request.config.getoption("--docker"):
+        services = request.getfixturevalue("docker_services")
+        host = request.getfixturevalue("docker_ip")
+        credentials = f"relatum:{DOCKER_PASSWORD}"
+        amqp, stream = services.port_for("rabbitmq", 5672), services.port_for("rabbitmq", 5552)
+        yield Broker(
+            f"amqp://{credentials}@{host}:{amqp}/",
+            f"rabbitmq-stream://{credentials}@{host}:{stream}/",
+        )
+    else:
+        with LocalRabbitMQ(request.getfixturevalue("_broker_directory")) as server:
+            yield Broker(server.broker_url, server.stream_url)
+
+
+def _stream_url(amqp_url: str) -> str:
+    parts = urlsplit(amqp_url)
+    host = parts.netloc.rpartition("@")[0] + "@" if "@" in parts.netloc else ""
+    port = (parts.port or 5672) + STREAM_OFFSET
+    return urlunsplit(("rabbitmq-stream", f"{host}{parts.hostname}:{port}", parts.path, "", ""))
+
+
+@pytest.fixture(scope="session")
+def amqp_url(broker: Broker) -> str:
+    """The broker's AMQP URL."""
+    return broker.amqp_url
+
+
+@pytest.fixture(scope="session")
+def stream_url(broker: Broker) -> str:
+    """The broker's URL of the stream protocol."""
+    return broker.stream_url
+
+
+@pytest.fixture(scope="session")
+def broker_version(broker: Broker) -> tuple[int, ...]:
+    """The broker's version, as (3, 10, 8)."""
+    return server_version(broker.amqp_url)
+
+
+@pytest.fixture(scope="session")
+def database_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of the PostgreSQL of this run, whose user may create others."""
+    named = os.environ.get("RELATUM_TEST_DATABASE_URL")
+    if named:
+        yield named.replace("postgresql+psycopg://", "postgresql://")
+    elif request.config.getoption("--docker"):
+        port = request.getfixturevalue("docker_services").port_for("postgresql", 5432)
+        host = request.getfixturevalue("docker_ip")
+        yield f"postgresql://relatum:{DOCKER_PASSWORD}@{host}:{port}/relatum"
+    else:
+        with LocalPostgreSQL(request.getfixturevalue("_database_directory"), durable=False) as server:
+            yield server.database_url
+
+
+def _named(url: str, database: str) -> str:
+    return urlunsplit(urlsplit(url)._replace(path=f"/{database}"))
+
+
+def _administer(server_url: str, statement: str, *names: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@pytest.fixture(scope="session")
+def _migrated_template(database_server_url: str) -> Iterator[str]:
+    """The name of a database with the newest schema, which is copied for each test."""
+    name = unique_name("relatum_template").replace("-", "_")
+    _administer(database_server_url, "CREATE DATABASE {}", name)
+    try:
+        upgrade(_named(database_server_url, name))
+        yield name
+    finally:
+        _administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture
+def empty_database_url(database_server_url: str) -> Iterator[str]:
+    """The URL of a new database with nothing in it."""
+    name = unique_name("relatum_test").replace("-", "_")
+    _administer(database_server_url, "CREATE DATABASE {}", name)
+    yield _named(database_server_url, name)
+    _administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture
+def database_url(database_server_url: str, _migrated_template: str) -> Iterator[str]:
+    """The URL of a new database with the newest schema."""
+    name = unique_name("relatum_test").replace("-", "_")
+    _administer(database_server_url, "CREATE DATABASE {} TEMPLATE {}", name, _migrated_template)
+    yield _named(database_server_url, name)
+    _administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    """An engine on the test's database."""
+    engine = make_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def stream_name(amqp_url: str) -> Iterator[str]:
+    """The name of a new, empty stream."""
+    name = unique_name()
+    declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+@pytest.fixture
+def private_servers(tmp_path: Path) -> Iterator[LocalServers]:
+    """A RabbitMQ and a PostgreSQL of this test's own, to be killed, frozen and restarted, whatever the others are."""
+    with LocalServers(tmp_path / "servers", durable=False) as servers:
+        yield servers
+    shutil.rmtree(servers.directory, ignore_errors=True)

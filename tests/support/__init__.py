@@ -1,0 +1,23 @@
+"""Helpers of the tests: waiting on a condition, streams to publish to, processes, and where the servers are."""
+
+from tests.support._processes import processes_naming
+from tests.support._streams import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    server_version,
+    unique_name,
+)
+from tests.support._waiting import wait_until
+
+__all__ = [
+    "broker_connection",
+    "declare_stream",
+    "delete_stream",
+    "processes_naming",
+    "publish_plain",
+    "server_version",
+    "unique_name",
+    "wait_until",
+]

@@ -1,0 +1,63 @@
+"""Streams and messages made with bare pika, so that nothing of Relatum's own is needed to test it."""
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pika
+from pika.adapters.blocking_connection import BlockingConnection
+
+Plain = bytes | tuple[bytes, Mapping[str, Any] | pika.BasicProperties]
+"""A body, or a body with its headers or properties."""
+
+
+def unique_name(prefix: str = "relatum-test") -> str:
+    """Return a name no other test uses."""
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"
+
+
+@contextmanager
+def broker_connection(amqp_url: str) -> Iterator[BlockingConnection]:
+    """Open a bare pika connection, and close it."""
+    connection = BlockingConnection(pika.URLParameters(amqp_url))
+    try:
+        yield connection
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+def declare_stream(amqp_url: str, name: str, **arguments: Any) -> None:
+    """Declare a stream; underscores in the names of `arguments` stand for dashes (`x_max_length_bytes`)."""
+    queue = {"x-queue-type": "stream"} | {key.replace("_", "-"): value for key, value in arguments.items()}
+    with broker_connection(amqp_url) as connection:
+        connection.channel().queue_declare(name, durable=True, arguments=queue)
+
+
+def delete_stream(amqp_url: str, name: str) -> None:
+    """Delete a stream; one that is not there is no error."""
+    with broker_connection(amqp_url) as connection:
+        connection.channel().queue_delete(name)
+
+
+def publish_plain(amqp_url: str, stream: str, messages: Iterable[Plain], *, confirm: bool = True) -> int:
+    """Publish messages to a stream one by one; return how many. `confirm` waits for each confirm."""
+    count = 0
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        if confirm:
+            channel.confirm_delivery()
+        for message in messages:
+            body, more = message if isinstance(message, tuple) else (message, {})
+            properties = more if isinstance(more, pika.BasicProperties) else pika.BasicProperties(headers=dict(more))
+            channel.basic_publish("", stream, body, properties)
+            count += 1
+    return count
+
+
+def server_version(amqp_url: str) -> tuple[int, ...]:
+    """Return the broker's version, as (3, 10, 8)."""
+    with broker_connection(amqp_url) as connection:
+        version: str = connection._impl.server_properties["version"]
+    return tuple(int(part) for part in version.split("-")[0].split("+")[0].split(".")[:3])
