@@ -26,7 +26,7 @@ from relatum.store._coverage import (
     tail_of,
 )
 from relatum.store._engine import as_engine, make_engine, translated_errors
-from relatum.store._rows import copy_lines, copy_text, count_skips
+from relatum.store._rows import copy_lines, copy_text, count_skips, needs_escape
 from relatum.store._tables import (
     SCHEMA,
     checkpoints,
@@ -69,6 +69,7 @@ __all__ = [
     "merged",
     "metadata",
     "missing",
+    "needs_escape",
     "open_range",
     "receipts",
     "relationships",

@@ -23,9 +23,14 @@ _ESCAPES: Final = str.maketrans(
 )
 
 
+def needs_escape(text: str) -> bool:
+    """Whether a text holds anything COPY's text format writes in another way."""
+    return _SPECIAL.search(text) is not None
+
+
 def copy_text(value: str) -> str:
     """A value as COPY's text format writes it."""
-    return value.translate(_ESCAPES) if _SPECIAL.search(value) else value
+    return value.translate(_ESCAPES) if needs_escape(value) else value
 
 
 def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> None:

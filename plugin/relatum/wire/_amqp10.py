@@ -393,3 +393,71 @@ def _binary(raw: bytes, section: Section) -> bytes:
     if code == 0xB0:
         return raw[section.start + 5 : section.end]
     raise UndecodableMessage("a data section that is not binary")
+
+
+class Head(NamedTuple):
+    """Where the sections before the body have their values; -1 for one that is not there."""
+
+    annotations: int
+    properties: int
+    application: int
+
+
+def find_head(raw: bytes) -> Head:
+    """`find_sections` for the recorder's path: only what it reads, no object for each section.
+
+    Raises:
+        UndecodableMessage: the bytes are not AMQP 1.0 sections.
+    """
+    annotations = properties = application = -1
+    position, size = 0, len(raw)
+    widths = WIDTHS
+    try:
+        while position < size:
+            if raw[position] != 0:
+                raise UndecodableMessage("the message is not a sequence of AMQP 1.0 sections")
+            if raw[position + 1] == 0x53:
+                section, start = raw[position + 2], position + 3
+            else:
+                section, start = _section_code(raw, position + 1)
+            if section >= DATA:
+                if section > FOOTER:
+                    raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{section:x}")
+                break
+            if section == APPLICATION_PROPERTIES:
+                application = start
+            elif section == PROPERTIES:
+                properties = start
+            elif section == MESSAGE_ANNOTATIONS:
+                annotations = start
+            elif section < HEADER:
+                raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{section:x}")
+            width = widths[raw[start]]
+            if width == -1:
+                position = start + 2 + raw[start + 1]
+            else:
+                position = end_of_value(raw, start)
+    except IndexError:
+        raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
+    if position > size or not size:
+        raise UndecodableMessage("an AMQP 1.0 section ends too early")
+    return Head(annotations, properties, application)
+
+
+def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
+    """Read some items of a list by their places, in the order they stand; those past its end stay as they are.
+
+    Args:
+        raw: One message.
+        position: Where the list's constructor stands.
+        wanted: Slot by place.
+        found: Gets each wanted value at its slot.
+    """
+    count, at, _ = entries_of(raw, position, "list")
+    last = max(wanted, default=-1)
+    for place in range(min(count, last + 1)):
+        slot = wanted.get(place)
+        if slot is None:
+            at = end_of_value(raw, at)
+        else:
+            found[slot], at = decode_value(raw, at)

@@ -1,0 +1,104 @@
+"""What is read of a stream and not committed yet: finished lines for COPY, kept small and bounded."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from relatum.reading import Message, RecordBatch
+from relatum.recording._extract import Extracted, Extractor
+from relatum.recording._time_blocks import TimeBlock, time_blocks
+from relatum.store import Position, copy_text, needs_escape
+from relatum.wire._identity import fingerprint
+
+BATCH_BYTES_MAX: Final = 4 << 20
+"""Bytes of COPY lines one transaction writes at most, about: 100,000 rows, half a second of PostgreSQL's time."""
+
+BATCH_MESSAGES_MAX: Final = 50_000
+"""Messages one transaction covers at most, where they carry few keys."""
+
+
+class Batch:
+    """The rows of consecutive messages of one stream, ready to be written in one transaction.
+
+    Args:
+        stream_id: The stream's generation in the database.
+        extractor: Takes keys and times out of messages.
+        with_time: Whether times are indexed.
+    """
+
+    def __init__(self, stream_id: int, extractor: Extractor, *, with_time: bool) -> None:
+        self._stream_id = stream_id
+        self._extractor = extractor
+        self._with_time = with_time
+        self._times: list[int] = []
+        self._time_offsets: list[int] = []
+        self._last: Message | None = None
+        self.lines: list[str] = []
+        self.line_bytes = 0
+        self.rows = 0
+        self.messages = 0
+        self.receipts: list[tuple[str, int]] = []
+        self.skips: Counter[tuple[int, str]] = Counter()
+        self.last_offset = -1
+        self.last_chunk_ms: int | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should be committed before more is added."""
+        return self.line_bytes >= BATCH_BYTES_MAX or self.messages >= BATCH_MESSAGES_MAX
+
+    def add(self, batch: RecordBatch) -> None:
+        """Take the rows of a batch of records; its offsets lie behind those added before."""
+        assert batch.first_offset > self.last_offset, "offsets only grow"
+        if batch.messages is None:
+            extract, chunk_ms = self._extractor.from_record, batch.chunk_ms
+            extracted: Iterable[Extracted] = [extract(raw, chunk_ms) for raw in batch.records]
+        else:
+            extracted = map(self._extractor.from_message, batch.messages)
+        self._collect(batch.offsets, extracted)
+        self.messages += len(batch)
+        self.last_offset = batch.last_offset
+        self.last_chunk_ms = batch.chunk_ms
+        self._last = last_message(batch)
+
+    def _collect(self, offsets: Sequence[int], extracted: Iterable[Extracted]) -> None:
+        rows: list[tuple[int, int | str, int, str]] = []
+        for offset, (time_us, _, values, skips, receipt) in zip(offsets, extracted, strict=True):
+            if time_us is not None and self._with_time:
+                self._times.append(time_us)
+                self._time_offsets.append(offset)
+            if values:
+                shown = "\\N" if time_us is None else time_us
+                rows.extend([(offset, shown, key_id, value) for key_id, value in values])
+            if skips:
+                self.skips.update((key_id, reason.value) for key_id, reason in skips)
+            if receipt is not None:
+                self.receipts.append((receipt, offset))
+        if needs_escape("".join([row[3] for row in rows])):
+            rows = [(offset, time_us, key_id, copy_text(value)) for offset, time_us, key_id, value in rows]
+        stream = self._stream_id
+        lines = "".join([f"{offset}\t{time}\t{stream}\t{key}\t{value}\n" for offset, time, key, value in rows])
+        self.lines.append(lines)
+        self.line_bytes += len(lines)
+        self.rows += len(rows)
+
+    def time_blocks(self, high_us: int | None) -> tuple[list[TimeBlock], int | None]:
+        """The rows for the time index, and the greatest time with them; see `time_blocks`."""
+        return time_blocks(self._time_offsets, self._times, high_us)
+
+    def position(self) -> Position:
+        """What lies at the last offset, to know the stream again."""
+        assert self._last is not None, "a batch that is committed holds messages"
+        return position_of(self._last)
+
+
+def last_message(batch: RecordBatch) -> Message:
+    """The last message of a batch, undecoded."""
+    if batch.messages is not None:
+        return batch.messages[-1]
+    return Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], batch.chunk_ms)
+
+
+def position_of(message: Message) -> Position:
+    """What lies at a message's offset, to know the stream again."""
+    return Position(message.offset, fingerprint(message.properties.message_id, message.body), message.chunk_ms)

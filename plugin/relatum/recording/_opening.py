@@ -1,0 +1,270 @@
+"""Opening a stream for recording: is it the one we know, where does the tail go on, what was lost meanwhile.
+
+RabbitMQ does not fsync streams, moves a reader that fell behind retention forward without a word, and starts a stream
+that is declared again at offset 0. So nothing is concluded from offsets alone: what lies at the last recorded offset
+is compared with what lay there.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from relatum.errors import CoverageConflict, OffsetNotFound
+from relatum.keys import KeyDefinition
+from relatum.reading import StreamBounds, StreamReader
+from relatum.recording._batch import position_of
+from relatum.store import (
+    CoverageRow,
+    Position,
+    StreamRow,
+    add_hole,
+    checkpoints,
+    close_tail,
+    coverage,
+    events,
+    key_definitions,
+    open_range,
+    receipts,
+    relationships,
+    streams,
+    tail_of,
+    time_blocks,
+    translated_errors,
+)
+
+logger = logging.getLogger("relatum.recorder")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A stream ready to be recorded from `tail.to_offset` on."""
+
+    stream: StreamRow
+    tail: CoverageRow
+    definitions: tuple[KeyDefinition, ...]
+    high_us: int | None
+
+
+def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Opened:
+    """Find where recording goes on, after making sure that the stream is the one that was recorded.
+
+    Args:
+        engine: The database.
+        reader: An open reader.
+        stream: The stream's present generation.
+
+    Raises:
+        StreamNotFound: the broker has no such stream.
+        CoverageConflict: another recorder works on it; try again.
+    """
+    bounds = reader.bounds(stream.name)
+    with translated_errors(), engine.connect() as connection:
+        tail = tail_of(connection, stream.stream_id)
+    if tail is not None and tail.position is not None and not is_same(reader, stream.name, tail.position, bounds):
+        stream, tail = _after_loss(engine, reader, stream, tail, bounds)
+    with translated_errors(), engine.begin() as connection:
+        definitions = tuple(key_definitions(connection))
+        tail = _continued(connection, stream, tail, definitions, bounds)
+        _set_bounds(connection, stream, bounds)
+        high_us = _latest_time(connection, stream.stream_id)
+    return Opened(stream, tail, definitions, high_us)
+
+
+def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
+    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset."""
+    if bounds.first is None or bounds.last is None or position.offset > bounds.last:
+        return False
+    if position.offset < bounds.first:
+        return True
+    try:
+        found = position_of(reader.read(stream, position.offset))
+    except OffsetNotFound:
+        return False
+    same_chunk = None in (found.chunk_ms, position.chunk_ms) or found.chunk_ms == position.chunk_ms
+    return same_chunk and found.fingerprint == position.fingerprint
+
+
+def _after_loss(
+    engine: sa.Engine, reader: StreamReader, stream: StreamRow, tail: CoverageRow, bounds: StreamBounds
+) -> tuple[StreamRow, CoverageRow | None]:
+    """The stream is not what was recorded: cut back to where both agree, or begin a new generation."""
+    agreed = _last_agreement(engine, reader, stream, bounds)
+    if agreed is None:
+        return _replaced(engine, stream), None
+    return stream, _cut_back(engine, stream, tail, agreed)
+
+
+def _last_agreement(
+    engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
+) -> Position | None:
+    """The last checkpoint that the stream still agrees with; found by halving, since agreement is a prefix."""
+    if bounds.first is None or bounds.last is None:
+        return None
+    with translated_errors(), engine.connect() as connection:
+        rows = connection.execute(
+            sa.select(checkpoints.c.last_offset, checkpoints.c.fingerprint, checkpoints.c.chunk_ms)
+            .where(checkpoints.c.stream_id == stream.stream_id)
+            .where(checkpoints.c.last_offset.between(bounds.first, bounds.last))
+            .order_by(checkpoints.c.last_offset)
+        ).all()
+    positions = [Position(*row) for row in rows]
+    low, high = 0, len(positions)
+    while low < high:
+        middle = (low + high) // 2
+        if is_same(reader, stream.name, positions[middle], bounds):
+            low = middle + 1
+        else:
+            high = middle
+    return positions[low - 1] if low else None
+
+
+def _replaced(engine: sa.Engine, stream: StreamRow) -> StreamRow:
+    """Begin a new generation: no row of the old one can answer for the new stream."""
+    logger.warning("stream replaced", extra={"stream": stream.name, "generation": stream.generation + 1})
+    with translated_errors(), engine.begin() as connection:
+        retired = connection.execute(
+            sa.update(streams)
+            .where(streams.c.stream_id == stream.stream_id, streams.c.replaced_at.is_(None))
+            .values(replaced_at=sa.func.now(), state="replaced", lease_holder=None, lease_expires_at=None)
+            .returning(streams.c.lease_holder)
+        )
+        if retired.rowcount != 1:
+            raise CoverageConflict("another recorder began the stream's new generation", stream=stream.name)
+        new = connection.execute(
+            sa.insert(streams)
+            .values(
+                vhost=stream.vhost,
+                name=stream.name,
+                super_stream=stream.super_stream,
+                generation=stream.generation + 1,
+                record_time=stream.record_time,
+            )
+            .returning(*[streams.c[name] for name in StreamRow.__dataclass_fields__])
+        ).one()
+        note(connection, new.stream_id, "replaced", detail=f"generation {new.generation} begins")
+    return StreamRow(**new._mapping)
+
+
+def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: Position) -> CoverageRow:
+    """Forget everything behind the last agreement, so that it is recorded again as the stream has it now."""
+    with translated_errors(), engine.begin() as connection:
+        # Whoever else opens or back-fills this stream waits here.
+        connection.execute(sa.select(streams).where(streams.c.stream_id == stream.stream_id).with_for_update())
+        now = tail_of(connection, stream.stream_id)
+        if now is None or (now.coverage_id, now.to_offset) != (tail.coverage_id, tail.to_offset):
+            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
+        cut = _cut_offset(connection, stream.stream_id, agreed.offset + 1)
+        for table, column in _FORGOTTEN:
+            connection.execute(sa.delete(table).where(table.c.stream_id == stream.stream_id, column >= cut))
+        of_stream = coverage.c.stream_id == stream.stream_id
+        connection.execute(sa.delete(coverage).where(of_stream, (coverage.c.from_offset >= cut) | coverage.c.is_tail))
+        if tail.from_offset < cut:
+            connection.execute(sa.insert(coverage).values(_closed_range(tail, cut)))
+        connection.execute(sa.update(coverage).where(of_stream, coverage.c.to_offset > cut).values(to_offset=cut))
+        position = agreed if cut == agreed.offset + 1 else None
+        new = open_range(
+            connection, stream.stream_id, cut, tail.key_ids, with_time=tail.with_time, is_tail=True, position=position
+        )
+        note(
+            connection, stream.stream_id, "tail_lost", (cut, tail.to_offset), "recorded again as the stream has it now"
+        )
+    logger.warning("tail lost", extra={"stream": stream.name, "from": cut, "to": tail.to_offset})
+    return new
+
+
+_FORGOTTEN = (
+    (relationships, relationships.c.stream_offset),
+    (time_blocks, time_blocks.c.last_offset),
+    (receipts, receipts.c.stream_offset),
+    (checkpoints, checkpoints.c.last_offset),
+)
+
+
+def _cut_offset(connection: sa.Connection, stream_id: int, cut: int) -> int:
+    """The cut, moved back to where no block of the time index lies on both sides of it."""
+    straddling = sa.select(sa.func.min(time_blocks.c.first_offset)).where(
+        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < cut, time_blocks.c.last_offset >= cut
+    )
+    while (first := connection.execute(straddling).scalar_one()) is not None:
+        cut = first
+        straddling = sa.select(sa.func.min(time_blocks.c.first_offset)).where(
+            time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < cut, time_blocks.c.last_offset >= cut
+        )
+    return cut
+
+
+def _closed_range(tail: CoverageRow, cut: int) -> dict[str, object]:
+    return {
+        "stream_id": tail.stream_id,
+        "from_offset": tail.from_offset,
+        "to_offset": cut,
+        "key_ids": list(tail.key_ids),
+        "with_time": tail.with_time,
+        "kind": "recorded",
+    }
+
+
+def _continued(
+    connection: sa.Connection,
+    stream: StreamRow,
+    tail: CoverageRow | None,
+    definitions: Sequence[KeyDefinition],
+    bounds: StreamBounds,
+) -> CoverageRow:
+    """The tail to go on with: the old one, or a new one behind a hole or for other keys."""
+    key_ids = tuple(sorted(definition.key_id for definition in definitions))
+    first = bounds.first or 0
+    if tail is None:
+        return open_range(connection, stream.stream_id, first, key_ids, with_time=stream.record_time, is_tail=True)
+    hole = tail.to_offset < first
+    if not hole and tail.key_ids == key_ids and tail.with_time == stream.record_time:
+        return tail
+    close_tail(connection, tail)
+    start = tail.to_offset
+    if hole:
+        start = first
+        if tail.position is not None:
+            add_hole(connection, stream.stream_id, (tail.to_offset, first))
+            note(connection, stream.stream_id, "hole", (tail.to_offset, first), "retention was faster than recording")
+            logger.warning("hole", extra={"stream": stream.name, "from": tail.to_offset, "to": first})
+    return open_range(
+        connection,
+        stream.stream_id,
+        start,
+        key_ids,
+        with_time=stream.record_time,
+        is_tail=True,
+        position=tail.position,
+    )
+
+
+def _set_bounds(connection: sa.Connection, stream: StreamRow, bounds: StreamBounds) -> None:
+    connection.execute(
+        sa.update(streams)
+        .where(streams.c.stream_id == stream.stream_id)
+        .values(first_offset=bounds.first, state="recording")
+    )
+
+
+def _latest_time(connection: sa.Connection, stream_id: int) -> int | None:
+    """The greatest time of the last few blocks. Only how small the index is depends on it, not what it finds."""
+    latest = (
+        sa.select(time_blocks.c.max_us)
+        .where(time_blocks.c.stream_id == stream_id)
+        .order_by(time_blocks.c.first_offset.desc())
+        .limit(8)
+        .subquery()
+    )
+    return connection.execute(sa.select(sa.func.max(latest.c.max_us))).scalar_one()
+
+
+def note(
+    connection: sa.Connection, stream_id: int, kind: str, offsets: tuple[int, int] | None = None, detail: str = ""
+) -> None:
+    """Write down what happened to a stream, for `relatum status`."""
+    start, end = offsets or (None, None)
+    connection.execute(
+        sa.insert(events).values(stream_id=stream_id, kind=kind, from_offset=start, to_offset=end, detail=detail)
+    )

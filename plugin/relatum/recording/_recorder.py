@@ -1,0 +1,300 @@
+"""Recording many streams in one process: `relatum record`, and the half of it that an interceptor runs beside itself."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import sqlalchemy as sa
+from prometheus_client import CollectorRegistry
+
+from relatum._ids import MessageId
+from relatum.errors import DatabaseUnavailable, NotFound, RelatumError, Transient
+from relatum.keys import KeyDefinition, as_definitions
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._lease import new_holder
+from relatum.recording._metrics import RecorderMetrics
+from relatum.recording._tail import TailRecorder
+from relatum.recording._writer import RecordedListener, ended
+from relatum.store import add_keys, make_engine
+
+logger = logging.getLogger("relatum.recorder")
+
+PARTITIONS_S: Final = 10.0
+"""How often a super stream is asked for new partitions, and how long an unanswered question waits to be asked again."""
+
+STOP_S: Final = 30.0
+"""How long a stop waits for the batches under way."""
+
+
+class RecorderGroup:
+    """Recorders of single streams, each in a thread of its own, that start and stop together.
+
+    Args:
+        address: The broker.
+        engine: The database.
+        on_recorded: Called after each commit that holds receipts.
+        holder: Who takes the leases; by default a name made of host and process.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        engine: sa.Engine,
+        *,
+        on_recorded: RecordedListener | None = None,
+        holder: str | None = None,
+    ) -> None:
+        self.metrics = RecorderMetrics()
+        self._address = address
+        self._engine = engine
+        self._on_recorded = on_recorded
+        self._holder = holder or new_holder()
+        self._stop = threading.Event()
+        self._threads: dict[str, threading.Thread] = {}
+
+    def add(self, stream: str, super_stream: str | None = None) -> None:
+        """Record a stream from now on; nothing happens where it is recorded already."""
+        if stream in self._threads:
+            return
+        recorder = TailRecorder(
+            self._address,
+            self._engine,
+            stream,
+            holder=self._holder,
+            metrics=self.metrics,
+            super_stream=super_stream,
+            on_recorded=self._on_recorded,
+        )
+        thread = threading.Thread(target=recorder.run, args=[self._stop], name=f"relatum-{stream}", daemon=True)
+        self._threads[stream] = thread
+        thread.start()
+
+    def stop(self) -> None:
+        """Finish the batches under way and end all threads."""
+        self._stop.set()
+        for thread in self._threads.values():
+            thread.join(STOP_S)
+
+
+class Recorder:
+    """Records streams and super streams until it is told to stop.
+
+    Args:
+        broker: The broker's URL or address.
+        database: PostgreSQL's URL, or an engine.
+        streams: Names of streams and super streams; each partition of a super stream is recorded, new ones too. A
+            stream that does not exist yet is waited for.
+        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        keys: Keys to define before recording, where they are not defined yet.
+        holder: Who takes the leases; by default a name made of host and process.
+    """
+
+    def __init__(
+        self,
+        broker: str | BrokerAddress,
+        database: str | sa.Engine,
+        streams: Sequence[str],
+        *,
+        stream_url: str | None = None,
+        keys: Iterable[str | KeyDefinition] = (),
+        holder: str | None = None,
+    ) -> None:
+        self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+        self._owns_engine = not isinstance(database, sa.Engine)
+        # Three connections a stream at most: one to commit, one to open, one to keep the lease.
+        pool_size = 2 * len(streams) + 4
+        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=pool_size)
+        self._names = list(streams)
+        self._keys = as_definitions(keys)
+        self._group = RecorderGroup(self._address, self._engine, holder=holder)
+
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What Prometheus scrapes."""
+        return self._group.metrics.registry
+
+    def run(self, stop: threading.Event) -> None:
+        """Record until `stop` is set, then finish the batches under way.
+
+        Broker and database may be away, at the start too: they are waited for.
+
+        Raises:
+            KeyDefinitionConflict: a key of `keys` is defined with another source or type.
+            SchemaMissing: the database has no schema: run `relatum migrate`.
+        """
+        try:
+            define_keys(self._engine, self._keys, stop)
+            while not stop.is_set():
+                self._find_streams()
+                stop.wait(PARTITIONS_S if self._found_all() else 1.0)
+        finally:
+            self._group.stop()
+            if self._owns_engine:
+                self._engine.dispose()
+
+    _resolved: frozenset[str] = frozenset()
+
+    def _found_all(self) -> bool:
+        return self._resolved.issuperset(self._names)
+
+    def _find_streams(self) -> None:
+        """Start a recorder for each stream and each partition; names nobody knows are taken for streams to come."""
+        try:
+            with StreamReader.open(self._address) as reader:
+                for name in self._names:
+                    partitions = reader.partitions(name)
+                    for partition in partitions:
+                        self._group.add(partition, super_stream=name)
+                    if not partitions and name not in self._resolved:
+                        self._group.add(name)
+                    self._resolved |= {name}
+        except RelatumError as error:
+            logger.warning("streams not looked up: %s", ended(error))
+
+
+def define_keys(engine: sa.Engine, keys: Sequence[KeyDefinition], stop: threading.Event) -> None:
+    """Define keys, waiting for the database where it is away; errors that waiting does not cure are raised."""
+    while keys and not stop.is_set():
+        try:
+            add_keys(engine, keys)
+        except DatabaseUnavailable as error:
+            logger.warning("keys not defined yet: %s", ended(error))
+            stop.wait(1.0)
+        else:
+            return
+
+
+class EmbeddedRecorder:
+    """The recorder beside a publisher, in its process: it records the streams that are published to.
+
+    None of its methods waits for a broker or a database.
+
+    Args:
+        address: The broker.
+        database: PostgreSQL's URL, or an engine.
+        definitions: Keys to define where they are not defined yet.
+    """
+
+    def __init__(
+        self, address: BrokerAddress, database: str | sa.Engine, definitions: Sequence[KeyDefinition] = ()
+    ) -> None:
+        self._address = address
+        self._owns_engine = not isinstance(database, sa.Engine)
+        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=8)
+        self._definitions = definitions
+        self._group = RecorderGroup(address, self._engine, on_recorded=self._tell)
+        self._changed = threading.Condition()
+        self._watched: set[tuple[str, str]] = set()
+        self._wanted: list[tuple[str, str]] = []
+        self._listeners: dict[str, list[Callable[[MessageId], None]]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
+        self._thread.start()
+
+    def watch(self, exchange: str, routing_key: str) -> None:
+        """Record the streams this exchange and routing key lead to, from now on. Cheap where already known."""
+        route = (exchange, routing_key)
+        if route in self._watched:
+            return
+        with self._changed:
+            if len(self._watched) >= ROUTES_MAX:
+                # Routing keys may be without number; those known are looked up again, which costs little.
+                self._watched.clear()
+            self._watched.add(route)
+            self._wanted.append(route)
+            self._changed.notify()
+
+    def record(self, stream: str) -> None:
+        """Record a stream by name, from now on."""
+        self.watch("", stream)
+
+    def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:
+        """Call `listener`, in a recorder's thread, for each place where that AMQP `message_id` is recorded.
+
+        Returns:
+            What ends the subscription.
+        """
+        with self._changed:
+            self._listeners.setdefault(receipt, []).append(listener)
+
+        def unsubscribe() -> None:
+            with self._changed:
+                listeners = self._listeners.get(receipt, [])
+                if listener in listeners:
+                    listeners.remove(listener)
+                if not listeners:
+                    self._listeners.pop(receipt, None)
+
+        return unsubscribe
+
+    def _tell(self, stream: str, receipts: list[tuple[str, int]]) -> None:
+        for message_id, offset in receipts:
+            with self._changed:
+                listeners = list(self._listeners.get(message_id, ()))
+            for listener in listeners:
+                listener(MessageId(stream, offset))
+
+    def close(self) -> None:
+        """Finish the batches at hand and stop."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify()
+        self._thread.join(STOP_S)
+        self._group.stop()
+        if self._owns_engine:
+            self._engine.dispose()
+
+    def _run(self) -> None:
+        keys_defined = not self._definitions
+        while not self._stop.is_set():
+            with self._changed:
+                if not self._wanted and keys_defined:
+                    self._changed.wait(1.0)
+                routes, self._wanted = self._wanted, []
+            if not keys_defined:
+                keys_defined = self._define_keys()
+            unresolved = self._resolve(routes)
+            if unresolved or not keys_defined:
+                with self._changed:
+                    self._wanted[:0] = unresolved
+                self._stop.wait(0.5)
+
+    def _define_keys(self) -> bool:
+        """Define the publisher's keys; False where the database is away and it must be tried again."""
+        try:
+            add_keys(self._engine, self._definitions)
+        except RelatumError as error:
+            logger.warning("keys not defined: %s", ended(error))
+            return not isinstance(error, Transient)
+        return True
+
+    def _resolve(self, routes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Start recorders for what routes lead to; gives back those that could not be looked up."""
+        if not routes:
+            return []
+        try:
+            with StreamReader.open(self._address) as reader:
+                for exchange, routing_key in routes:
+                    for stream in _streams_of(reader, exchange, routing_key):
+                        self._group.add(stream)
+        except RelatumError as error:
+            logger.warning("streams not looked up: %s", ended(error))
+            return list(routes)
+        return []
+
+
+ROUTES_MAX: Final = 10_000
+"""Routes an embedded recorder remembers."""
+
+
+def _streams_of(reader: StreamReader, exchange: str, routing_key: str) -> list[str]:
+    """The streams a route leads to; over AMQP 0.9.1 only the default exchange's are known, by name."""
+    try:
+        found = reader.routes(exchange, routing_key)
+        if found is None and exchange == "":
+            reader.bounds(routing_key)
+            return [routing_key]
+    except NotFound:
+        return []
+    return found or []

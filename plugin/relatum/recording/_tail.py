@@ -1,0 +1,166 @@
+"""Recording one stream, for ever: take the lease, open, catch up, tail, and begin again after whatever happens."""
+
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.errors import RelatumError, StreamNotFound
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._lease import RENEW_S, give_back, take
+from relatum.recording._metrics import RecorderMetrics
+from relatum.recording._opening import note, open_tail
+from relatum.recording._writer import RecordedListener, Writer, ended
+from relatum.store import StreamRow, ensure_stream, streams, translated_errors
+
+logger = logging.getLogger("relatum.recorder")
+
+BACKOFF_S: Final = (0.05, 5.0)
+"""Least and most seconds before a session begins again: doubled each time, half of it by chance."""
+
+IDLE_S: Final = 0.25
+"""How often a reader with nothing to read looks whether it should stop."""
+
+
+class TailRecorder:
+    """Records one stream until it is told to stop.
+
+    Args:
+        address: The broker.
+        engine: The database.
+        stream: The stream's name.
+        holder: Who takes the lease.
+        metrics: Where to count.
+        super_stream: The super stream it is a partition of.
+        on_recorded: Called after each commit that holds receipts.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        engine: sa.Engine,
+        stream: str,
+        *,
+        holder: str,
+        metrics: RecorderMetrics,
+        super_stream: str | None = None,
+        on_recorded: RecordedListener | None = None,
+    ) -> None:
+        self._address = address
+        self._engine = engine
+        self._stream = stream
+        self._super_stream = super_stream
+        self._holder = holder
+        self._metrics = metrics
+        self._on_recorded = on_recorded
+        self._was_missing = False
+
+    def run(self, stop: threading.Event) -> None:
+        """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
+        pauses = _backoff()
+        while not stop.is_set():
+            try:
+                if self._session(stop):
+                    pauses = _backoff()
+                    continue
+            except RelatumError as error:
+                logger.warning("session ended: %s", ended(error), extra={"stream": self._stream})
+            except Exception:
+                logger.exception("session ended by a defect", extra={"stream": self._stream})
+            self._metrics.reconnects.labels(self._stream).inc()
+            stop.wait(next(pauses))
+
+    def _session(self, stop: threading.Event) -> bool:
+        """One lease, from taking it to giving it back. True where it ended in order."""
+        with translated_errors(), self._engine.begin() as connection:
+            row = ensure_stream(connection, self._address.vhost, self._stream, self._super_stream)
+        if not take(self._engine, row.stream_id, self._holder):
+            stop.wait(RENEW_S)
+            return True
+        try:
+            return self._record(row, stop)
+        except StreamNotFound:
+            self._note_missing(row)
+            stop.wait(RENEW_S)
+            return True
+        finally:
+            self._give_back(row)
+
+    def _give_back(self, row: StreamRow) -> None:
+        try:
+            give_back(self._engine, row.stream_id, self._holder)
+        except RelatumError as error:
+            # The lease runs out by itself; what ended the session matters more.
+            logger.info("lease not given back: %s", ended(error), extra={"stream": self._stream})
+
+    def _note_missing(self, row: StreamRow) -> None:
+        """Say once that the stream does not exist (yet, or any more); it may be declared at any moment."""
+        if self._was_missing:
+            return
+        self._was_missing = True
+        logger.warning("no such stream", extra={"stream": self._stream})
+        with translated_errors(), self._engine.begin() as connection:
+            connection.execute(sa.update(streams).where(streams.c.stream_id == row.stream_id).values(state="missing"))
+            note(connection, row.stream_id, "missing")
+
+    def _record(self, row: StreamRow, stop: threading.Event) -> bool:
+        with StreamReader.open(self._address) as reader:
+            opened = open_tail(self._engine, reader, row)
+            if opened.stream.stream_id != row.stream_id:
+                return True  # A new generation: begin again with a lease of its own.
+            self._was_missing = False
+            start = opened.tail.to_offset
+            logger.info("recording", extra={"stream": self._stream, "from": start})
+            writer = Writer(self._engine, opened, self._holder, self._metrics, self._on_recorded)
+            try:
+                self._follow(reader, writer, start, stop)
+            except BaseException:
+                self._abandon(writer)
+                raise
+            writer.finish()
+        return True
+
+    def _abandon(self, writer: Writer) -> None:
+        """Commit what was read before the error; the error itself is what is told."""
+        try:
+            writer.finish()
+        except RelatumError as error:
+            logger.info("last batch not written: %s", ended(error), extra={"stream": self._stream})
+
+    def _follow(self, reader: StreamReader, writer: Writer, start: int, stop: threading.Event) -> None:
+        """Read from the coverage's end until there is a reason to open anew."""
+        expected = start
+        with closing(reader.batches(self._stream, start, follow=True, idle_s=IDLE_S)) as batches:
+            for records in batches:
+                writer.check()
+                if stop.is_set() or writer.must_reopen:
+                    return
+                if records is None:
+                    self._at_end(expected)
+                    continue
+                if records.first_offset > expected and self._is_hole(expected):
+                    return
+                writer.put(records)
+                expected = records.last_offset + 1
+                self._metrics.end.labels(self._stream).set(records.last_offset)
+
+    def _at_end(self, expected: int) -> None:
+        self._metrics.lag_s.labels(self._stream).set(0.0)
+        self._metrics.lag_offsets.labels(self._stream).set(0)
+
+    def _is_hole(self, expected: int) -> bool:
+        """Whether offsets are missing because retention took them; streams have gaps in good health too."""
+        with StreamReader.open(self._address) as other:
+            first = other.bounds(self._stream).first
+        return first is not None and first > expected
+
+
+def _backoff() -> Iterator[float]:
+    pause, longest = BACKOFF_S
+    while True:
+        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads reconnects, nothing secret
+        pause = min(pause * 2, longest)
