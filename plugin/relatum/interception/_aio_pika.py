@@ -1,0 +1,275 @@
+"""aio-pika: the only module that imports it, and only once somebody has such a connection.
+
+An aio-pika channel publishes through the aiormq channel beneath it, which is replaced at each reconnect. So each
+channel's `get_underlay_channel` is watched, and whatever it gives publishes through us. That covers exchanges declared
+before and after, restored ones, the default one and direct use; instrumentation of `Exchange.publish` stays outside.
+"""
+
+import asyncio
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import aio_pika
+import aiormq
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import AMQPConnectionError, DeliveryError
+from aiormq.exceptions import PublishError as ReturnedError
+from pamqp.commands import Basic
+
+from relatum._ids import MessageId
+from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishUnroutable
+from relatum.interception._interception import ATTRIBUTE, Interception
+from relatum.interception._locate import Sent
+from relatum.interception._outcome import outcome
+from relatum.interception._settle import Unsettled, final_at
+from relatum.interception._stamp import Stamp
+
+CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
+"""Where an intercepted channel keeps the connection's interception."""
+
+_UNANSWERED_POLL_S: Final = 0.02
+"""Seconds between two looks for the broker's late answer to a publish that was given up."""
+
+
+class _Publisher:
+    """Stands in for `basic_publish` on one aiormq channel."""
+
+    def __init__(self, underlay: Any, wrapped: Callable[..., Any], interception: Interception) -> None:
+        self.__wrapped__ = wrapped
+        self.__doc__ = wrapped.__doc__
+        self._underlay = weakref.proxy(underlay)
+        self._interception = interception
+        self._stamper = interception.stamper(underlay.connection.connection_tune.frame_max)
+        self._in_flight: dict[str, asyncio.Future[None]] = {}
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish with what is missing added; arguments, result and what is raised before sending are aiormq's."""
+        given = kwargs.get("properties")
+        body = args[0] if args else kwargs.get("body")
+        if not self._interception.active or body is None or not isinstance(given, (Basic.Properties, type(None))):
+            return await self.__wrapped__(*args, **kwargs)
+        properties = Basic.Properties(delivery_mode=1) if given is None else copy.copy(given)
+        stamp = stamped(self._stamper.stamp, properties, body)
+        kwargs["properties"] = properties
+        self._interception.watch(kwargs.get("exchange", ""), kwargs.get("routing_key", ""))
+        if kwargs.get("timeout") is None:
+            kwargs["timeout"] = self._interception.options.confirm_timeout_s
+        if stamp.names_message or not self._underlay.publisher_confirms:
+            return await self._send(args, kwargs, stamp)
+        return await self._send_alone(args, kwargs, stamp)
+
+    async def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
+        tag = self._underlay.delivery_tag
+        try:
+            result = await self.__wrapped__(*args, **kwargs)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            # The confirm's future was cancelled along with the connection. Nobody cancelled the caller.
+            lost = AMQPConnectionError("the connection was lost before the broker answered")
+            raise self._outcome(lost, args, kwargs, stamp) from error
+        except Exception as error:
+            # aiormq takes the tag back where the message was not handed over.
+            if self._underlay.delivery_tag == tag or isinstance(error, (TypeError, ValueError)):
+                raise
+            raise self._outcome(error, args, kwargs, stamp) from error
+        if isinstance(result, aiormq.abc.DeliveredMessage):
+            _strip(result, stamp)
+        return result
+
+    async def _send_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
+        """Send a message under an id of the caller's, once no other of that id is under way on this channel.
+
+        aiormq finds the publish a returned message belongs to by its `message_id`. With two of one id under way, one
+        would be reported returned twice and the other confirmed, which it is not.
+        """
+        loop = asyncio.get_running_loop()
+        timeout = kwargs.get("timeout")
+        began = loop.time()
+        async with asyncio.timeout(timeout):
+            while (earlier := self._in_flight.get(stamp.message_id)) is not None:
+                await asyncio.wait([earlier])
+        if timeout is not None:
+            kwargs["timeout"] = max(0.001, timeout - (loop.time() - began))
+        done: asyncio.Future[None] = loop.create_future()
+        self._in_flight[stamp.message_id] = done
+        try:
+            return await self._send(args, kwargs, stamp)
+        finally:
+            self._end_turn(stamp.message_id, done)
+
+    def _end_turn(self, message_id: str, done: "asyncio.Future[None]") -> None:
+        """Let the next message of that id go, once the broker can no longer answer for this one."""
+        underlay = self._underlay
+        confirmations = underlay.confirmations
+        late = [tag for tag, future in confirmations.items() if future.cancelled()]
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            if not underlay.is_closed and any(tag in confirmations for tag in late):
+                loop.call_later(_UNANSWERED_POLL_S, look)
+                return
+            self._in_flight.pop(message_id, None)
+            done.set_result(None)
+
+        look()
+
+    def _outcome(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp
+    ) -> PublishError:
+        exchange = kwargs.get("exchange", "")
+        if isinstance(error, ReturnedError):
+            _strip(error.message, stamp)
+            return outcome(PublishUnroutable, error, in_stream=False)
+        if isinstance(error, DeliveryError):
+            return outcome(PublishNacked, error, in_stream=None if exchange else False)
+        body = args[0] if args else kwargs["body"]
+        sent = Sent.now(exchange, kwargs.get("routing_key", ""), stamp.message_id, stamp.headers, body)
+        # After a mere time-out the connection lives on, and what was sent may still arrive at any time.
+        heartbeat = self._underlay.connection.connection_tune.heartbeat
+        until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
+        unsettled = Unsettled(sent, self._interception.locator, until)
+
+        async def settle(timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
+            """See `Receipt.settle`; the reading runs in a thread."""
+            return await asyncio.to_thread(unsettled.settle, timeout_s, streams=streams)
+
+        return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=settle)
+
+
+class _UnderlayGetter:
+    """Stands in for a channel's `get_underlay_channel`, and sees to it that what it gives is intercepted."""
+
+    def __init__(self, channel: AbstractChannel, interception: Interception) -> None:
+        # Weak: a robust connection restores the channels that somebody still holds, and this is no somebody.
+        self._channel = weakref.ref(channel)
+        self._interception = interception
+
+    async def __call__(self) -> Any:
+        channel = self._channel()
+        assert channel is not None
+        try:
+            underlay = await type(channel).get_underlay_channel(channel)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise AMQPConnectionError("the connection was lost") from error
+        if self._interception.active:
+            _intercept_underlay(underlay, self._interception)
+        return underlay
+
+
+class _ChannelOpener:
+    """Stands in for a connection's `channel`."""
+
+    def __init__(self, connection: AbstractConnection, interception: Interception, replaced: Any) -> None:
+        self._connection = weakref.ref(connection)
+        self._interception = interception
+        self.replaced = replaced
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        connection: Any = self._connection()
+        # Looked up now: instrumentation may have been put on the class meanwhile.
+        channel = (self.replaced or type(connection).channel.__get__(connection))(*args, **kwargs)
+        if self._interception.active:
+            _intercept_channel(channel, self._interception)
+        return channel
+
+
+def intercept(connection: Any, interception: Interception) -> None:
+    """Publish through the interception on all channels the connection has and will have."""
+    setattr(connection, ATTRIBUTE, interception)
+    connection.channel = _ChannelOpener(connection, interception, vars(connection).get("channel"))
+    for channel in _channels(connection):
+        _intercept_channel(channel, interception)
+
+
+def release(connection: Any) -> None:
+    """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
+    for channel in _channels(connection):
+        if isinstance(vars(channel).get("get_underlay_channel"), _UnderlayGetter):
+            del channel.get_underlay_channel
+        vars(channel).pop(CHANNEL_ATTRIBUTE, None)
+        underlay = channel._channel.channel if channel._channel is not None else None
+        if underlay is not None and isinstance(vars(underlay).get("basic_publish"), _Publisher):
+            del underlay.basic_publish
+    present = vars(connection).get("channel")
+    if isinstance(present, _ChannelOpener):
+        if present.replaced is None:
+            del connection.channel
+        else:
+            connection.channel = present.replaced
+    delattr(connection, ATTRIBUTE)
+
+
+def connection_url(connection: Any) -> str:
+    """The URL of the broker the connection is to, credentials in it."""
+    # Without the query: it holds the client's own options.
+    return urlunsplit(urlsplit(str(connection.url))._replace(query="", fragment=""))
+
+
+def stamped(stamp_with: Callable[..., Stamp], properties: Any, body: Any, receipt: str | bool | None = None) -> Stamp:
+    """Put into the properties, which are ours, what is missing."""
+
+    def property_of(name: str) -> Any:
+        return getattr(properties, "message_type" if name == "type" else name)
+
+    stamp = stamp_with(
+        properties.headers, properties.message_id or None, properties.timestamp, property_of, body, receipt
+    )
+    properties.headers = stamp.headers
+    properties.message_id = stamp.message_id
+    return stamp
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled the current task, or a time-out around it has ended."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _intercept_channel(channel: Any, interception: Interception) -> None:
+    setattr(channel, CHANNEL_ATTRIBUTE, interception)
+    channel.get_underlay_channel = _UnderlayGetter(channel, interception)
+
+
+def _intercept_underlay(underlay: Any, interception: Interception) -> None:
+    present = vars(underlay).get("basic_publish")
+    if isinstance(present, _Publisher) and present._interception is interception:
+        return
+    wrapped = type(underlay).basic_publish.__get__(weakref.proxy(underlay))
+    underlay.basic_publish = _Publisher(underlay, wrapped, interception)
+
+
+def _channels(connection: Any) -> Iterator[Any]:
+    """The aio-pika channels that are open now.
+
+    A robust connection knows its own. A plain one does not; the aiormq channels below it know whom to tell of
+    returned messages.
+    """
+    seen: set[int] = set()
+    known = list(vars(connection).get("_RobustConnection__channels", ()))
+    if connection.transport is not None:
+        for underlay in list(connection.transport.connection.channels.values()):
+            for callback in getattr(underlay, "on_return_callbacks", ()):
+                owner = getattr(callback, "__self__", None)
+                if isinstance(owner, aio_pika.abc.AbstractChannel):
+                    known.append(owner)
+    for channel in known:
+        if id(channel) not in seen:
+            seen.add(id(channel))
+            yield channel
+
+
+def _strip(message: Any, stamp: Stamp) -> None:
+    """Take what was added out of a message that came back: the caller compares it with what it published.
+
+    Not the `message_id`: aiormq adds one itself.
+    """
+    headers = message.header.properties.headers
+    if headers is not None:
+        for name in stamp.added:
+            headers.pop(name, None)

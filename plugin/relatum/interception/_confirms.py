@@ -1,0 +1,111 @@
+"""Confirms of callback channels: which receipt each of the broker's answers is for."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from pika import BasicProperties
+from pika.channel import Channel
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+from pika.frame import Method
+from pika.spec import Basic
+
+from relatum.errors import ConfigurationError, PublishNacked, PublishOutcomeUnknown, PublishUnroutable
+from relatum.interception._locate import Sent
+from relatum.interception._pika import CountingPublisher
+from relatum.interception._receipt import Receipt
+from relatum.interception._settle import final_at
+
+_CONFIRMS: Final = "_relatum_confirms"
+
+
+class Confirms:
+    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread.
+
+    Args:
+        channel: The channel.
+        publisher: What counts its delivery tags.
+    """
+
+    def __init__(self, channel: Channel, publisher: CountingPublisher) -> None:
+        self._publisher = publisher
+        self._pending: dict[int, Receipt] = {}
+        self._by_message: dict[str, Receipt] = {}
+        number = channel.channel_number
+        if publisher.delivery_tag is None:
+            if channel.callbacks.pending(number, Basic.Ack):
+                raise ConfigurationError(
+                    "this channel was in confirm mode before its connection was intercepted, so its delivery tags are "
+                    "not known: intercept first"
+                )
+            channel.confirm_delivery(self._on_answer)
+        else:
+            channel.callbacks.add(number, Basic.Ack, self._on_answer, False)
+            channel.callbacks.add(number, Basic.Nack, self._on_answer, False)
+        channel.add_on_return_callback(self._on_return)
+        channel.add_on_close_callback(self._on_close)
+
+    @classmethod
+    def of(cls, channel: Channel, publisher: CountingPublisher) -> "Confirms":
+        """The channel's confirms, listened to from now on."""
+        confirms = vars(channel).get(_CONFIRMS)
+        if not isinstance(confirms, cls):
+            confirms = cls(channel, publisher)
+            setattr(channel, _CONFIRMS, confirms)
+        return confirms
+
+    def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:
+        """Send, and give the receipt that the answer will decide."""
+        receipt = Receipt(sent, self._publisher.interception.locator, pending=True)
+        send()
+        tag = self._publisher.delivery_tag
+        assert tag is not None
+        self._pending[tag] = receipt
+        self._by_message[_name(sent)] = receipt
+        return receipt
+
+    def _on_answer(self, frame: "Method[Any]") -> None:
+        answer = frame.method
+        tags = [answer.delivery_tag]
+        if answer.multiple:
+            tags = [tag for tag in self._pending if tag <= answer.delivery_tag]
+        for tag in tags:
+            receipt = self._pending.pop(tag, None)
+            if receipt is None:
+                continue
+            self._by_message.pop(_name(receipt._sent), None)
+            if isinstance(answer, Basic.Ack):
+                receipt._decide(None)
+                continue
+            routed = None if receipt._sent.exchange else False
+            receipt._decide(PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
+
+    def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
+        """A message comes back before its ack does: it is known by what we named it."""
+        names = ((properties.headers or {}).get("relatum_receipt"), properties.message_id)
+        receipt = next((self._by_message[name] for name in names if name in self._by_message), None)
+        if receipt is not None:
+            receipt._decide(
+                PublishUnroutable(
+                    f"message {receipt.message_id} came back: {method.reply_code} {method.reply_text}", in_stream=False
+                )
+            )
+
+    def _on_close(self, _channel: Channel, reason: Exception) -> None:
+        announced = isinstance(reason, (ChannelClosedByBroker, ConnectionClosedByBroker))
+        heartbeat = self._publisher.connection.params.heartbeat
+        until = final_at(heartbeat if isinstance(heartbeat, int) else 0, announced=announced)
+        pending, self._pending = self._pending, {}
+        self._by_message.clear()
+        for receipt in pending.values():
+            error = PublishOutcomeUnknown(
+                f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
+                in_stream=None,
+                settle=receipt.settle,
+            )
+            error.__cause__ = reason
+            receipt._decide(error, until)
+
+
+def _name(sent: Sent) -> str:
+    """What a returned message is known by: the receipt's own name, unique where a `message_id` may not be."""
+    return sent.receipt or sent.message_id

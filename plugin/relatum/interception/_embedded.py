@@ -1,0 +1,57 @@
+"""The recorders inside this process: one for each broker, database and set of keys, shared by its connections.
+
+They outlive connections: what was published just before a connection was closed, or lost, is recorded too. They are
+daemon threads, so they never keep a process alive; another process, or the next start, takes over from the coverage.
+"""
+
+import threading
+from typing import ClassVar
+
+from sqlalchemy import URL, Engine
+
+from relatum.interception._ports import Recorder
+from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress
+
+_Key = tuple[BrokerAddress, object, tuple[tuple[str, ...], ...]]
+
+
+class EmbeddedRecorders:
+    """The recorders of this process, each counted by the interceptions that use it."""
+
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _used: ClassVar[dict[_Key, tuple[Recorder, int]]] = {}
+
+    @classmethod
+    def acquire(
+        cls, address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
+    ) -> Recorder:
+        """The recorder for these, started where there is none yet. It waits for no server."""
+        key = (address, database, tuple((key.name, key.value_type.value, *key.sources) for key in definitions))
+        with cls._lock:
+            recorder, users = cls._used.get(key) or (_start(address, database, definitions), 0)
+            cls._used[key] = (recorder, users + 1)
+            return recorder
+
+    @classmethod
+    def give_back(cls, recorder: Recorder) -> None:
+        """End one use; the last one closes the recorder."""
+        with cls._lock:
+            for key, (known, users) in list(cls._used.items()):
+                if known is not recorder:
+                    continue
+                if users > 1:
+                    cls._used[key] = (recorder, users - 1)
+                    return
+                del cls._used[key]
+        recorder.close()
+
+
+def _start(
+    address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
+) -> Recorder:
+    # Imported here: stamping alone needs neither the recorder nor its servers.
+    from relatum.recording import EmbeddedRecorder
+
+    recorder: Recorder = EmbeddedRecorder(address, database, definitions)
+    return recorder

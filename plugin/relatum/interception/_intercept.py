@@ -1,0 +1,112 @@
+"""`intercept` and `release`."""
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pika
+from sqlalchemy import URL, Engine
+
+from relatum.errors import ConfigurationError
+from relatum.interception import _pika
+from relatum.interception._interception import Interception, Options, RecorderChoice, interception_of
+from relatum.interception._stamp import OnInvalid
+from relatum.keys import KeyDefinition, as_definitions
+
+_Connection = TypeVar("_Connection")
+
+
+def intercept(
+    connection: _Connection,
+    *,
+    database: "str | URL | Engine | None" = None,
+    keys: Iterable["str | KeyDefinition"] = (),
+    recorder: RecorderChoice = "embedded",
+    on_invalid: OnInvalid = "raise",
+    streams: Iterable[str] = (),
+    broker_url: str | None = None,
+    stream_url: str | None = None,
+    confirm_timeout_s: float | None = None,
+) -> _Connection:
+    """The same connection, publishing messages that Relatum can relate.
+
+    Each message gets what it lacks: a `message_id` (UUIDv7) and the header `relatum_time` (microseconds since 1970,
+    UTC; not where the property `timestamp` is given). Its keys' values are checked. Bodies are not touched, and the
+    caller's properties and headers are not changed. All channels publish so, those open already too.
+
+    After sending, an error is of the client's class and of ours at once: `PublishUnroutable`, `PublishNacked`, or
+    `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (to be awaited where it came
+    from aio-pika). What is raised before sending is the client's own.
+
+    Calling it again with the same options changes nothing.
+
+    Args:
+        connection: A pika BlockingConnection, a pika callback connection (SelectConnection and its like), or an
+            aio-pika connection, robust or not.
+        database: URL or SQLAlchemy engine of the PostgreSQL database. None (default): messages are stamped and
+            checked, nothing is recorded here.
+        keys: Names of headers, or definitions.
+        recorder: `"embedded"` (default): with a database, a thread of this process records the streams it publishes
+            to; of many such processes one records each stream. It outlives the connection, so that what was
+            published last is recorded too. `"external"`: `relatum record` does it.
+        on_invalid: `"raise"` (default): a value that cannot be recorded is an error before anything is sent.
+            `"skip"`: the message is published as it is; the value is counted and not recorded.
+        streams: Streams for the embedded recorder to record even before anything is published to them.
+        broker_url: Where streams are read. None (default): where the connection leads.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+        confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
+            outcome is unknown. None (default): until the connection is found lost, about two heartbeats.
+
+    Returns:
+        The connection itself.
+
+    Raises:
+        ConfigurationError: not such a connection, or intercepted already with other options.
+        InvalidKeyDefinition: one of `keys` cannot be a key.
+    """
+    options = Options(
+        database=database,
+        definitions=tuple(as_definitions(keys)),
+        recorder=recorder,
+        on_invalid=on_invalid,
+        streams=tuple([streams] if isinstance(streams, str) else streams),
+        broker_url=broker_url,
+        stream_url=stream_url,
+        confirm_timeout_s=confirm_timeout_s,
+    )
+    client = _client_of(connection)
+    present = interception_of(connection)
+    if present is None:
+        client.intercept(connection, Interception(options, lambda: client.connection_url(connection)))
+    elif present.options != options:
+        raise ConfigurationError(
+            "this connection is intercepted already, with other options: relatum.release(connection) first"
+        )
+    return connection
+
+
+def release(connection: _Connection) -> _Connection:
+    """The same connection as it was before `intercept`; what others have wrapped since stays and passes through.
+
+    The embedded recorder ends with the last connection that used it. A connection that is not intercepted is left
+    alone.
+    """
+    present = interception_of(connection)
+    if present is not None:
+        _client_of(connection).release(connection)
+        present.release()
+    return connection
+
+
+def _client_of(connection: Any) -> ModuleType:
+    """The module that knows this kind of connection."""
+    if isinstance(connection, (pika.BlockingConnection, pika.connection.Connection)):
+        return _pika
+    if any(kind.__module__.partition(".")[0] == "aio_pika" for kind in type(connection).__mro__):
+        # Only now: aio-pika is optional, and whoever has such a connection has imported it.
+        from relatum.interception import _aio_pika
+
+        return _aio_pika
+    raise ConfigurationError(
+        f"{type(connection).__qualname__} is neither a pika nor an aio-pika connection"
+    )

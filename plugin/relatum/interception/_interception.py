@@ -1,0 +1,124 @@
+"""What one intercepted connection shares between its channels, whichever client it belongs to."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from sqlalchemy import URL, Engine
+
+from relatum.errors import ConfigurationError
+from relatum.interception._embedded import EmbeddedRecorders
+from relatum.interception._locate import Locator
+from relatum.interception._ports import Recorder
+from relatum.interception._stamp import OnInvalid, Stamper
+from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress
+
+RecorderChoice: TypeAlias = Literal["embedded", "external"]
+
+ATTRIBUTE: Final = "_relatum_interception"
+"""Where an intercepted connection keeps its interception."""
+
+_WATCHED_MAX: Final = 4096
+"""Pairs of exchange and routing key remembered as watched; topics can have no end of them."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `intercept` was asked for; two interceptions of one connection must agree in all of it."""
+
+    database: "str | URL | Engine | None"
+    definitions: tuple[KeyDefinition, ...]
+    recorder: RecorderChoice
+    on_invalid: OnInvalid
+    streams: tuple[str, ...]
+    broker_url: str | None
+    stream_url: str | None
+    confirm_timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        if self.recorder not in ("embedded", "external"):
+            raise ConfigurationError(f"recorder is 'embedded' or 'external', not {self.recorder!r}")
+        if self.on_invalid not in ("raise", "skip"):
+            raise ConfigurationError(f"on_invalid is 'raise' or 'skip', not {self.on_invalid!r}")
+        if self.confirm_timeout_s is not None and self.confirm_timeout_s <= 0:
+            raise ConfigurationError("confirm_timeout_s is a number of seconds above 0, or None")
+
+
+class Interception:
+    """One intercepted connection.
+
+    Args:
+        options: What `intercept` was asked for.
+        connection_url: Gives the URL of the client's connection. Called when something has to be read.
+    """
+
+    def __init__(self, options: Options, connection_url: Callable[[], str]) -> None:
+        self.options = options
+        self.active = True
+        """False once released: everything then passes through untouched."""
+        self.skipped: Counter[tuple[str, str]] = Counter()
+        self._connection_url = connection_url
+        self._stampers: dict[int, Stamper] = {}
+        self._watched: set[tuple[str, str]] = set()
+        self._recorder: Recorder | None = None
+        self._locator: Locator | None = None
+        if options.database is not None and options.recorder == "embedded":
+            self._recorder = EmbeddedRecorders.acquire(self.address(), options.database, options.definitions)
+            for stream in options.streams:
+                self.watch("", stream)
+
+    def address(self) -> BrokerAddress:
+        """Where streams are read: the client's own connection, unless options say otherwise."""
+        return BrokerAddress.parse(self.options.broker_url or self._connection_url(), self.options.stream_url)
+
+    def stamper(self, frame_bytes_max: int) -> Stamper:
+        """The stamper for channels of that negotiated frame size."""
+        stamper = self._stampers.get(frame_bytes_max)
+        if stamper is None:
+            stamper = self._stampers[frame_bytes_max] = Stamper(
+                self.options.definitions,
+                on_invalid=self.options.on_invalid,
+                frame_bytes_max=frame_bytes_max,
+                skipped=self.skipped,
+            )
+        return stamper
+
+    @property
+    def locator(self) -> Locator:
+        """What finds messages of this connection, in the table or in their streams."""
+        if self._locator is None:
+            self._locator = Locator(self.address(), self.options.database, self._recorder)
+        return self._locator
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is a recorder in this process to tell where messages go."""
+        return self._recorder is not None
+
+    def watch(self, exchange: Any, routing_key: Any) -> None:
+        """Have the embedded recorder, if there is one, record where this leads to. A set look-up when known."""
+        recorder = self._recorder
+        if recorder is None or (exchange, routing_key) in self._watched:
+            return
+        if len(self._watched) >= _WATCHED_MAX:
+            self._watched.clear()
+        self._watched.add((exchange, routing_key))
+        recorder.watch(exchange, routing_key)
+
+    def release(self) -> None:
+        """Pass everything through from now on, and give back the recorder and the connections for reading."""
+        self.active = False
+        if self._recorder is not None:
+            EmbeddedRecorders.give_back(self._recorder)
+            self._recorder = None
+        if self._locator is not None:
+            self._locator.close()
+            self._locator = None
+
+
+def interception_of(connection: object) -> Interception | None:
+    """The interception in force on a connection, or None."""
+    interception = getattr(connection, ATTRIBUTE, None)
+    return interception if isinstance(interception, Interception) and interception.active else None

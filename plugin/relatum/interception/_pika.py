@@ -1,0 +1,306 @@
+"""pika: channels of a BlockingConnection or of any callback connection publish through here.
+
+Attributes of the very connection and its channels are set, nothing of pika is patched: the object stays what it was,
+callbacks are given the same channel, and other instrumentation wraps us or is wrapped by us, in either order.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from urllib.parse import quote
+
+from pika import BasicProperties, BlockingConnection
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.channel import Channel
+from pika.connection import Connection, Parameters
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
+
+from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
+from relatum.interception._interception import ATTRIBUTE, Interception
+from relatum.interception._locate import Sent
+from relatum.interception._outcome import outcome
+from relatum.interception._settle import Unsettled, final_at
+from relatum.interception._stamp import Stamp
+
+PUBLISHER: Final = "_relatum_publisher"
+"""Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
+
+_REFUSED: Final = frozenset({403, 404})
+"""Reply codes by which a broker refuses a publish: no permission, no such exchange.
+
+Nothing else that a blocking channel has under way is answered by them.
+"""
+
+_NOTHING: Final[dict[str, Any]] = {"headers": None, "message_id": None, "timestamp": None}
+
+
+class Publisher:
+    """Stands in for `basic_publish` on one channel.
+
+    Args:
+        channel: The channel.
+        wrapped: Its `basic_publish` until now: pika's own method, or what somebody else put there.
+        interception: The connection's.
+        connection: pika's implementation of it, which knows what was negotiated.
+    """
+
+    def __init__(
+        self, channel: Any, wrapped: Callable[..., Any], interception: Interception, connection: Connection
+    ) -> None:
+        self.channel = channel
+        self.interception = interception
+        self.connection = connection
+        self.__wrapped__ = wrapped
+        self.__name__ = "basic_publish"
+        self.__doc__ = wrapped.__doc__
+        self._stamper = interception.stamper(connection.params.frame_max)
+        self._watches = interception.watches
+
+    @property
+    def _original_function(self) -> "Publisher":
+        """What OpenTelemetry's instrumentation puts back when it goes: what it wrapped, still intercepted.
+
+        It looks for this attribute on whatever `basic_publish` is. Raises AttributeError where it wrapped nothing.
+        """
+        inner = self.__wrapped__._original_function  # type: ignore[attr-defined]
+        publisher = copy.copy(self)
+        publisher.__wrapped__ = inner
+        return publisher
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish with what is missing added. Arguments, result and what is raised before sending are pika's."""
+        if not self.interception.active:
+            return self.__wrapped__(*args, **kwargs)
+        args, kwargs, stamp = self._stamped(args, kwargs)
+        frames = self.connection.frames_sent
+        try:
+            return self.__wrapped__(*args, **kwargs)
+        except Exception as error:
+            # pika encodes all of a message before it hands over the first frame: no frame, nothing sent.
+            if stamp is None or self.connection.frames_sent == frames:
+                raise
+            raise self._outcome(error, args, kwargs, stamp) from error
+
+    def stamp(self, properties: Any, body: Any, receipt: str | bool | None = None) -> tuple[BasicProperties, Stamp]:
+        """A copy of the caller's properties with what is missing added."""
+        fields = _NOTHING if properties is None else vars(properties)
+        stamp = self._stamper.stamp(
+            fields["headers"], fields["message_id"], fields["timestamp"], fields.get, body, receipt
+        )
+        kind = type(properties)
+        if kind is BasicProperties:
+            stamped = BasicProperties.__new__(BasicProperties)
+            stamped.__dict__.update(fields)
+        else:
+            stamped = BasicProperties() if properties is None else copy.copy(properties)
+        stamped.headers = stamp.headers
+        stamped.message_id = stamp.message_id
+        return stamped, stamp
+
+    def _stamped(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Stamp | None]:
+        count = len(args)
+        given = args[3] if count > 3 else kwargs.get("properties")
+        body = args[2] if count > 2 else kwargs.get("body", _NOTHING)
+        if body is _NOTHING or not _is_stampable(given):
+            # Not a call pika takes: let pika say so.
+            return args, kwargs, None
+        properties, stamp = self.stamp(given or None, body)
+        if self._watches:
+            self.interception.watch(*_destination(args, kwargs))
+        if count > 3:
+            return (*args[:3], properties, *args[4:]), kwargs, stamp
+        kwargs["properties"] = properties
+        return args, kwargs, stamp
+
+    def _outcome(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> PublishError:
+        """The error of a publish that was sent, as what it says about the message."""
+        exchange, routing_key = _destination(args, kwargs)
+        if isinstance(error, UnroutableError):
+            strip_returned(error, stamp)
+            return outcome(PublishUnroutable, error, in_stream=False)
+        if isinstance(error, NackError):
+            strip_returned(error, stamp)
+            # One of several queues can refuse what another has taken.
+            return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
+        if isinstance(error, ChannelClosedByBroker) and error.reply_code in _REFUSED:
+            return outcome(PublishRejected, error, in_stream=False)
+        body = args[2] if len(args) > 2 else kwargs["body"]
+        sent = Sent.now(exchange, routing_key, stamp.message_id, stamp.headers, body)
+        return self.unknown(error, sent)
+
+    def unknown(self, error: Exception, sent: Sent) -> PublishOutcomeUnknown:
+        """The error of a publish after which the connection or the channel ended."""
+        announced = isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker))
+        heartbeat = self.connection.params.heartbeat
+        until = final_at(heartbeat if isinstance(heartbeat, int) else 0, announced=announced)
+        unsettled = Unsettled(sent, self.interception.locator, until)
+        return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
+
+
+class CountingPublisher(Publisher):
+    """A publisher on a callback channel, which hears of confirms by delivery tags: publishes since confirm mode began.
+
+    The tags can only be counted, so the channel's `confirm_delivery` is watched too.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.delivery_tag: int | None = None
+        """The last delivery tag; None while the channel is not in confirm mode."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish as `Publisher` does, and count."""
+        result = super().__call__(*args, **kwargs)
+        if self.delivery_tag is not None:
+            self.delivery_tag += 1
+        return result
+
+
+class _Wrapper:
+    """Stands in for another method of a connection or channel: calls it, then does `after` with what it returned."""
+
+    def __init__(self, wrapped: Callable[..., Any], interception: Interception, after: Callable[[Any], None]) -> None:
+        self.__wrapped__ = wrapped
+        self.__doc__ = wrapped.__doc__
+        self._interception = interception
+        self._after = after
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.__wrapped__(*args, **kwargs)
+        if self._interception.active:
+            self._after(result)
+        return result
+
+
+def intercept(connection: "BlockingConnection | Connection", interception: Interception) -> None:
+    """Publish through the interception on all channels the connection has and will have."""
+    setattr(connection, ATTRIBUTE, interception)
+    _put(connection, "channel", _Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
+    for channel in _channels(connection):
+        _intercept_channel(connection)(channel)
+
+
+def release(connection: "BlockingConnection | Connection") -> None:
+    """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
+    for channel in _channels(connection):
+        _put_back(channel, "basic_publish")
+        _put_back(channel, "confirm_delivery")
+        vars(channel).pop(PUBLISHER, None)
+    _put_back(connection, "channel")
+    delattr(connection, ATTRIBUTE)
+
+
+def connection_url(connection: "BlockingConnection | Connection") -> str:
+    """The URL of the broker the connection is to, credentials in it."""
+    parameters: Parameters = _implementation(connection).params
+    credentials = parameters.credentials
+    user = quote(getattr(credentials, "username", "guest"), safe="")
+    password = quote(getattr(credentials, "password", "guest"), safe="")
+    scheme = "amqps" if parameters.ssl_options is not None else "amqp"
+    vhost = quote(parameters.virtual_host, safe="")
+    host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
+    return f"{scheme}://{user}:{password}@{host}:{parameters.port}/{vhost}"
+
+
+def strip_returned(error: "UnroutableError | NackError", stamp: Stamp) -> None:
+    """Take what was added out of the messages an error returns: the caller compares them with what it published."""
+    for message in error.messages:
+        restore(message.properties, stamp)
+
+
+def restore(properties: BasicProperties, stamp: Stamp) -> None:
+    """Take what was added out of properties that came back from the broker."""
+    if stamp.names_message:
+        properties.message_id = None
+    if properties.headers is not None:
+        for name in stamp.added:
+            properties.headers.pop(name, None)
+        if not properties.headers and not stamp.had_headers:
+            properties.headers = None
+
+
+def _intercept_channel(connection: "BlockingConnection | Connection") -> Callable[[Any], None]:
+    interception: Interception = getattr(connection, ATTRIBUTE)
+    implementation = _implementation(connection)
+
+    def put(channel: "BlockingChannel | Channel") -> None:
+        kind = CountingPublisher if isinstance(channel, Channel) else Publisher
+        publisher = kind(channel, _current(channel, "basic_publish"), interception, implementation)
+        setattr(channel, PUBLISHER, publisher)
+        _put(channel, "basic_publish", publisher)
+        if isinstance(publisher, CountingPublisher):
+
+            def begin_counting(_result: Any, publisher: CountingPublisher = publisher) -> None:
+                publisher.delivery_tag = publisher.delivery_tag or 0
+
+            _put(
+                channel,
+                "confirm_delivery",
+                _Wrapper(_current(channel, "confirm_delivery"), interception, begin_counting),
+            )
+
+    return put
+
+
+def _implementation(connection: "BlockingConnection | Connection") -> Connection:
+    implementation: Connection = connection._impl if isinstance(connection, BlockingConnection) else connection
+    return implementation
+
+
+def _channels(connection: "BlockingConnection | Connection") -> Iterator[Any]:
+    """The channels that are open now, as the caller knows them."""
+    for channel in list(_implementation(connection)._channels.values()):
+        if isinstance(connection, BlockingConnection):
+            blocking = channel._get_cookie()
+            if blocking is not None:
+                yield blocking
+        else:
+            yield channel
+
+
+def _current(owner: Any, name: str) -> Callable[..., Any]:
+    """The method as it is now, bound late where it is the class's: instrumentation may still be put on the class."""
+    own: Callable[..., Any] | None = vars(owner).get(name)
+    if own is not None:
+        return own
+    if name != "channel":
+        method: Callable[..., Any] = getattr(owner, name)
+        return method
+
+    def of_class(*args: Any, **kwargs: Any) -> Any:
+        return getattr(type(owner), name)(owner, *args, **kwargs)
+
+    of_class.__doc__ = getattr(type(owner), name).__doc__
+    return of_class
+
+
+def _put(owner: Any, name: str, replacement: Any) -> None:
+    replacement.replaced = vars(owner).get(name)
+    setattr(owner, name, replacement)
+
+
+def _put_back(owner: Any, name: str) -> None:
+    present = vars(owner).get(name)
+    if not isinstance(present, (Publisher, _Wrapper)):
+        return
+    if present.replaced is None:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, present.replaced)
+
+
+def _destination(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    exchange = args[0] if args else kwargs.get("exchange")
+    return exchange, args[1] if len(args) > 1 else kwargs.get("routing_key")
+
+
+def _is_stampable(properties: Any) -> bool:
+    """Whether pika would take these as a message's properties; otherwise it shall raise its own error."""
+    if not properties:
+        return True
+    if not isinstance(properties, BasicProperties):
+        return False
+    headers = properties.headers
+    return headers is None or type(headers) is dict or hasattr(headers, "items")

@@ -1,0 +1,23 @@
+"""What the interceptor needs of the recorder that runs inside its process."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from relatum._ids import MessageId
+
+
+class Recorder(Protocol):
+    """The recorder beside a publisher: it works in a thread of its own, and none of its methods waits for a server."""
+
+    def watch(self, exchange: str, routing_key: str) -> None:
+        """Record the streams this exchange and routing key lead to, from now on. Cheap where already known."""
+
+    def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:
+        """Call `listener` (in the recorder's thread) for each place recorded for that receipt.
+
+        Returns:
+            What ends the subscription.
+        """
+
+    def close(self) -> None:
+        """Finish the batch at hand and stop."""

@@ -1,0 +1,112 @@
+"""Publishing with a receipt."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.channel import Channel
+from pika.exceptions import NackError, UnroutableError
+
+from relatum._ids import uuid7
+from relatum.errors import ConfigurationError
+from relatum.interception._confirms import Confirms
+from relatum.interception._interception import Interception
+from relatum.interception._locate import Sent
+from relatum.interception._pika import PUBLISHER, CountingPublisher, Publisher, strip_returned
+from relatum.interception._receipt import Receipt
+from relatum.interception._stamp import Stamp
+
+NO_DATABASE: Final = "a receipt comes from the table: intercept the connection with database=URL"
+
+
+def publish(
+    channel: "BlockingChannel | Channel",
+    exchange: str,
+    routing_key: str,
+    body: bytes | str,
+    properties: BasicProperties | None = None,
+    *,
+    mandatory: bool = True,
+    **kwargs: Any,
+) -> Receipt:
+    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+
+    Confirm mode is switched on where the channel is not in it. On a BlockingConnection this returns when the broker
+    has confirmed; on a callback connection it returns at once and must be called on the connection's thread.
+
+    Args:
+        channel: A channel of an intercepted pika connection.
+        exchange: The exchange; "" for the default one, which routes to the queue named by the routing key.
+        routing_key: The routing key.
+        body: The body; not changed.
+        properties: As for `basic_publish`; not changed.
+        mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`. False: the broker
+            drops it and confirms.
+        kwargs: Further arguments of the client's own `basic_publish`.
+
+    Returns:
+        The receipt: `receipt.wait(timeout_s)`.
+
+    Raises:
+        ConfigurationError: the connection is not intercepted, or without a database; nothing was sent.
+        InvalidRelationshipKey, HeadersRefused: nothing was sent.
+        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
+            connection, from the receipt over a callback connection.
+    """
+    publisher = _publisher(channel)
+    interception = publisher.interception
+    receipt_name, asked = receipt_names(properties.message_id if properties is not None else None)
+    stamped, stamp = publisher.stamp(properties, body, asked)
+    sent = replace(
+        Sent.now(exchange, routing_key, stamp.message_id, stamp.headers, body),
+        receipt=receipt_name or stamp.message_id,
+    )
+
+    def send() -> None:
+        # By keyword, but for what every wrapper of pika takes by position too.
+        channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)  # type: ignore[arg-type]
+
+    if isinstance(publisher, CountingPublisher):
+        return Confirms.of(publisher.channel, publisher).publish(sent, send)
+    _send_blocking(publisher.channel, send, stamp)
+    return Receipt(sent, interception.locator)
+
+
+def receipt_names(message_id: str | None) -> tuple[str | None, str | bool]:
+    """How the recorder is asked for a receipt: the name of the receipt, and the value of the header.
+
+    A `message_id` of ours is unique, so the header need only be True, and the receipt goes by that id. The caller's
+    own may have been used before: then the header holds a name of its own.
+    """
+    if message_id is None:
+        return None, True
+    name = uuid7()
+    return name, name
+
+
+def require_database(interception: Interception) -> None:
+    """Refuse to publish with a receipt where no receipt can ever come."""
+    if interception.options.database is None:
+        raise ConfigurationError(NO_DATABASE)
+
+
+def _publisher(channel: Any) -> Publisher:
+    publisher = vars(channel).get("basic_publish")
+    if not isinstance(publisher, Publisher):
+        publisher = vars(channel).get(PUBLISHER)
+    if not isinstance(publisher, Publisher) or not publisher.interception.active:
+        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+    require_database(publisher.interception)
+    return publisher
+
+
+def _send_blocking(channel: BlockingChannel, send: Callable[[], None], stamp: Stamp) -> None:
+    if not channel._delivery_confirmation:
+        channel.confirm_delivery()
+    try:
+        send()
+    except (UnroutableError, NackError) as error:
+        strip_returned(error, stamp)
+        raise

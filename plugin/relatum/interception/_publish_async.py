@@ -1,0 +1,78 @@
+"""Publishing with a receipt through aio-pika."""
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from relatum.errors import ConfigurationError, PublishUnroutable
+from relatum.interception._interception import Interception
+from relatum.interception._locate import Sent
+from relatum.interception._publish import receipt_names, require_database
+from relatum.interception._receipt import AsyncReceipt
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
+
+
+async def publish_async(
+    target: "AbstractExchange | AbstractChannel",
+    message: "AbstractMessage",
+    routing_key: str,
+    *,
+    mandatory: bool = True,
+    **kwargs: Any,
+) -> AsyncReceipt:
+    """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
+
+    The twin of `relatum.publish` for aio-pika; its arguments are those of `Exchange.publish`.
+
+    Args:
+        target: An exchange of an intercepted connection, or a channel, which means its default exchange.
+        message: An aio-pika message; not changed.
+        routing_key: The routing key.
+        mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
+            `on_return_raises`. False: the broker drops it and confirms.
+        kwargs: Further arguments of `Exchange.publish`, such as `timeout`.
+
+    Returns:
+        The receipt: `await receipt.wait(timeout_s)`.
+
+    Raises:
+        ConfigurationError: the connection is not intercepted, or without a database, or the channel was opened with
+            `publisher_confirms=False`; nothing was sent.
+        InvalidRelationshipKey, HeadersRefused: nothing was sent.
+        PublishUnroutable: nothing is bound for it; `in_stream` is False.
+        PublishNacked: the broker refused it; `in_stream` is False, or None where one of several queues may have
+            taken it.
+        PublishOutcomeUnknown: connection or time lost before the broker's answer; `in_stream` is None. Settle it:
+            `await error.settle()`.
+    """
+    from relatum.interception import _aio_pika
+
+    exchange: Any = getattr(target, "default_exchange", None) or target
+    interception = getattr(getattr(exchange, "channel", None), _aio_pika.CHANNEL_ATTRIBUTE, None)
+    if not isinstance(interception, Interception) or not interception.active:
+        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+    require_database(interception)
+    channel = exchange.channel
+    if not channel.publisher_confirms:
+        raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
+    underlay = await channel.get_underlay_channel()
+    stamper = interception.stamper(underlay.connection.connection_tune.frame_max)
+    receipt_name, asked = receipt_names(message.message_id)
+    properties = message.properties
+    stamp = _aio_pika.stamped(stamper.stamp, properties, message.body, asked)
+    ours: Any = copy.copy(message)
+    ours.headers = stamp.headers
+    ours.message_id = stamp.message_id
+    sent = replace(
+        Sent.now(exchange.name, routing_key, stamp.message_id, stamp.headers, message.body),
+        receipt=receipt_name or stamp.message_id,
+    )
+    result = await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
+    if isinstance(result, _aio_pika.aiormq.abc.DeliveredMessage):
+        raise PublishUnroutable(
+            f"message {stamp.message_id} came back: {result.delivery.reply_code} {result.delivery.reply_text}",
+            in_stream=False,
+        )
+    return AsyncReceipt(sent, interception.locator)

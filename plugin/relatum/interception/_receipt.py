@@ -1,0 +1,250 @@
+"""Receipts: what a publisher that needs the offsets of its message waits on."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from relatum._ids import MessageId
+from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishError, PublishOutcomeUnknown
+from relatum.interception._locate import (
+    POLL_FIRST_S,
+    POLL_LAST_S,
+    Locator,
+    Sent,
+    in_order,
+    is_complete,
+    not_recorded,
+)
+from relatum.interception._settle import Unsettled
+
+WAIT_S: Final = 10.0
+"""Seconds a receipt waits by default."""
+
+
+class _Arrivals:
+    """The places heard of so far, from the recorder in this process or from the table."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: frozenset[MessageId] = frozenset()
+
+    def add(self, places: frozenset[MessageId]) -> frozenset[MessageId]:
+        with self._lock:
+            self._found |= places
+            return self._found
+
+
+class Receipt:
+    """A published message that is, or will be, confirmed. Given by `relatum.publish`; safe to hand to other threads.
+
+    Attributes:
+        message_id: The message's property `message_id`.
+    """
+
+    def __init__(self, sent: Sent, locator: Locator, *, pending: bool = False) -> None:
+        self.message_id = sent.message_id
+        self._sent = sent
+        self._locator = locator
+        self._final_at: float | None = None
+        self._error: PublishError | None = None
+        self._decided = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Receipt], None]] = []
+        # With a callback connection the confirm comes on the thread that published; that thread must not wait for it.
+        self._thread_of_confirms = threading.get_ident() if pending else None
+        if not pending:
+            self._decided.set()
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._decided.is_set() else "confirmed" if self._error is None else "failed"
+        return f"<Receipt {self.message_id} {state}>"
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the broker has confirmed the message. Over a blocking connection it always has."""
+        return self._decided.is_set() and self._error is None
+
+    @property
+    def error(self) -> PublishError | None:
+        """Why the message is not confirmed, once that is known: nacked, unroutable, or outcome unknown."""
+        return self._error
+
+    def add_done_callback(self, callback: "Callable[[Receipt], None]") -> None:
+        """Call `callback(receipt)` once the broker's answer is known; at once where it is already.
+
+        With a callback connection it is called on the connection's thread, where nothing may wait.
+        """
+        with self._lock:
+            if not self._decided.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
+        """The message's places, once they are recorded: the broker's answer is waited for first, then the recorder.
+
+        A blocking connection is not served meanwhile: with a long time-out its heartbeats are missed.
+
+        Args:
+            timeout_s: Seconds to wait in all.
+
+        Returns:
+            One message id for each stream the exchange routed it to, by the stream's name. None at all where the
+            message went to queues that are no streams by the default exchange. Where the streams cannot be known
+            (no stream protocol and not the default exchange, or an exchange that routes by headers): those that are
+            recorded when the first one is.
+
+        Raises:
+            PublishUnroutable: nothing is bound for it; `in_stream` is False.
+            PublishNacked: the broker refused it; `in_stream` is False, or None where one of several queues may have
+                taken it.
+            PublishOutcomeUnknown: connection or time lost before the broker's answer; `in_stream` is None. Settle it.
+            NotRecordedInTime: confirmed, but not recorded in time; `in_stream` is True (None where it may have gone
+                to other queues only), `found` has the places known so far. Waiting again is fine.
+            ConfigurationError: called on the thread of a callback connection, which would wait for itself.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._await_answer(deadline, timeout_s)
+        arrivals = _Arrivals()
+        arrived = threading.Event()
+
+        def on_arrival(place: MessageId) -> None:
+            arrivals.add(frozenset([place]))
+            arrived.set()
+
+        unsubscribe = self._locator.subscribe(self._sent, on_arrival)
+        try:
+            expected = self._locator.routes(self._sent)
+            pause = POLL_FIRST_S
+            while True:
+                arrived.clear()
+                found = arrivals.add(frozenset())
+                if not is_complete(expected, found):
+                    # The table is derived: while it is away, the message is simply not recorded yet.
+                    with suppress(DatabaseUnavailable):
+                        found = arrivals.add(self._locator.recorded(self._sent))
+                if is_complete(expected, found):
+                    return in_order(found)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise not_recorded(self._sent, expected, found, timeout_s)
+                arrived.wait(min(pause, remaining))
+                pause = min(2 * pause, POLL_LAST_S)
+        finally:
+            unsubscribe()
+
+    def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
+        """Find the message by reading its streams, whatever is known of its outcome. Needs no database.
+
+        Args:
+            timeout_s: Seconds to look for it; None (default): as long as it takes to be sure, at least 10.
+            streams: Where to look; by default, where exchange and routing key lead.
+
+        Returns:
+            Its places, one for each stream it is in, by the stream's name.
+
+        Raises:
+            PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
+            PublishOutcomeUnknown: not found in time, and it may still arrive.
+            ConfigurationError: the streams cannot be known: name them.
+        """
+        return Unsettled(self._sent, self._locator, self._final_at).settle(timeout_s, streams=streams)
+
+    def _await_answer(self, deadline: float, timeout_s: float) -> None:
+        if self._thread_of_confirms == threading.get_ident():
+            raise ConfigurationError(
+                "this is the thread of the callback connection, which must go on to receive the confirm: wait on "
+                "another thread, or use add_done_callback"
+            )
+        if not self._decided.wait(max(0.0, deadline - time.monotonic())):
+            raise PublishOutcomeUnknown(
+                f"the broker has not answered for message {self.message_id} within {timeout_s} s; it may still",
+                in_stream=None,
+                settle=self.settle,
+            )
+        if self._error is not None:
+            raise self._error
+
+    def _decide(self, error: PublishError | None, final_at: float | None = None) -> None:
+        """Take the broker's answer; only the first counts."""
+        with self._lock:
+            if self._decided.is_set():
+                return
+            self._error = error
+            self._final_at = final_at
+            self._decided.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+
+class AsyncReceipt:
+    """A published and confirmed message. Given by `relatum.publish_async`.
+
+    Attributes:
+        message_id: The message's property `message_id`.
+    """
+
+    def __init__(self, sent: Sent, locator: Locator) -> None:
+        self.message_id = sent.message_id
+        self._sent = sent
+        self._locator = locator
+
+    def __repr__(self) -> str:
+        return f"<AsyncReceipt {self.message_id} confirmed>"
+
+    async def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
+        """The message's places, once they are recorded; see `Receipt.wait`.
+
+        Cancelling it leaves nothing behind.
+
+        Args:
+            timeout_s: Seconds to wait.
+
+        Returns:
+            One message id for each stream the exchange routed it to, by the stream's name.
+
+        Raises:
+            NotRecordedInTime: not recorded in time; `in_stream` is True (None where it may have gone to other queues
+                only), `found` has the places known so far. Waiting again is fine.
+        """
+        deadline = time.monotonic() + timeout_s
+        loop = asyncio.get_running_loop()
+        arrivals = _Arrivals()
+        arrived = asyncio.Event()
+
+        def on_arrival(place: MessageId) -> None:
+            arrivals.add(frozenset([place]))
+            # The loop may be closed by the time the recorder comes to it.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(arrived.set)
+
+        unsubscribe = self._locator.subscribe(self._sent, on_arrival)
+        try:
+            expected = await asyncio.to_thread(self._locator.routes, self._sent)
+            pause = POLL_FIRST_S
+            while True:
+                arrived.clear()
+                found = arrivals.add(frozenset())
+                if not is_complete(expected, found):
+                    with suppress(DatabaseUnavailable):
+                        found = arrivals.add(await asyncio.to_thread(self._locator.recorded, self._sent))
+                if is_complete(expected, found):
+                    return in_order(found)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise not_recorded(self._sent, expected, found, timeout_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(pause, remaining)):
+                        await arrived.wait()
+                pause = min(2 * pause, POLL_LAST_S)
+        finally:
+            unsubscribe()
+
+    async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
+        """Find the message by reading its streams; see `Receipt.settle`. The reading runs in a thread."""
+        unsettled = Unsettled(self._sent, self._locator, None)
+        return await asyncio.to_thread(unsettled.settle, timeout_s, streams=streams)

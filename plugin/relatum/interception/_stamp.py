@@ -1,0 +1,190 @@
+"""What the interceptor adds to a message and what it refuses. Pure: no input or output, nothing given is changed."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from time import time_ns
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from relatum._ids import uuid7
+from relatum._names import RECEIPT_HEADER, TIME_HEADER
+from relatum.errors import InvalidRelationshipKey
+from relatum.interception._headers import HeaderLimits
+from relatum.keys import BodyFunction, InvalidValue, KeyDefinition, KeyType, SkipReason, canonical
+from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
+
+logger = logging.getLogger("relatum.interception")
+
+OnInvalid: TypeAlias = Literal["raise", "skip"]
+
+SOURCE_FAILED: Final = "source_failed"
+"""The reason given where a key's callable raised an error of its own."""
+
+_TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
+"""Seconds: the last value of the property `timestamp` that is a moment."""
+
+_SURE_LENGTH: Final = KEY_VALUE_BYTES_MAX // 4
+"""Characters of a text that cannot be over the limit: UTF-8 takes at most four bytes for one."""
+
+
+class Stamp(NamedTuple):
+    """What one message is sent with.
+
+    Attributes:
+        headers: All headers: a new dictionary, the caller's first.
+        message_id: The property `message_id` to send: the caller's, or a new UUIDv7.
+        added: Names of the headers that are not the caller's.
+        names_message: True where the `message_id` is not the caller's.
+        had_headers: Whether the caller gave any headers, be it none in an empty dictionary.
+    """
+
+    headers: dict[str, Any]
+    message_id: str
+    added: tuple[str, ...]
+    names_message: bool
+    had_headers: bool
+
+
+class Stamper:
+    """Stamps the messages of one connection.
+
+    Args:
+        definitions: The keys whose values are checked, and whose callables are lifted into headers.
+        on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent. `"skip"`: the message
+            is published with the caller's headers as they are, and `skipped` counts the value.
+        frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
+        skipped: The counter to use, where several stampers share one.
+    """
+
+    def __init__(
+        self,
+        definitions: Iterable[KeyDefinition],
+        *,
+        on_invalid: OnInvalid = "raise",
+        frame_bytes_max: int = 0,
+        skipped: Counter[tuple[str, str]] | None = None,
+    ) -> None:
+        self._limits = HeaderLimits(frame_bytes_max)
+        self._raises = on_invalid == "raise"
+        # (header, definition): a text key of one header, the usual kind, is mostly decided by looking at the header.
+        self._keys: list[tuple[str | None, KeyDefinition]] = []
+        self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
+        for definition in definitions:
+            if definition.from_body is not None:
+                self._lifted.append((definition.from_body, definition))
+            else:
+                self._keys.append((_plain_text_header(definition), definition))
+        self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
+        """Values published but not to be recorded, by (key, reason); only with `on_invalid="skip"`."""
+
+    def stamp(
+        self,
+        headers: Mapping[str, Any] | None,
+        message_id: str | None,
+        timestamp: Any,
+        property_of: Callable[[str], Any],
+        body: Any,
+        receipt: str | bool | None = None,
+    ) -> Stamp:
+        """What to send for a message with these headers, properties and body.
+
+        Args:
+            headers: The caller's headers.
+            message_id: The caller's property of that name.
+            timestamp: The caller's property of that name.
+            property_of: Gives any property by the name pika has for it.
+            body: Only looked at by keys that come from it.
+            receipt: Value of the header that asks the recorder for a receipt; None: it is not asked.
+
+        Raises:
+            InvalidRelationshipKey: a key's value or the message's time cannot be recorded.
+            HeadersRefused: the headers are over a limit.
+        """
+        out = dict(headers) if headers else {}
+        added = self._lift(out, body) if self._lifted else ()
+        if out:
+            self._limits.check(out, property_of)
+        for header, definition in self._keys:
+            if header is not None:
+                value = out.get(header)
+                # Printable: no NUL and no half of a surrogate pair.
+                if value is None or (type(value) is str and len(value) <= _SURE_LENGTH and value.isprintable()):
+                    continue
+            try:
+                definition.value_of(out, property_of)
+            except InvalidValue as error:
+                self._invalid(definition.name, error.reason, None)
+        if TIME_HEADER in out:
+            self._check_time(out[TIME_HEADER])
+        elif timestamp is None:
+            out[TIME_HEADER] = time_ns() // 1000
+            added += (TIME_HEADER,)
+        elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
+            self._invalid("timestamp", SkipReason.OUT_OF_RANGE, None)
+        if receipt is not None:
+            out[RECEIPT_HEADER] = receipt
+            added += (RECEIPT_HEADER,)
+        if message_id is None:
+            return Stamp(out, uuid7(), added, True, headers is not None)
+        return Stamp(out, message_id, added, False, headers is not None)
+
+    def _lift(self, out: dict[str, Any], body: Any) -> tuple[str, ...]:
+        """Write the keys that come from the body into `out`; a header the caller gave stays as it is."""
+        content = body.encode() if isinstance(body, str) else body
+        added: list[str] = []
+        for source, definition in self._lifted:
+            name = definition.name
+            if name not in out:
+                value = self._value_from(source, definition, content)
+                if value is not None:
+                    out[name] = value
+                    added.append(name)
+                continue
+            try:
+                definition.value_of(out, _no_property)
+            except InvalidValue as error:
+                self._invalid(name, error.reason, None)
+        return tuple(added)
+
+    def _value_from(self, source: BodyFunction, definition: KeyDefinition, body: bytes) -> str | int | None:
+        key_type = definition.value_type
+        try:
+            value = source(body)
+            if value is None:
+                return None
+            text = canonical(value, key_type)
+        except InvalidValue as error:
+            self._invalid(definition.name, error.reason, None)
+            return None
+        except Exception as error:  # noqa: BLE001 the caller's own function: whatever it raises is named and chained
+            self._invalid(definition.name, SOURCE_FAILED, error)
+            return None
+        # A number travels as one; a moment as microseconds, since an AMQP timestamp has only seconds.
+        return text if key_type is KeyType.TEXT else int(text)
+
+    def _check_time(self, value: Any) -> None:
+        if type(value) is bool or not isinstance(value, int):
+            self._invalid(TIME_HEADER, SkipReason.NOT_TIMESTAMP, None)
+        elif not TIME_US_MIN <= value <= TIME_US_MAX:
+            self._invalid(TIME_HEADER, SkipReason.OUT_OF_RANGE, None)
+
+    def _invalid(self, key: str, reason: str, cause: Exception | None) -> None:
+        reason = str(reason)
+        if self._raises:
+            raise InvalidRelationshipKey(
+                f"key {key!r} has a value that cannot be recorded: {reason}; nothing was sent", key=key, reason=reason
+            ) from cause
+        self.skipped[key, reason] += 1
+        if self.skipped[key, reason] == 1:
+            logger.warning("publishing values of key %r that will not be recorded: %s; further ones are counted", key, reason)
+
+
+def _plain_text_header(definition: KeyDefinition) -> str | None:
+    """The one header a text key comes from, or None for any other kind of key."""
+    component = definition.components[0]
+    plain = definition.value_type is KeyType.TEXT and not definition.is_composite and component.kind == "header"
+    return component.name if plain else None
+
+
+def _no_property(_name: str) -> None:
+    """No property: a key lifted from the body is only ever a header."""
