@@ -1,0 +1,180 @@
+"""`relatum find` and `relatum related`."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from relatum.command import (
+    BrokerOption,
+    DatabaseOption,
+    ExitCode,
+    JsonOption,
+    StreamUrlOption,
+    console,
+    message_document,
+    print_json,
+    print_messages,
+    require_broker,
+    require_database,
+)
+from relatum_consumer import Answer, Relations, Status
+
+__all__ = ["find", "related"]
+
+_CODES: Final = {
+    Status.FOUND: ExitCode.OK,
+    Status.ABSENT: ExitCode.NOT_THERE,
+    Status.EXPIRED: ExitCode.NOT_THERE,
+    Status.NOT_RECORDED_YET: ExitCode.NOT_YET,
+}
+_WORDS: Final = {
+    Status.FOUND: "found",
+    Status.ABSENT: "absent: all the streams retain is recorded, and there is none",
+    Status.EXPIRED: "expired: there was one, and retention has dropped it",
+    Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded; --complete reads that part",
+}
+
+_FORMATS: Final = [
+    f"%Y-%m-%d{time}" for time in ("", *(f"T%H:%M{rest}" for rest in ("", ":%S", ":%S.%f", ":%S%z", ":%S.%f%z")))
+]
+"""How a moment is written: ISO 8601."""
+
+
+class InTime(StrEnum):
+    """Which message in time is looked for."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    NEAREST = "nearest"
+
+
+StreamsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to",
+        "-t",
+        metavar="STREAM",
+        help="Look in this stream or super stream; repeatable. All where left out.",
+        show_default=False,
+    ),
+]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)]
+CompleteOption = Annotated[
+    bool, typer.Option("--complete", help="Also read what is not recorded yet, from the streams' tails.")
+]
+
+
+def find(
+    key: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
+    value: Annotated[
+        list[str],
+        typer.Argument(metavar="VALUE…", help="Its value; a composite's values in order.", show_default=False),
+    ],
+    to: StreamsOption = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            help="Only messages of this time or later; UTC where no zone is given.",
+            formats=_FORMATS,
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        datetime | None, typer.Option(help="Only earlier messages.", formats=_FORMATS, show_default=False)
+    ] = None,
+    limit: LimitOption = 20,
+    complete: CompleteOption = False,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the messages whose KEY has this VALUE.
+
+    Ends with 0 (found), 6 (absent, or expired) or 8 (not recorded yet). `--json` prints one document: status, messages.
+    """
+    with _relations(broker, stream_url, database) as relations:
+        answer = relations.find(
+            key,
+            value[0] if len(value) == 1 else tuple(value),
+            streams=to,
+            since=_utc(since),
+            until=_utc(until),
+            limit=limit,
+            complete=complete,
+        )
+    _print(answer, as_json)
+
+
+def related(
+    stream: Annotated[str, typer.Argument(help="The stream of the message in hand.", show_default=False)],
+    offset: Annotated[int, typer.Argument(help="Its offset.", min=0, show_default=False)],
+    to: StreamsOption = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--by", "-b", metavar="KEY", help="By this key; repeatable. Any key where left out.", show_default=False
+        ),
+    ] = None,
+    in_time: Annotated[
+        InTime | None,
+        typer.Option(
+            "--time",
+            help="The message next to it in time, in the one stream of --to; --by restricts it.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: LimitOption = 20,
+    complete: CompleteOption = False,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.
+
+    Ends with 0 (found), 6 (absent, or expired) or 8 (not recorded yet). `--json` prints one document: status, messages.
+    """
+    if in_time and len(to or ()) != 1:
+        raise typer.BadParameter("--time looks in one stream: give --to once")
+    if in_time and len(by or ()) > 1:
+        raise typer.BadParameter("--time takes one key at most: give --by once")
+    with _relations(broker, stream_url, database) as relations:
+        message = relations.read(stream, offset)
+        if in_time and to:
+            answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=complete)
+        else:
+            answer = relations.related(message, to=to, by=by, limit=limit, complete=complete)
+    _print(answer, as_json)
+
+
+def _relations(broker: str | None, stream_url: str | None, database: str | None) -> Relations:
+    return Relations(broker=require_broker(broker), database=require_database(database), stream_url=stream_url)
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    """A moment given without a zone is UTC."""
+    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
+
+
+def _print(answer: Answer, as_json: bool) -> None:
+    if as_json:
+        print_json(_document(answer))
+    else:
+        if answer:
+            print_messages(answer)
+        else:
+            console.print(_WORDS[answer.status])
+    code = _CODES[answer.status]
+    if code:
+        raise typer.Exit(code)
+
+
+def _document(answer: Answer) -> dict[str, Any]:
+    return {
+        "status": str(answer.status),
+        "messages": [message_document(hit.message) | {"keys": list(hit.keys)} for hit in answer.hits],
+        "expired": [{"stream": place.stream, "offset": place.offset} for place in answer.expired],
+    }

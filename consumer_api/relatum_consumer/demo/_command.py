@@ -1,0 +1,192 @@
+"""The command. pandas and the data are imported only when it runs: they come with the extra `demo`."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from relatum.command import (
+    BrokerOption,
+    DatabaseOption,
+    ExitCode,
+    JsonOption,
+    StreamUrlOption,
+    console,
+    errors,
+    print_json,
+    require_broker,
+    require_database,
+)
+from relatum.errors import ConfigurationError
+from relatum_migrations import upgrade
+
+if TYPE_CHECKING:
+    from relatum_consumer.demo._asking import Difference, Timed
+    from relatum_consumer.demo._data import Dataset
+    from relatum_consumer.demo._publish import Servers
+
+
+def demo(
+    flights: Annotated[
+        int, typer.Option(help="How many flights are published, the earliest of 2013.", min=500, max=336_776)
+    ] = 20_000,
+    all_flights: Annotated[bool, typer.Option("--all", help="Publish all 336,776 flights.")] = False,
+    checked: Annotated[int, typer.Option(help="About how many random flights the answers are checked.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Which random flights.")] = 2013,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            "-d",
+            show_default=False,
+            help="Where private servers keep their data; a temporary one, removed at the end, by default.",
+        ),
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Put before the streams' names flights, planes and weather.")] = "",
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish, record and find real messages: flights, their planes and the weather. Checks its own answers.
+
+    Runs on private servers that end with it, or on yours with --broker and --database; there the streams and their
+    rows stay. Ends with code 7 where an answer differs from the data frames. `--json` prints one document.
+    """
+    with ExitStack() as stack:
+        console.quiet, before = as_json, console.quiet
+        stack.callback(setattr, console, "quiet", before)
+        began = time.perf_counter()
+        data = _load(None if all_flights else flights)
+        servers = stack.enter_context(_servers(broker, stream_url, database, directory, prefix))
+        result = _run(servers, data, checked, seed)
+        result["seconds"] = time.perf_counter() - began
+        if not as_json:
+            _conclude(result, stays=broker is not None)
+    if as_json:
+        print_json(result)
+    if result["differences"]:
+        raise typer.Exit(ExitCode.DIFFERENT)
+
+
+def _load(flights: int | None) -> "Dataset":
+    try:
+        from relatum_consumer.demo import _data
+    except ImportError as error:
+        raise ConfigurationError(f"the demo needs pip install 'relatum[demo,local]': {error}") from error
+    return _data.load(flights)
+
+
+@contextmanager
+def _servers(
+    broker: str | None, stream_url: str | None, database: str | None, directory: Path | None, prefix: str
+) -> "Iterator[Servers]":
+    """The servers to run on: those given, or private ones."""
+    from relatum_consumer.demo._publish import Servers
+    from relatum_consumer.demo._show import heading
+
+    if broker or database:
+        yield Servers(require_broker(broker), stream_url, require_database(database), prefix)
+        return
+    with ExitStack() as stack:
+        from relatum.local import LocalServers
+
+        began = time.perf_counter()
+        where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
+        local = stack.enter_context(LocalServers(where))
+        heading(f"1. A private RabbitMQ and a private PostgreSQL run ({time.perf_counter() - began:.1f} s).")
+        yield Servers(local.broker_url, local.stream_url, local.database_url, prefix)
+
+
+def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[str, Any]:
+    from relatum.reading import StreamReader
+    from relatum.store import make_engine
+    from relatum_consumer import Relations
+    from relatum_consumer.demo._asking import Demonstration
+
+    upgrade(servers.database)
+    engine = make_engine(servers.database)
+    try:
+        result = _publish(servers, engine, data)
+    finally:
+        engine.dispose()
+    with (
+        Relations(broker=servers.broker, database=servers.database, stream_url=servers.stream_url) as relations,
+        StreamReader.open(servers.address) as reader,
+    ):
+        asking = Demonstration(servers, data, relations, reader)
+        return {**result, **_ask(asking, checked, seed)}
+
+
+def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]:
+    from relatum_consumer.demo._publish import publish_and_record, totals
+    from relatum_consumer.demo._show import heading
+
+    columns = (TextColumn("   {task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, disable=console.quiet) as bars:
+        tasks = {name: bars.add_task(name, total=total) for name, total in totals(data)}
+        published_s, recorded_s = publish_and_record(
+            servers, engine, data, lambda name, count: bars.advance(tasks[name], count)
+        )
+    messages = sum(total for _, total in totals(data))
+    heading(
+        f"2. {messages:,} messages are published through an intercepted pika connection ({published_s:.1f} s), "
+        f"and recorded {recorded_s:.1f} s later."
+    )
+    return {"messages": messages, "publish_s": published_s, "recorded_after_s": recorded_s}
+
+
+def _ask(asking: Any, checked: int, seed: int) -> dict[str, Any]:
+    from relatum_consumer.demo._show import describe_flight, heading, print_differences, print_timed
+
+    flight = asking.choose()
+    heading("3. One flight, and what belongs to it:")
+    console.print(f"   {describe_flight(flight)}", markup=False)
+    timed = list(asking.timed(flight))
+    print_timed(timed)
+    differences = asking.check(flight, timed)
+    began = time.perf_counter()
+    asked, more = asking.check_many(checked, seed)
+    differences += more
+    heading(
+        f"4. {asked:,} questions about other flights asked and compared with the data frames "
+        f"({time.perf_counter() - began:.1f} s): {len(differences) or 'no'} differences."
+    )
+    if differences:
+        print_differences(differences)
+    return {
+        "flight": str(flight.id),
+        "questions": [_question(each) for each in timed],
+        "checked": asked,
+        "differences": [_difference(each) for each in differences],
+    }
+
+
+def _question(each: "Timed") -> dict[str, Any]:
+    return {
+        "question": each.question.words,
+        "by": each.question.how,
+        "answer": str(each.answer.id) if each.answer else None,
+        "relatum_ms": each.relatum_s * 1e3,
+        "scan_ms": each.scan_s * 1e3,
+    }
+
+
+def _difference(each: "Difference") -> dict[str, Any]:
+    return {name: getattr(each, name) for name in each.__dataclass_fields__}
+
+
+def _conclude(result: dict[str, Any], *, stays: bool) -> None:
+    console.print(
+        f"\nWhat was done, in {result['seconds']:.0f} s: the messages went to three RabbitMQ streams with ordinary "
+        "headers (tailnum, origin, time_hour, relatum_time). A recorder in the publisher's process read the streams' "
+        "tails and wrote down in PostgreSQL which values lie at which offsets. The consumer then went from a message "
+        "to its relata by the index, read each at its offset, and checked that it carries the key.",
+    )
+    if stays:
+        console.print("The streams and their rows stay: try `relatum find tailnum N14228`, or `relatum status`.")

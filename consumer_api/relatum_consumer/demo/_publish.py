@@ -1,0 +1,127 @@
+"""Publishing the data through an intercepted connection, and waiting until it is recorded."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import pika
+import sqlalchemy as sa
+
+import relatum
+from relatum.errors import ConfigurationError, NotRecordedInTime
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.store import current_stream, tail_of
+from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, Dataset
+from relatum_consumer.demo._questions import KEYS
+
+STREAMS = (PLANES, WEATHER, FLIGHTS)
+POLL_S = 0.02
+"""Seconds between two looks at how far the recorder is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the demo runs; `prefix` is put before its streams' names."""
+
+    broker: str
+    stream_url: str | None
+    database: str
+    prefix: str = ""
+
+    @property
+    def address(self) -> BrokerAddress:
+        """The broker's address."""
+        return BrokerAddress.parse(self.broker, self.stream_url)
+
+    def stream(self, name: str) -> str:
+        """The full name of one of the demo's streams."""
+        return self.prefix + name
+
+
+Progress = Callable[[str, int], None]
+"""Told the stream and how many more of its messages are done."""
+
+
+def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progress: Progress) -> tuple[float, float]:
+    """Publish the three streams through one intercepted connection, whose process records them, too.
+
+    Returns:
+        Seconds until all was published, and seconds from then until all was recorded.
+
+    Raises:
+        ConfigurationError: one of the streams is there already; nothing was published.
+        NotRecordedInTime: the recorder did not come to the end.
+    """
+    connection = pika.BlockingConnection(pika.URLParameters(servers.broker))
+    try:
+        _declare(connection, servers)
+        relatum.intercept(
+            connection, database=servers.database, keys=KEYS, recorder="embedded", stream_url=servers.stream_url
+        )
+        began = time.perf_counter()
+        for name in STREAMS:
+            channel = connection.channel()
+            for message in data.messages(name):
+                properties = pika.BasicProperties(message_id=message.message_id, headers=message.headers)
+                channel.basic_publish("", servers.stream(name), message.body, properties)
+                progress(name, 1)
+            # Without confirms, the answer to closing the channel is what says that the broker took them all.
+            channel.close()
+        published = time.perf_counter()
+        _wait_until_recorded(servers, engine)
+        return published - began, time.perf_counter() - published
+    finally:
+        relatum.release(connection)
+        connection.close()
+
+
+def _declare(connection: pika.BlockingConnection, servers: Servers) -> None:
+    for name in map(servers.stream, STREAMS):
+        if _exists(connection, name):
+            raise ConfigurationError(
+                f"there is a queue or stream {name!r} already: choose other names with --prefix, or delete it"
+            )
+    channel = connection.channel()
+    for name in map(servers.stream, STREAMS):
+        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+    channel.close()
+
+
+def _exists(connection: pika.BlockingConnection, name: str) -> bool:
+    channel = connection.channel()
+    try:
+        channel.queue_declare(name, passive=True)
+    except pika.exceptions.ChannelClosedByBroker as error:
+        if error.reply_code != 404:
+            raise
+        return False
+    channel.close()
+    return True
+
+
+def _wait_until_recorded(servers: Servers, engine: sa.Engine, *, timeout_s: float = 600.0) -> None:
+    with StreamReader.open(servers.address) as reader:
+        ends = {name: reader.bounds(name).last for name in map(servers.stream, STREAMS)}
+    deadline = time.monotonic() + timeout_s
+    while behind := _behind(servers, engine, ends):
+        if time.monotonic() > deadline:
+            raise NotRecordedInTime(f"after {timeout_s:.0f} s not recorded to the end: {', '.join(behind)}")
+        time.sleep(POLL_S)
+
+
+def _behind(servers: Servers, engine: sa.Engine, ends: Mapping[str, int | None]) -> list[str]:
+    vhost = servers.address.vhost
+    with engine.connect() as connection:
+        return [name for name, last in ends.items() if last is not None and _recorded(connection, vhost, name) <= last]
+
+
+def _recorded(connection: sa.Connection, vhost: str, name: str) -> int:
+    """Up to before which offset the stream is recorded."""
+    stream = current_stream(connection, vhost, name)
+    tail = tail_of(connection, stream.stream_id) if stream else None
+    return tail.to_offset if tail else 0
+
+
+def totals(data: Dataset) -> Iterable[tuple[str, int]]:
+    """How many messages each stream gets."""
+    return [(name, len(data.frame(name))) for name in STREAMS]

@@ -1,0 +1,79 @@
+"""What the demo prints for people."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from relatum.command import console
+from relatum.reading import Message
+from relatum_consumer.demo._asking import REPEATS, Difference, Timed
+from relatum_consumer.demo._data import FLIGHTS, PLANES
+
+DIFFERENCES_SHOWN = 10
+
+
+def heading(text: str) -> None:
+    """A step of the demo."""
+    console.print(Text(text, style="bold"))
+
+
+def describe_flight(flight: Message) -> str:
+    """A flight in one line."""
+    row = json.loads(flight.body)
+    assert flight.time is not None
+    left = "was to leave" if row["dep_time"] is None else "left"
+    return (
+        f"{row['carrier']} {row['flight']} from {row['origin']} to {row['dest']}, tail number {row['tailnum']}, "
+        f"which {left} at {flight.time:%Y-%m-%d %H:%M} UTC (message {flight.id})"
+    )
+
+
+def describe(message: Message | None, stream: str) -> str:
+    """A message's content in a few words."""
+    if message is None:
+        return "none"
+    row: dict[str, Any] = json.loads(message.body)
+    if stream == PLANES:
+        built = f", built in {row['year']}" if row["year"] else ""
+        return f"{row['manufacturer']} {row['model']}, {row['seats']} seats{built}"
+    if stream == FLIGHTS:
+        return f"{row['carrier']} {row['flight']} {row['origin']} to {row['dest']}, {message.time:%m-%d %H:%M}"
+    wind = "" if row["wind_speed"] is None else f", wind {row['wind_speed']:.0f} mph"
+    return f"{row['origin']} {message.time:%m-%d %H:%M}: {row['temp']} °F{wind}"
+
+
+def milliseconds(seconds: float) -> str:
+    """A time as people read it."""
+    return f"{seconds * 1e3:,.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
+
+
+def print_timed(timed: Sequence[Timed]) -> None:
+    """The questions, their answers and both times."""
+    table = Table("question", "found by", "answer", header_style="")
+    for name in ("Relatum", "scanning", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in timed:
+        table.add_row(
+            each.question.words,
+            each.question.how,
+            Text(describe(each.answer, each.question.stream)),
+            milliseconds(each.relatum_s),
+            milliseconds(each.scan_s),
+            f"{each.scan_s / each.relatum_s:,.0f} x",
+        )
+    console.print(table)
+    console.print(
+        f"Relatum: one index probe in PostgreSQL and one read at an offset; the median of {REPEATS} times, payload "
+        "included.\nScanning: the stream read from its first to its last message by the same reader, once."
+    )
+
+
+def print_differences(differences: Sequence[Difference]) -> None:
+    """The answers that are wrong."""
+    table = Table("flight", "question", "the data frame says", "answered", "by")
+    for each in differences[:DIFFERENCES_SHOWN]:
+        table.add_row(each.flight, each.question, str(each.expected), str(each.answered), each.by)
+    console.print(table)

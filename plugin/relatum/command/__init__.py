@@ -1,0 +1,36 @@
+"""The command `relatum`.
+
+The kernel's own commands are here. Commands of the packages above it (`migrate`, `find`, `related`, `demo`) are
+found through the entry-point group `relatum.commands`: the kernel imports none of them.
+"""
+
+from relatum.command._app import app, main
+from relatum.command._exits import ExitCode, exit_code_of
+from relatum.command._messages import message_document, print_messages
+from relatum.command._options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    require_broker,
+    require_database,
+)
+from relatum.command._output import console, errors, print_json
+
+__all__ = [
+    "BrokerOption",
+    "DatabaseOption",
+    "ExitCode",
+    "JsonOption",
+    "StreamUrlOption",
+    "app",
+    "console",
+    "errors",
+    "exit_code_of",
+    "main",
+    "message_document",
+    "print_json",
+    "print_messages",
+    "require_broker",
+    "require_database",
+]

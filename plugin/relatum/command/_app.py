@@ -1,0 +1,93 @@
+"""The Typer application: the kernel's commands, those found through entry points, and errors made exit codes."""
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from relatum.command._backfill import backfill
+from relatum.command._exits import EPILOG, exit_code_of
+from relatum.command._keys import keys
+from relatum.command._output import print_error
+from relatum.command._prune import prune
+from relatum.command._read import read
+from relatum.command._record import record
+from relatum.command._status import status
+from relatum.command._up import up
+from relatum.command._verify import verify
+from relatum.errors import RelatumError
+
+ENTRY_POINT_GROUP: Final = "relatum.commands"
+"""Where packages above the kernel register their commands: NAME = "module:function"."""
+
+_ORDER: Final = (
+    "up", "demo", "migrate", "keys", "record", "find", "related", "read", "status", "backfill", "verify", "prune",
+)  # fmt: skip
+
+
+class _Group(TyperGroup):
+    """Commands in the order in which they are met, and Relatum's errors as one line and an exit code."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        known = super().list_commands(ctx)
+        return sorted(known, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except RelatumError as error:
+            print_error(str(error))
+            raise typer.Exit(exit_code_of(error)) from error
+
+
+app = typer.Typer(
+    name="relatum",
+    cls=_Group,
+    help="Find the messages that belong together, across RabbitMQ streams, without scanning them.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    # Local variables hold URLs, and URLs hold passwords.
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(keys, name="keys")
+for _command in (up, record, read, status, backfill, verify, prune):
+    app.command()(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(version("relatum"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Find the messages that belong together, across RabbitMQ streams, without scanning them."""
+
+
+def _add(found: EntryPoint) -> None:
+    """Add a command of another package; one that cannot be imported is named and left out."""
+    try:
+        command = found.load()
+    except ImportError as error:
+        print_error(f"the command {found.name!r} cannot be loaded: {error}")
+        return
+    app.command(found.name)(command)
+
+
+for _found in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+    _add(_found)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="relatum")

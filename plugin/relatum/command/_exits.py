@@ -1,0 +1,57 @@
+"""Exit codes, each for one thing a caller can do."""
+
+from enum import IntEnum
+from typing import Final
+
+from relatum import errors
+
+
+class ExitCode(IntEnum):
+    """What the command ends with. The same for all subcommands."""
+
+    OK = 0
+    FAILED = 1
+    """Something nobody foresaw: a defect of Relatum, with its traceback."""
+    USAGE = 2
+    """A wrong option or argument, or a value that cannot be a key's: nothing was done."""
+    CONFIGURATION = 3
+    """A URL, a missing schema, a refused user, an installation."""
+    BROKER = 4
+    """RabbitMQ does not answer; repeat it later."""
+    DATABASE = 5
+    """PostgreSQL does not answer; repeat it later."""
+    NOT_THERE = 6
+    """No such stream, message or key; or a look-up whose answer is `absent` or `expired`."""
+    DIFFERENT = 7
+    """What was compared differs, or a stream is not the one that was recorded."""
+    NOT_YET = 8
+    """A look-up met messages that are not recorded yet; repeat it later or ask with `--complete`."""
+    DATA = 9
+    """Bytes in a stream that are not what they should be."""
+
+
+# The first class that fits counts, so leaves stand before their parents.
+_CODES: Final[tuple[tuple[type[errors.RelatumError], ExitCode], ...]] = (
+    (errors.InvalidInput, ExitCode.USAGE),
+    (errors.KeyDefinitionConflict, ExitCode.USAGE),
+    (errors.ConfigurationError, ExitCode.CONFIGURATION),
+    (errors.AccessRefused, ExitCode.CONFIGURATION),
+    (errors.DatabaseUnavailable, ExitCode.DATABASE),
+    (errors.NotRecordedInTime, ExitCode.NOT_YET),
+    (errors.Transient, ExitCode.BROKER),
+    (errors.PublishError, ExitCode.BROKER),
+    (errors.NotFound, ExitCode.NOT_THERE),
+    (errors.Conflict, ExitCode.DIFFERENT),
+    (errors.DataError, ExitCode.DATA),
+)
+
+
+def exit_code_of(error: errors.RelatumError) -> ExitCode:
+    """The exit code that tells a script what kind of error it was."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+
+
+EPILOG: Final = (
+    "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
+    "6 not there; 7 different; 8 not recorded yet; 9 bad data."
+)

@@ -1,0 +1,94 @@
+"""`relatum keys`: the key definitions in the database, and which streams record their times."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from relatum.command._options import DatabaseOption, JsonOption, require_database
+from relatum.command._output import console, print_json
+from relatum.keys import KeyDefinition, KeyType
+from relatum.store import add_keys, as_engine, key_definitions, remove_key, set_record_time, translated_errors
+
+keys = typer.Typer(help="Define relationship keys, list and remove them.", no_args_is_help=True)
+
+
+def _document(key: KeyDefinition) -> dict[str, Any]:
+    return {"name": key.name, "source": key.sources, "type": str(key.type), "since": key.since}
+
+
+def _day(moment: datetime | None) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S %Z") if moment else "–"
+
+
+@keys.command("add")
+def add(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="The keys' names.", show_default=False)],
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where one key's value comes from: header:NAME or property:NAME. Repeat it for a composite. "
+            "Left out: the header of the key's name.",
+            show_default=False,
+        ),
+    ] = None,
+    key_type: Annotated[KeyType, typer.Option("--type", help="How values compare.")] = KeyType.TEXT,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Define keys. They are recorded from now on; `relatum backfill` records them in older messages.
+
+    `--json` prints one document: the list of the keys as stored.
+    """
+    if source and len(names) > 1:
+        raise typer.BadParameter("--source is for one key at a time")
+    wanted = [KeyDefinition(name, source=tuple(source) if source else None, type=key_type) for name in names]
+    with as_engine(require_database(database)) as engine:
+        stored = add_keys(engine, wanted)
+    if as_json:
+        print_json([_document(key) for key in stored])
+        return
+    for key in stored:
+        console.print(f"{key.name}: {' + '.join(key.sources)}, {key.type}, since {_day(key.since)}", markup=False)
+
+
+@keys.command("list")
+def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+    """List the keys in force, oldest first. `--json` prints one document, the list."""
+    with as_engine(require_database(database)) as engine, translated_errors(), engine.connect() as connection:
+        found = key_definitions(connection)
+    if as_json:
+        print_json([_document(key) for key in found])
+        return
+    if not found:
+        console.print("No key is defined. `relatum keys add NAME` defines one.")
+        return
+    table = Table("key", "from", "type", "since")
+    for key in found:
+        table.add_row(key.name, " + ".join(key.sources), str(key.type), _day(key.since))
+    console.print(table)
+
+
+@keys.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
+    database: DatabaseOption = None,
+) -> None:
+    """Take a key out of force: it is neither recorded nor looked up any more; `relatum prune` deletes its rows."""
+    with as_engine(require_database(database)) as engine:
+        remove_key(engine, name)
+    console.print(f"{name} is no longer recorded.", markup=False)
+
+
+@keys.command("time")
+def time(
+    stream: Annotated[str, typer.Argument(help="The stream, or one partition.", show_default=False)],
+    on: Annotated[bool, typer.Option("--on/--off", help="Whether the times of its messages are recorded.")] = True,
+    vhost: Annotated[str, typer.Option(help="The stream's virtual host.")] = "/",
+    database: DatabaseOption = None,
+) -> None:
+    """Switch the recording of a stream's times on or off, from its next batch on."""
+    with as_engine(require_database(database)) as engine:
+        set_record_time(engine, vhost, stream, on=on)
+    console.print(f"The times of {stream} are {'recorded' if on else 'not recorded'} from now on.", markup=False)

@@ -1,0 +1,43 @@
+"""`relatum prune`: rows of messages that the streams have dropped."""
+
+from typing import Annotated
+
+import typer
+
+from relatum.command._options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    require_broker,
+    require_database,
+)
+from relatum.command._output import console, print_json
+from relatum.reading import BrokerAddress
+from relatum.recording import prune as run_prune
+
+
+def prune(
+    streams: Annotated[
+        list[str] | None, typer.Argument(metavar="[STREAM…]", help="Streams and super streams; all where left out.")
+    ] = None,
+    batch_rows: Annotated[int, typer.Option(help="Rows deleted in one transaction.", min=1, max=1_000_000)] = 10_000,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete the rows of messages that retention has dropped, and those of removed keys, in bounded batches.
+
+    `--json` prints one document: rows deleted by stream.
+    """
+    address = BrokerAddress.parse(require_broker(broker), stream_url)
+    report = run_prune(address, require_database(database), streams or None, batch_rows=batch_rows)
+    deleted = dict(report.deleted)
+    if as_json:
+        print_json(deleted)
+        return
+    for stream, rows in deleted.items():
+        console.print(f"{stream}: {rows:,} rows deleted.", markup=False)
+    if not deleted:
+        console.print("No stream is recorded: nothing to delete.")

@@ -1,0 +1,38 @@
+"""`relatum read`: messages at offsets."""
+
+from typing import Annotated
+
+import typer
+
+from relatum._ids import MessageId
+from relatum.command._messages import message_document, print_messages
+from relatum.command._options import BrokerOption, JsonOption, StreamUrlOption, require_broker
+from relatum.command._output import print_json
+from relatum.reading import BrokerAddress, Message, StreamReader
+
+
+def read(
+    stream: Annotated[str, typer.Argument(help="The stream.", show_default=False)],
+    offsets: Annotated[list[int], typer.Argument(metavar="OFFSET…", help="Where the messages lie.", min=0)],
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read messages at offsets, without the database. `--json` prints JSON lines, one message each.
+
+    An offset where nothing lies ends the command with code 6; what was read before it is printed.
+    """
+    address = BrokerAddress.parse(require_broker(broker), stream_url)
+    found: list[Message] = []
+    try:
+        with StreamReader.open(address) as reader:
+            for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
+                if isinstance(result, Exception):
+                    raise result
+                if as_json:
+                    print_json(message_document(result), one_line=True)
+                else:
+                    found.append(result)
+    finally:
+        if found:
+            print_messages(found)

@@ -1,0 +1,96 @@
+"""`relatum record`: the recorder as a service."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from prometheus_client import start_http_server
+
+from relatum.command._logs import LogFormat, set_up_logging
+from relatum.command._options import BrokerOption, DatabaseOption, StreamUrlOption, require_broker, require_database
+from relatum.errors import ConfigurationError
+from relatum.reading import BrokerAddress
+from relatum.recording import Recorder
+
+
+class LogLevel(StrEnum):
+    """From which level on the recorder logs."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def record(
+    streams: Annotated[
+        list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
+    ],
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keys",
+            "-k",
+            metavar="NAME",
+            help="Define this key first, from the header of that name.",
+            show_default=False,
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int, typer.Option(help="Serve Prometheus metrics on this port; 0 does not.", min=0, max=65535)
+    ] = 0,
+    metrics_host: Annotated[str, typer.Option(help="The address the metrics are served on.")] = "127.0.0.1",
+    holder: Annotated[
+        str | None,
+        typer.Option(help="This recorder's name in `relatum status`; host and process by default.", show_default=False),
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="How log lines look.")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="From which level on to log.")] = LogLevel.INFO,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.
+
+    Both signals finish the batch at hand. Broker and database may go away and come back. Several recorders of one
+    stream are safe: one works, another takes over within seconds when it dies.
+    """
+    set_up_logging(log_format, log_level)
+    address = BrokerAddress.parse(require_broker(broker), stream_url)
+    recorder = Recorder(address, require_database(database), streams, keys=keys or (), holder=holder)
+    if metrics_port:
+        _serve_metrics(recorder, metrics_host, metrics_port)
+    with stop_signals() as stop:
+        recorder.run(stop)
+
+
+def _serve_metrics(recorder: Recorder, host: str, port: int) -> None:
+    try:
+        start_http_server(port, addr=host, registry=recorder.metrics)
+    except OSError as error:
+        raise ConfigurationError(f"no metrics can be served on {host}:{port}: {error.strerror}") from error
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second one of them ends the process as usual."""
+    stop = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def on_signal(*_: object) -> None:
+        stop.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in numbers:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,85 @@
+"""`relatum verify`: the streams and the table compared in both directions."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from relatum.command._exits import ExitCode
+from relatum.command._options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    require_broker,
+    require_database,
+)
+from relatum.command._output import console, print_json
+from relatum.reading import BrokerAddress
+from relatum.recording import VerifyReport, repair
+from relatum.recording import verify as run_verify
+
+DIFFERENCES_SHOWN = 20
+"""Differing rows shown a stream; `--json` has all."""
+
+
+def verify(
+    streams: Annotated[
+        list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
+    ],
+    sample: Annotated[
+        float | None,
+        typer.Option(
+            help="Compare this share of each stream only, over 0 and up to 1; all of it where left out.",
+            min=0,
+            max=1,
+            show_default=False,
+        ),
+    ] = None,
+    repair_rows: Annotated[bool, typer.Option("--repair", help="Say what would mend the differences.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run/--no-dry-run", help="With --repair: only say it, or do it.")
+    ] = True,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the streams and compare: every message's keys have their rows, every row's message has that key.
+
+    Ends with code 7 where they differ, also after a repair: verify again. `--json` prints one document:
+    ok, streams (each with its differences), repaired (a list of what was or would be done, with --repair).
+    """
+    address = BrokerAddress.parse(require_broker(broker), stream_url)
+    url = require_database(database)
+    report = run_verify(address, url, streams, sample=sample)
+    done = repair(report, address, url, dry_run=dry_run) if repair_rows and not report.ok else None
+    if as_json:
+        document = {"ok": report.ok, "streams": [asdict(stream) for stream in report.streams]}
+        print_json(document if done is None else {**document, "dry_run": dry_run, "repaired": done})
+    else:
+        _print(report)
+        for line in done or ():
+            console.print(f"{'would be done' if dry_run else 'done'}: {line}", markup=False)
+    if not report.ok:
+        raise typer.Exit(ExitCode.DIFFERENT)
+
+
+def _print(report: VerifyReport) -> None:
+    for stream in report.streams:
+        how = "every message" if stream.exact else "a sample"
+        found = f"{len(stream.differences):,} differences" if stream.differences else "no difference"
+        console.print(
+            f"{stream.stream}: {how} compared, {stream.messages:,} messages, {stream.rows:,} rows: {found}.",
+            markup=False,
+        )
+        if not stream.differences:
+            continue
+        table = Table("kind", "key", "value", "offset", "what")
+        for difference in stream.differences[:DIFFERENCES_SHOWN]:
+            cells = (difference.kind, difference.key, difference.value, difference.offset, difference.detail)
+            table.add_row(*("–" if cell is None else str(cell) for cell in cells))
+        console.print(table, markup=False)
+        if len(stream.differences) > DIFFERENCES_SHOWN:
+            console.print(f"and {len(stream.differences) - DIFFERENCES_SHOWN:,} more; --json lists all.")
