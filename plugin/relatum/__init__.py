@@ -4,10 +4,15 @@ A publisher wraps its connection: `relatum.intercept(connection, database=URL, k
 offset of what it published calls `relatum.publish` (`publish_async` for aio-pika) and waits on the receipt.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from relatum import errors
 from relatum._ids import MessageId
-from relatum.interception import AsyncReceipt, Receipt, intercept, publish, publish_async, release
-from relatum.keys import KeyDefinition
+
+if TYPE_CHECKING:
+    from relatum.interception import AsyncReceipt, Receipt, intercept, publish, publish_async, release
+    from relatum.keys import KeyDefinition
 
 __all__ = [
     "AsyncReceipt",
@@ -20,3 +25,31 @@ __all__ = [
     "publish_async",
     "release",
 ]
+
+_HOMES = {
+    "AsyncReceipt": "relatum.interception",
+    "KeyDefinition": "relatum.keys",
+    "Receipt": "relatum.interception",
+    "intercept": "relatum.interception",
+    "publish": "relatum.interception",
+    "publish_async": "relatum.interception",
+    "release": "relatum.interception",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used.
+
+    This module runs before any other of the package. Were it to import pika and SQLAlchemy, so would the keys and the
+    wire format, which need neither, and every start of the command.
+    """
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'relatum' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-import aio_pika
-import aiormq
 from aio_pika.abc import AbstractChannel, AbstractConnection
+from aiormq.abc import DeliveredMessage as DeliveredMessage
 from aiormq.exceptions import AMQPConnectionError, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
@@ -76,7 +75,7 @@ class _Publisher:
             if self._underlay.delivery_tag == tag or isinstance(error, (TypeError, ValueError)):
                 raise
             raise self._outcome(error, args, kwargs, stamp) from error
-        if isinstance(result, aiormq.abc.DeliveredMessage):
+        if isinstance(result, DeliveredMessage):
             _strip(result, stamp)
         return result
 
@@ -117,9 +116,7 @@ class _Publisher:
 
         look()
 
-    def _outcome(
-        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp
-    ) -> PublishError:
+    def _outcome(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> PublishError:
         exchange = kwargs.get("exchange", "")
         if isinstance(error, ReturnedError):
             _strip(error.message, stamp)
@@ -256,7 +253,7 @@ def _channels(connection: Any) -> Iterator[Any]:
         for underlay in list(connection.transport.connection.channels.values()):
             for callback in getattr(underlay, "on_return_callbacks", ()):
                 owner = getattr(callback, "__self__", None)
-                if isinstance(owner, aio_pika.abc.AbstractChannel):
+                if isinstance(owner, AbstractChannel):
                     known.append(owner)
     for channel in known:
         if id(channel) not in seen:

@@ -47,11 +47,10 @@ class EmbeddedRecorders:
         recorder.close()
 
 
-def _start(
-    address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
-) -> Recorder:
+def _start(address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> Recorder:
     # Imported here: stamping alone needs neither the recorder nor its servers.
     from relatum.recording import EmbeddedRecorder
 
-    recorder: Recorder = EmbeddedRecorder(address, database, definitions)
+    named = database.render_as_string(hide_password=False) if isinstance(database, URL) else database
+    recorder: Recorder = EmbeddedRecorder(address, named, definitions)
     return recorder

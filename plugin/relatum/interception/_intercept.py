@@ -107,6 +107,4 @@ def _client_of(connection: Any) -> ModuleType:
         from relatum.interception import _aio_pika
 
         return _aio_pika
-    raise ConfigurationError(
-        f"{type(connection).__qualname__} is neither a pika nor an aio-pika connection"
-    )
+    raise ConfigurationError(f"{type(connection).__qualname__} is neither a pika nor an aio-pika connection")

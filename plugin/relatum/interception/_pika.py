@@ -51,6 +51,8 @@ class Publisher:
         self.interception = interception
         self.connection = connection
         self.__wrapped__ = wrapped
+        self.replaced: Any = None
+        """What the channel's own attribute was before; None: there was none."""
         self.__name__ = "basic_publish"
         self.__doc__ = wrapped.__doc__
         self._stamper = interception.stamper(connection.params.frame_max)
@@ -87,9 +89,8 @@ class Publisher:
         stamp = self._stamper.stamp(
             fields["headers"], fields["message_id"], fields["timestamp"], fields.get, body, receipt
         )
-        kind = type(properties)
-        if kind is BasicProperties:
-            stamped = BasicProperties.__new__(BasicProperties)
+        if type(properties) is BasicProperties:
+            stamped = object.__new__(BasicProperties)
             stamped.__dict__.update(fields)
         else:
             stamped = BasicProperties() if properties is None else copy.copy(properties)
@@ -163,6 +164,7 @@ class _Wrapper:
 
     def __init__(self, wrapped: Callable[..., Any], interception: Interception, after: Callable[[Any], None]) -> None:
         self.__wrapped__ = wrapped
+        self.replaced: Any = None
         self.__doc__ = wrapped.__doc__
         self._interception = interception
         self._after = after
@@ -276,7 +278,7 @@ def _current(owner: Any, name: str) -> Callable[..., Any]:
     return of_class
 
 
-def _put(owner: Any, name: str, replacement: Any) -> None:
+def _put(owner: Any, name: str, replacement: "Publisher | _Wrapper") -> None:
     replacement.replaced = vars(owner).get(name)
     setattr(owner, name, replacement)
 

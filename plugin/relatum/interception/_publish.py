@@ -65,8 +65,7 @@ def publish(
     )
 
     def send() -> None:
-        # By keyword, but for what every wrapper of pika takes by position too.
-        channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)  # type: ignore[arg-type]
+        channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
 
     if isinstance(publisher, CountingPublisher):
         return Confirms.of(publisher.channel, publisher).publish(sent, send)

@@ -70,9 +70,6 @@ async def publish_async(
         receipt=receipt_name or stamp.message_id,
     )
     result = await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
-    if isinstance(result, _aio_pika.aiormq.abc.DeliveredMessage):
-        raise PublishUnroutable(
-            f"message {stamp.message_id} came back: {result.delivery.reply_code} {result.delivery.reply_text}",
-            in_stream=False,
-        )
+    if isinstance(result, _aio_pika.DeliveredMessage):
+        raise PublishUnroutable(f"message {stamp.message_id} came back: nothing is bound for it", in_stream=False)
     return AsyncReceipt(sent, interception.locator)

@@ -176,7 +176,9 @@ class Stamper:
             ) from cause
         self.skipped[key, reason] += 1
         if self.skipped[key, reason] == 1:
-            logger.warning("publishing values of key %r that will not be recorded: %s; further ones are counted", key, reason)
+            logger.warning(
+                "publishing values of key %r that will not be recorded: %s; further ones are counted", key, reason
+            )
 
 
 def _plain_text_header(definition: KeyDefinition) -> str | None:
