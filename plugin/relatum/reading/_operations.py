@@ -7,6 +7,7 @@ round trip without a time-out, and many may be in flight.
 """
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Final
 
 from relatum.errors import (
@@ -22,16 +23,17 @@ from relatum.errors import (
 )
 from relatum.reading._batches import StreamBounds
 from relatum.reading._message import Message
+from relatum.reading._start import Beginning
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, record_at
-from relatum.wire._frames import FIRST, LAST, Code, Start, StartSpec, StreamPlaces
+from relatum.wire._frames import FIRST, LAST, NEXT, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMoved, StreamSession, code_name
 
 SUBSCRIPTIONS: Final = 256
 """Subscription ids of one connection: one byte."""
 
-CREDIT_GRANT: Final = 8
-"""Handled chunks that are granted anew together: a Credit frame for each would cost a system call a chunk."""
+SHORT_SCAN_CREDIT: Final = 2
+"""Chunks a scan with a stop is granted at first."""
 
 Chunks = Generator[Chunk | None, list[Event], None]
 """Yields chunks, and None where bytes must be exchanged; is sent the events that came, also after a chunk."""
@@ -40,7 +42,7 @@ Chunks = Generator[Chunk | None, list[Event], None]
 class Attach:
     """One Subscribe and Unsubscribe pair in flight, and the chunks it brought."""
 
-    __slots__ = ("chunks", "code", "is_done", "stream", "subscribed", "subscription", "unsubscribed")
+    __slots__ = ("chunks", "code", "is_done", "reached", "stream", "subscribed", "subscription", "unsubscribed")
 
     def __init__(self, stream: str, subscription: int, subscribed: int, unsubscribed: int) -> None:
         self.stream = stream
@@ -49,6 +51,7 @@ class Attach:
         self.unsubscribed = unsubscribed
         self.chunks: list[Chunk] = []
         self.code: int = Code.OK
+        self.reached: int | None = None
         self.is_done = False
 
     def take(self, event: Event) -> None:
@@ -171,49 +174,111 @@ class StreamOperations:
                 return places
         raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
 
-    # --- tailing ------------------------------------------------------------------------------------------
+    # --- scanning -----------------------------------------------------------------------------------------
 
-    def chunks(self, stream: str, start: StartSpec, credit: int) -> Chunks:
-        """The stream's chunks from a start on, without an end; a chunk is granted anew after it was handled.
-
-        Args:
-            stream: The stream's name.
-            start: Where to begin; with an offset, the first chunk is the one that holds it.
-            credit: Chunks the broker may send ahead of those handled.
+    def chunks(self, stream: str, scan: "Scan") -> Chunks:
+        """The chunks of a scan; a chunk is granted anew after it was handled.
 
         Raises:
             StreamNotFound, AccessRefused: The broker refuses the subscription.
             StreamUnavailable: The stream moved or was deleted.
         """
-        session, subscription = self.session, self._next_subscription()
-        correlation = session.next_correlation()
-        session.send(frames.subscribe(correlation, subscription, stream, start, credit))
-        grant, handled = max(1, min(CREDIT_GRANT, credit // 2)), 0
+        # Asked first, so that the end is known before the first chunk comes; both go out in one write.
+        tail = None if scan.follow else self.attach(stream, LAST)
+        subscription = _Subscription(self.session, self._next_subscription(), stream, scan)
         try:
+            end = None
             while True:
-                for event in (yield None) or ():
-                    if type(event) is not Chunk:
-                        _check_tail(event, stream, subscription, correlation)
-                    elif event.subscription == subscription:
-                        yield event
-                        handled += 1
-                        if handled == grant:
-                            session.send(frames.credit(subscription, grant))
-                            handled = 0
+                for event in (yield None):
+                    if tail is not None:
+                        tail.take(event)
+                        if tail.is_done:
+                            end, tail = scan.end(tail), None
+                            if end is None:
+                                return
+                    chunk = subscription.take(event)
+                    if chunk is not None:
+                        if scan.wants(chunk):
+                            yield chunk
+                        if end is not None and chunk.last_offset >= end:
+                            return
+                        subscription.handled()
         finally:
-            # What is still under way is for an id nobody has any more: it is dropped as it comes.
-            session.send(frames.unsubscribe(session.next_correlation(), subscription))
+            subscription.close()
 
 
-def _check_tail(event: Event, stream: str, subscription: int, correlation: int) -> None:
-    if type(event) is Answer:
-        if event.correlation == correlation and event.code != Code.OK:
-            raise refusal(stream, event.code)
-    elif type(event) is StreamMoved:
-        if event.stream == stream:
-            raise StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
-    elif type(event) is CreditRefused and event.subscription == subscription:
-        raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a scan reads.
+
+    Attributes:
+        begin: Where it begins.
+        stop: The offset it ends before; None for none.
+        follow: True goes on with what is published later; False ends at what is there.
+        credit: Chunks the broker may send ahead of those handled.
+    """
+
+    begin: Beginning
+    stop: int | None
+    follow: bool
+    credit: int
+
+    def end(self, tail: Attach) -> int | None:
+        """The last offset to read, given the last chunk; None where nothing is to be read."""
+        tail.check()
+        if not tail.chunks or self.begin.spec == NEXT:
+            return None
+        chunk = tail.chunks[-1]
+        end = chunk.last_offset if self.stop is None else min(chunk.last_offset, self.stop - 1)
+        is_past = end < self.begin.offset or not self.wants(chunk)
+        return None if is_past else end
+
+    def wants(self, chunk: Chunk) -> bool:
+        """True where a chunk is not before the beginning."""
+        begin = self.begin
+        return chunk.last_offset >= begin.offset and (begin.time_ms is None or chunk.time_ms >= begin.time_ms)
+
+
+class _Subscription:
+    """A subscription that lasts, and its credit."""
+
+    def __init__(self, session: StreamSession, number: int, stream: str, scan: Scan) -> None:
+        self._session = session
+        self._number = number
+        self._stream = stream
+        self._correlation = session.next_correlation()
+        self._credit_max = scan.credit
+        # A scan with a stop is mostly short: what is sent beyond it is wasted, so its credit grows on the way.
+        self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
+        self._outstanding = self._credit
+        session.send(frames.subscribe(self._correlation, number, stream, scan.begin.spec, self._credit))
+
+    def take(self, event: Event) -> Chunk | None:
+        """The chunk in an event, if it is one of this subscription's."""
+        if type(event) is Chunk:
+            return event if event.subscription == self._number else None
+        stream = self._stream
+        if type(event) is Answer:
+            if event.correlation == self._correlation and event.code != Code.OK:
+                raise refusal(stream, event.code)
+        elif type(event) is StreamMoved:
+            if event.stream == stream:
+                raise StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
+        elif type(event) is CreditRefused and event.subscription == self._number:
+            raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+        return None
+
+    def handled(self) -> None:
+        """Grant anew what was handled, several chunks together: a frame for each would cost a system call each."""
+        self._outstanding -= 1
+        if self._outstanding * 2 <= self._credit:
+            self._credit = min(self._credit_max, self._credit * 2)
+            self._session.send(frames.credit(self._number, self._credit - self._outstanding))
+            self._outstanding = self._credit
+
+    def close(self) -> None:
+        """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
+        self._session.send(frames.unsubscribe(self._session.next_correlation(), self._number))
 
 
 def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:

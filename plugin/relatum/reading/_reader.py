@@ -1,16 +1,27 @@
 """The blocking reader: one interface over both transports."""
 
+import contextlib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
+from relatum._ids import MessageId
+from relatum.errors import InvalidInput, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
-from relatum.reading._start import Beginning, Start, beginning
+from relatum.reading._operations import Scan
+from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
+from relatum.reading._window import WINDOW_MESSAGES, Result
 from relatum.wire._session import Mechanism
+
+CREDIT: Final = 16
+"""Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
+
+IDLE_S: Final = 60.0
+"""Seconds after which a reader that waits for ever looks up; nothing depends on it."""
 
 TransportName = Literal["auto", "stream", "amqp"]
 
@@ -22,9 +33,8 @@ class BlockingTransport(Protocol):
     def bounds(self, stream: str) -> StreamBounds: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def batches(
-        self, stream: str, begin: Beginning, *, follow: bool, credit: int, idle_s: float
-    ) -> Iterator[RecordBatch | None]: ...
+    def read_many(self, ids: Iterable[MessageId], window: int) -> Iterator[Result]: ...
+    def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]: ...
     def close(self) -> None: ...
 
 
@@ -35,8 +45,9 @@ class StreamReader:
     `ConnectionLost`, `BrokerUnavailable` and `ReadTimeout` (no answer within `timeout_s`).
     """
 
-    def __init__(self, transport: BlockingTransport, name: Literal["stream", "amqp"]) -> None:
+    def __init__(self, transport: BlockingTransport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
         self._transport = transport
+        self._timeout_s = timeout_s
         self.transport: Literal["stream", "amqp"] = name
 
     @classmethod
@@ -68,7 +79,7 @@ class StreamReader:
         if isinstance(address, str):
             address = BrokerAddress.parse(address)
         streams = BlockingStreams(address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism))
-        return cls(streams, "stream")
+        return cls(streams, "stream", timeout_s)
 
     def read(self, stream: str, offset: int) -> Message:
         """The message at an offset.
@@ -78,6 +89,54 @@ class StreamReader:
             OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
         """
         return self._transport.read(stream, offset)
+
+    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> Iterator[Result]:
+        """The messages of many ids, in the order of the ids; neighbours are read together.
+
+        Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
+        Memory is bounded: at most `window` messages and 64 MiB are held.
+
+        Args:
+            ids: What to read; any order, any number, from any streams; may repeat.
+            window: Ids planned together.
+        """
+        return self._transport.read_many(ids, window)
+
+    def iterate(
+        self,
+        stream: str,
+        start: Start = "first",
+        *,
+        stop: int | None = None,
+        follow: bool = False,
+        idle_timeout_s: float | None = None,
+    ) -> Iterator[Message]:
+        """The messages of a stream from a point on, ascending.
+
+        Args:
+            stream: The stream's name.
+            start: Where to begin. "last" begins with the last chunk the broker wrote, a moment with the first message
+                written at or after it (over AMQP 0.9.1 up to a second before it).
+            stop: The offset to end before; None for none.
+            follow: False ends where the stream ended when this was called; True waits for what is published later.
+            idle_timeout_s: With `follow`, ends when no message came for so many seconds; None waits for ever.
+
+        Raises:
+            ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
+        """
+        scan = Scan(beginning(start), stop, follow, CREDIT)
+        return self._iterate(stream, scan, idle_timeout_s)
+
+    def _iterate(self, stream: str, scan: Scan, idle_timeout_s: float | None) -> Iterator[Message]:
+        idle_s = self._timeout_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        with contextlib.closing(self._transport.batches(stream, scan, idle_s)) as batches:
+            for batch in batches:
+                if batch is not None:
+                    yield from batch.each_message()
+                elif not scan.follow:
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s} s.")
+                elif idle_timeout_s is not None:
+                    return
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
@@ -103,7 +162,7 @@ class StreamReader:
         start: Start = "first",
         *,
         follow: bool = True,
-        credit: int = 16,
+        credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> Iterator[RecordBatch | None]:
         """The stream's records in batches, undecoded: what a recorder reads.
@@ -123,7 +182,7 @@ class StreamReader:
         Raises:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
-        return self._transport.batches(stream, beginning(start), follow=follow, credit=credit, idle_s=idle_s)
+        return self._transport.batches(stream, Scan(beginning(start), None, follow, _credit(credit)), idle_s)
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
@@ -136,3 +195,9 @@ class StreamReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _credit(credit: int) -> int:
+    if not 1 <= credit <= 0x7FFF:
+        raise InvalidInput(f"A credit is 1 to 32,767 chunks, not {credit}.")
+    return credit

@@ -1,21 +1,24 @@
 """Reading streams over the stream protocol, blocking."""
 
+import contextlib
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
+from relatum._ids import MessageId
 from relatum.errors import BrokerUnavailable, ConnectionLost
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._many import ManyReader
 from relatum.reading._message import Message
-from relatum.reading._operations import StreamOperations
+from relatum.reading._operations import Scan, StreamOperations
+from relatum.reading._plan import Density
 from relatum.reading._socket import SocketConnection, login_for, tls_context_for
-from relatum.reading._start import Beginning
+from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, split
-from relatum.wire._frames import StartSpec
 from relatum.wire._session import Mechanism, Steps
 
 CONNECTIONS_KEPT: Final = 8
@@ -48,6 +51,7 @@ class BlockingStreams:
         self._login = login_for(address, mechanism)
         self._tls = tls_context_for(address, tls)
         self._idle: list[SocketConnection] = []
+        self._densities: dict[str, Density] = {}
         self._is_closed = False
         self._lock = threading.Lock()
         connection = self._connect()
@@ -113,6 +117,23 @@ class BlockingStreams:
     def routes(self, exchange: str, routing_key: str) -> list[str]:
         return self._ask(lambda operations: operations.routes(exchange, routing_key))
 
+    # --- many messages ------------------------------------------------------------------------------------
+
+    def read_many(self, ids: Iterable[MessageId], window: int) -> Iterator[Result]:
+        """See `StreamReader.read_many`."""
+        with self._connection() as connection:
+            steps = ManyReader(connection.operations, Window(ids, window), self._densities).run()
+            try:
+                step = next(steps)
+                while True:
+                    if step is None:
+                        step = steps.send(connection.exchange(time.monotonic() + self._timeout_s))
+                    else:
+                        yield step
+                        step = next(steps)
+            except StopIteration:
+                return
+
     # --- many chunks --------------------------------------------------------------------------------------
 
     @contextmanager
@@ -123,10 +144,10 @@ class BlockingStreams:
         finally:
             self._release(connection)
 
-    def chunks(self, stream: str, start: StartSpec, credit: int, idle_s: float) -> Iterator[Chunk | None]:
-        """The stream's chunks as they come, None when none came for `idle_s`."""
+    def chunks(self, stream: str, scan: Scan, idle_s: float) -> Generator[Chunk | None, None, None]:
+        """The chunks of a scan as they come, None when none came for `idle_s`."""
         with self._connection() as connection:
-            steps = connection.operations.chunks(stream, start, credit)
+            steps = connection.operations.chunks(stream, scan)
             try:
                 step = next(steps)
                 while True:
@@ -137,41 +158,32 @@ class BlockingStreams:
                     events = connection.wait(idle_s)
                     if events is None:
                         yield None
-                        events = []
-                    step = steps.send(events)
+                    step = steps.send(events or [])
+            except StopIteration:
+                return
             finally:
                 steps.close()
                 if connection.is_usable:
                     connection.flush(self._timeout_s)
 
-    def batches(
-        self, stream: str, begin: Beginning, *, follow: bool, credit: int, idle_s: float
-    ) -> Iterator[RecordBatch | None]:
+    def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]:
         """See `StreamReader.batches`."""
-        last = None if follow else self._last(stream)
-        if last is not None and last < begin.offset:
-            return
-        for chunk in self.chunks(stream, begin.spec, credit, idle_s):
-            if chunk is None:
-                yield None
-                continue
-            if chunk.last_offset >= begin.offset and (begin.time_ms is None or chunk.time_ms >= begin.time_ms):
-                yield from batches_of(stream, chunk, begin.offset)
-            if last is not None and chunk.last_offset >= last:
-                return
-
-    def _last(self, stream: str) -> int:
-        """The last offset now; -1 where there is none."""
-        last = self.bounds(stream).last
-        return -1 if last is None else last
+        with contextlib.closing(self.chunks(stream, scan, idle_s)) as chunks:
+            for chunk in chunks:
+                if chunk is None:
+                    yield None
+                else:
+                    yield from batches_of(stream, chunk, scan)
 
 
-def batches_of(stream: str, chunk: Chunk, begin: int) -> Iterator[RecordBatch]:
-    """A chunk's records from an offset on, in one batch unless unpacking makes it large."""
+def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
+    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
+    begin = scan.begin.offset
     for first, records in split(chunk):
         end = first + len(records)
+        if scan.stop is not None and end > scan.stop:
+            records, end = records[: max(0, scan.stop - first)], scan.stop
         if first < begin:
-            if end <= begin:
-                continue
             records, first = records[begin - first :], begin
-        yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
+        if records:
+            yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)

@@ -131,17 +131,29 @@ def record_at(chunk: Chunk, offset: int) -> bytes | None:
     Raises:
         ChunkCorrupt: Lengths inside the chunk are wrong.
     """
-    index = offset - chunk.first_offset
-    if not 0 <= index < chunk.record_count:
+    if not chunk.first_offset <= offset <= chunk.last_offset:
         return None
+    return records_at(chunk, [offset])[0]
+
+
+def records_at(chunk: Chunk, offsets: list[int]) -> list[bytes]:
+    """The records at offsets, ascending, that all lie in the chunk; the others are passed over, not copied.
+
+    Raises:
+        ChunkCorrupt: Lengths inside the chunk are wrong.
+    """
     if chunk.entry_count == chunk.record_count:
-        found = _plain_record(chunk, index)
+        found = _plain_records_at(chunk, offsets)
         if found is not None:
             return found
-    for first, records in _pieces(chunk):
-        if first <= offset < first + len(records):
-            return records[offset - first]
-    raise _corrupt(chunk)
+    records: list[bytes] = []
+    for first, piece in _pieces(chunk):
+        end = first + len(piece)
+        while len(records) < len(offsets) and offsets[len(records)] < end:
+            records.append(piece[offsets[len(records)] - first])
+    if len(records) != len(offsets):
+        raise _corrupt(chunk)
+    return records
 
 
 def _corrupt(chunk: Chunk) -> ChunkCorrupt:
@@ -172,24 +184,30 @@ def _plain_records(chunk: Chunk) -> list[bytes] | None:
     return records
 
 
-def _plain_record(chunk: Chunk, index: int) -> bytes | None:
-    """One record of a chunk without sub-entry batches; None where a batch comes before it."""
+def _plain_records_at(chunk: Chunk, offsets: list[int]) -> list[bytes] | None:
+    """Some records of a chunk without sub-entry batches; None where a batch comes before the last of them."""
     data, position = chunk.data, chunk.data_start
     unpack = _LENGTH.unpack_from
+    records: list[bytes] = []
+    at = chunk.first_offset
     try:
-        for _ in range(index):
+        for offset in offsets:
+            for _ in range(offset - at):
+                (length,) = unpack(data, position)
+                if length & _SUB_ENTRY_BIT:
+                    return None
+                position += 4 + length
             (length,) = unpack(data, position)
             if length & _SUB_ENTRY_BIT:
                 return None
+            records.append(data[position + 4 : position + 4 + length])
             position += 4 + length
-        (length,) = unpack(data, position)
+            at = offset + 1
     except struct.error as error:
         raise _corrupt(chunk) from error
-    if length & _SUB_ENTRY_BIT:
-        return None
-    if position + 4 + length > chunk.data_end:
+    if position > chunk.data_end:
         raise _corrupt(chunk)
-    return data[position + 4 : position + 4 + length]
+    return records
 
 
 def _pieces(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:

@@ -1,0 +1,126 @@
+"""Reading many messages over one stream-protocol connection: several attaches in flight, results in order. No I/O."""
+
+from collections.abc import Generator
+from typing import Final
+
+from relatum._ids import MessageId
+from relatum.errors import AccessRefused, NotFound
+from relatum.reading._batches import StreamBounds
+from relatum.reading._message import Message
+from relatum.reading._operations import Attach, StreamOperations, not_there
+from relatum.reading._plan import Density, Request, StreamPlan
+from relatum.reading._window import Result, Window
+from relatum.wire._chunk import Chunk, records_at
+from relatum.wire._frames import Start, StartSpec
+from relatum.wire._session import Event
+
+ATTACHES_IN_FLIGHT: Final = 8
+"""Attaches under way at once on a connection. The broker works them off one by one; more only hide the way there."""
+
+DENSITIES_MAX: Final = 1024
+"""Streams whose chunk sizes are remembered."""
+
+Results = Generator[Result | None, list[Event], None]
+"""Yields results, and None where bytes must be exchanged; is sent the events that came."""
+
+
+class ManyReader:
+    """Reads the ids of a window.
+
+    Args:
+        operations: A connection's operations; nothing else may use them meanwhile.
+        window: What is asked for.
+        densities: What is known of streams, kept between calls.
+    """
+
+    def __init__(self, operations: StreamOperations, window: Window, densities: dict[str, Density]) -> None:
+        self._operations = operations
+        self._window = window
+        self._densities = densities
+        self._plans: dict[str, StreamPlan] = {}
+        self._in_flight: list[tuple[Attach, Request]] = []
+
+    def run(self) -> Results:
+        """Read part after part until no id is left."""
+        while wanted := self._window.open():
+            self._plans = {
+                stream: StreamPlan(self._valid(stream, offsets), self._density(stream))
+                for stream, offsets in wanted.items()
+            }
+            yield from self._part()
+            yield from self._explain()
+            yield from self._window.ready()
+            self._window.close()
+
+    def _valid(self, stream: str, offsets: list[int]) -> list[int]:
+        for offset in offsets:
+            if not 0 <= offset < 1 << 63:
+                error = not_there(stream, offset, StreamBounds(None, None))
+                self._window.put(MessageId(stream, offset), error)
+        return [offset for offset in offsets if 0 <= offset < 1 << 63]
+
+    def _density(self, stream: str) -> Density:
+        if stream not in self._densities and len(self._densities) >= DENSITIES_MAX:
+            self._densities.clear()
+        return self._densities.setdefault(stream, Density())
+
+    def _part(self) -> Results:
+        self._ask()
+        while self._in_flight:
+            events = yield None
+            self._take(events)
+            yield from self._window.ready()
+            self._ask()
+
+    def _ask(self) -> None:
+        """Send attaches until enough are in flight, each stream in its turn."""
+        for stream, plan in self._plans.items():
+            while len(self._in_flight) < ATTACHES_IN_FLIGHT and not self._window.is_full:
+                request = plan.next_request()
+                if request is None:
+                    break
+                start = StartSpec(Start.OFFSET, request.offsets[0])
+                self._in_flight.append((self._operations.attach(stream, start, request.chunks), request))
+
+    def _take(self, events: list[Event]) -> None:
+        is_any_done = False
+        for event in events:
+            for attach, request in self._in_flight:
+                attach.take(event)
+                if attach.chunks:
+                    self._keep(attach, request, attach.chunks.pop())
+                is_any_done |= attach.is_done
+        if is_any_done:
+            for attach, request in self._in_flight:
+                if attach.is_done:
+                    self._close(attach, request)
+            self._in_flight = [pair for pair in self._in_flight if not pair[0].is_done]
+
+    def _keep(self, attach: Attach, request: Request, chunk: Chunk) -> None:
+        stream = attach.stream
+        attach.reached = chunk.last_offset
+        size = chunk.data_end - chunk.data_start
+        offsets = self._plans[stream].arrived(request, chunk.first_offset, chunk.record_count, size)
+        for offset, record in zip(offsets, records_at(chunk, offsets), strict=True):
+            self._window.put(MessageId(stream, offset), Message.from_record(stream, offset, record, chunk.time_ms))
+
+    def _close(self, attach: Attach, request: Request) -> None:
+        plan = self._plans[attach.stream]
+        try:
+            attach.check()
+        except (NotFound, AccessRefused) as error:
+            for offset in [*request.offsets, *plan.abandon()]:
+                self._window.put(MessageId(attach.stream, offset), error)
+            return
+        plan.answered(request, attach.reached)
+
+    def _explain(self) -> Results:
+        """Say of each id that got no message why there is none; not when the window ran full."""
+        if self._window.is_full:
+            return
+        missing = sorted(self._window.missing())
+        for stream in dict.fromkeys(stream for stream, _ in missing):
+            bounds = yield from self._operations.bounds(stream)
+            for asked in missing:
+                if asked.stream == stream:
+                    self._window.put(asked, not_there(*asked, bounds))
