@@ -39,30 +39,35 @@ def commit_batch(
         CoverageConflict: another recorder was first; nothing was written.
         DatabaseUnavailable: the commit's outcome is not known; read the coverage again before going on.
     """
-    position = batch.position()
-    blocks, high_us = batch.time_blocks(high_us)
     with translated_errors(), engine.begin() as connection:
         # First, so that a recorder that lost the race has written nothing it must roll back.
-        row = advance(connection, row, batch.last_offset + 1, position)
-        copy_lines(connection, "relationships", batch.lines)
-        copy_lines(
-            connection,
-            "time_blocks",
-            [
-                f"{block.min_us}\t{block.max_us}\t{block.first_offset}\t{block.last_offset}"
-                f"\t{row.stream_id}\t{block.width_class}\n"
-                for block in blocks
-            ],
-        )
-        copy_lines(
-            connection,
-            "receipts",
-            [f"{copy_text(message_id)}\t{row.stream_id}\t{offset}\n" for message_id, offset in batch.receipts],
-        )
+        row = advance(connection, row, batch.last_offset + 1, batch.position())
+        high_us = write_rows(connection, row.stream_id, batch, high_us=high_us)
         if checkpoint:
-            add_checkpoint(connection, row.stream_id, position)
-        count_skips(connection, row.stream_id, batch.skips)
+            add_checkpoint(connection, row.stream_id, batch.position())
     return row, high_us
+
+
+def write_rows(connection: sa.Connection, stream_id: int, batch: Batch, *, high_us: int | None) -> int | None:
+    """Write a batch's rows into their tables, in the caller's transaction; gives the greatest time recorded now."""
+    copy_lines(connection, "relationships", batch.lines)
+    blocks, high_us = batch.time_blocks(high_us)
+    copy_lines(
+        connection,
+        "time_blocks",
+        [
+            f"{block.min_us}\t{block.max_us}\t{block.first_offset}\t{block.last_offset}"
+            f"\t{stream_id}\t{block.width_class}\n"
+            for block in blocks
+        ],
+    )
+    copy_lines(
+        connection,
+        "receipts",
+        [f"{copy_text(message_id)}\t{stream_id}\t{offset}\n" for message_id, offset in batch.receipts],
+    )
+    count_skips(connection, stream_id, batch.skips)
+    return high_us
 
 
 def add_checkpoint(connection: sa.Connection, stream_id: int, position: Position) -> None:

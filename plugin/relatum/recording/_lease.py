@@ -1,5 +1,7 @@
-"""Which of many processes records a stream. A lease only saves work: two that both believe to hold it cannot both
-write, since the coverage moves by compare-and-set.
+"""Which of many processes records a stream.
+
+A lease only saves work: two that both believe to hold it cannot both write, since the coverage moves by
+compare-and-set.
 """
 
 import os

@@ -13,34 +13,25 @@ class RecorderMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        labels = ["stream"]
-        self.recorded = Gauge(
-            "relatum_recorded_offset", "Offset of the last recorded message", labels, registry=self.registry
-        )
-        self.end = Gauge(
-            "relatum_stream_offset", "Offset of the last message in the stream", labels, registry=self.registry
-        )
+        stream = ["stream"]
+        registry = self.registry
+        self.recorded = Gauge("relatum_recorded_offset", "Last recorded offset", stream, registry=registry)
+        self.end = Gauge("relatum_stream_offset", "Offset of the last message in the stream", stream, registry=registry)
         self.lag_offsets = Gauge(
-            "relatum_lag_offsets",
-            "Offsets between the stream's end and the last recorded",
-            labels,
-            registry=self.registry,
+            "relatum_lag_offsets", "Offsets between the stream's end and the last recorded", stream, registry=registry
         )
-        self.lag_s = Gauge(
-            "relatum_lag_seconds", "Age of the oldest message not recorded yet", labels, registry=self.registry
-        )
-        self.messages = Counter("relatum_messages", "Messages recorded", labels, registry=self.registry)
-        self.rows = Counter("relatum_rows", "Rows written", labels, registry=self.registry)
-        self.skipped = Counter(
-            "relatum_skipped_values", "Values not recorded", [*labels, "reason"], registry=self.registry
-        )
+        self.lag_s = Gauge("relatum_lag_seconds", "Age of the oldest unrecorded message", stream, registry=registry)
+        self.messages = Counter("relatum_messages", "Messages recorded", stream, registry=registry)
+        self.rows = Counter("relatum_rows", "Rows written", stream, registry=registry)
+        self.skipped = Counter("relatum_skipped_values", "Values not recorded", [*stream, "reason"], registry=registry)
         self.batch_s = Histogram(
-            "relatum_batch_seconds",
-            "Time of one transaction",
-            labels,
-            buckets=_BATCH_BUCKETS_S,
-            registry=self.registry,
+            "relatum_batch_seconds", "Time of one transaction", stream, buckets=_BATCH_BUCKETS_S, registry=registry
         )
-        self.reconnects = Counter(
-            "relatum_reconnects", "Sessions begun again after an error", labels, registry=self.registry
-        )
+        self.reconnects = Counter("relatum_reconnects", "Sessions begun again after errors", stream, registry=registry)
+
+    def show_end(self, stream: str, end: int, recorded: int) -> None:
+        """Say how far the stream and the recording of it go: offsets of the last messages."""
+        self.end.labels(stream).set(end)
+        self.lag_offsets.labels(stream).set(max(0, end - recorded))
+        if end <= recorded:
+            self.lag_s.labels(stream).set(0.0)

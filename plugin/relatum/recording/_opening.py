@@ -25,6 +25,7 @@ from relatum.store import (
     coverage,
     events,
     key_definitions,
+    lock_stream,
     open_range,
     receipts,
     relationships,
@@ -151,7 +152,7 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
     """Forget everything behind the last agreement, so that it is recorded again as the stream has it now."""
     with translated_errors(), engine.begin() as connection:
         # Whoever else opens or back-fills this stream waits here.
-        connection.execute(sa.select(streams).where(streams.c.stream_id == stream.stream_id).with_for_update())
+        lock_stream(connection, stream.stream_id)
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset) != (tail.coverage_id, tail.to_offset):
             raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
@@ -257,7 +258,8 @@ def _latest_time(connection: sa.Connection, stream_id: int) -> int | None:
         .limit(8)
         .subquery()
     )
-    return connection.execute(sa.select(sa.func.max(latest.c.max_us))).scalar_one()
+    greatest: int | None = connection.execute(sa.select(sa.func.max(latest.c.max_us))).scalar_one()
+    return greatest
 
 
 def note(

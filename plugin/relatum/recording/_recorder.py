@@ -1,4 +1,4 @@
-"""Recording many streams in one process: `relatum record`, and the half of it that an interceptor runs beside itself."""
+"""Recording many streams in one process: `relatum record`, and the recorder beside an interceptor."""
 
 import logging
 import threading

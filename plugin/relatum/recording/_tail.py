@@ -3,14 +3,14 @@
 import logging
 import random
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.errors import RelatumError, StreamNotFound
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording._lease import RENEW_S, give_back, take
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import note, open_tail
@@ -24,6 +24,9 @@ BACKOFF_S: Final = (0.05, 5.0)
 
 IDLE_S: Final = 0.25
 """How often a reader with nothing to read looks whether it should stop."""
+
+LOOK_S: Final = 5.0
+"""How often a reader that catches up asks where the stream ends, for the metrics."""
 
 
 class TailRecorder:
@@ -134,29 +137,31 @@ class TailRecorder:
     def _follow(self, reader: StreamReader, writer: Writer, start: int, stop: threading.Event) -> None:
         """Read from the coverage's end until there is a reason to open anew."""
         expected = start
-        with closing(reader.batches(self._stream, start, follow=True, idle_s=IDLE_S)) as batches:
-            for records in batches:
-                writer.check()
-                if stop.is_set() or writer.must_reopen:
-                    return
-                if records is None:
-                    self._at_end(expected)
-                    continue
-                if records.first_offset > expected and self._is_hole(expected):
-                    return
-                writer.put(records)
-                expected = records.last_offset + 1
-                self._metrics.end.labels(self._stream).set(records.last_offset)
-
-    def _at_end(self, expected: int) -> None:
-        self._metrics.lag_s.labels(self._stream).set(0.0)
-        self._metrics.lag_offsets.labels(self._stream).set(0)
+        looked_at = time.monotonic()
+        for records in reader.batches(self._stream, start, follow=True, idle_s=IDLE_S):
+            writer.check()
+            if stop.is_set() or writer.must_reopen:
+                return
+            if records is None:
+                self._metrics.show_end(self._stream, expected - 1, writer.recorded_to)
+                continue
+            if records.first_offset > expected and self._is_hole(expected):
+                return
+            writer.put(records)
+            expected = records.last_offset + 1
+            if time.monotonic() - looked_at >= LOOK_S:
+                looked_at = time.monotonic()
+                self._metrics.show_end(self._stream, self._bounds().last or expected - 1, writer.recorded_to)
 
     def _is_hole(self, expected: int) -> bool:
         """Whether offsets are missing because retention took them; streams have gaps in good health too."""
-        with StreamReader.open(self._address) as other:
-            first = other.bounds(self._stream).first
+        first = self._bounds().first
         return first is not None and first > expected
+
+    def _bounds(self) -> StreamBounds:
+        """The stream's ends, asked on a connection of its own: the reader's is busy with what follows."""
+        with StreamReader.open(self._address) as other:
+            return other.bounds(self._stream)
 
 
 def _backoff() -> Iterator[float]:

@@ -68,6 +68,7 @@ class Writer:
         self._checkpoint_at = 0.0
         self._renewed_at = time.monotonic()
         self.must_reopen = False
+        self.recorded_to = opened.tail.to_offset - 1
         self._thread = threading.Thread(target=self._run, name=f"relatum-writer-{self._stream.name}", daemon=True)
         self._thread.start()
 
@@ -133,6 +134,7 @@ class Writer:
         started = time.perf_counter()
         checkpoint = self._checkpoint_due(batch)
         self._row, self._high_us = commit_batch(self._engine, self._row, batch, self._high_us, checkpoint=checkpoint)
+        self.recorded_to = batch.last_offset
         self._count(batch, time.perf_counter() - started)
         if self._on_recorded is not None and batch.receipts:
             self._on_recorded(self._stream.name, batch.receipts)

@@ -131,6 +131,11 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
     return found
 
 
+def lock_stream(connection: sa.Connection, stream_id: int) -> None:
+    """Let nobody else back-fill, cut or repair this stream until the transaction ends. Live recording goes on."""
+    connection.execute(sa.select(streams.c.stream_id).where(streams.c.stream_id == stream_id).with_for_update())
+
+
 def streams_named(connection: sa.Connection, vhost: str, names: Sequence[str] | None) -> list[StreamRow]:
     """Present generations of the named streams and of the partitions of named super streams; all where None."""
     query = sa.select(*_STREAM_COLUMNS).where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))

@@ -140,13 +140,14 @@ def advance(connection: sa.Connection, row: CoverageRow, to_offset: int, positio
         raise CoverageConflict(
             f"another recorder moved the coverage from {row.to_offset} first; nothing was written", stream=""
         )
-    position = position or row.position
+    if position is None:
+        return replace(row, to_offset=to_offset)
     return replace(
         row,
         to_offset=to_offset,
-        last_offset=position and position.offset,
-        last_fingerprint=position and position.fingerprint,
-        last_chunk_ms=position and position.chunk_ms,
+        last_offset=position.offset,
+        last_fingerprint=position.fingerprint,
+        last_chunk_ms=position.chunk_ms,
     )
 
 

@@ -147,7 +147,7 @@ def _section_code(raw: bytes, position: int) -> tuple[int, int]:
 class Entries(NamedTuple):
     """The items of a list or map: how many (a map's keys and values both count), the first's position, the end."""
 
-    count: int
+    items: int
     start: int
     end: int
 
@@ -433,10 +433,7 @@ def find_head(raw: bytes) -> Head:
             elif section < HEADER:
                 raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{section:x}")
             width = widths[raw[start]]
-            if width == -1:
-                position = start + 2 + raw[start + 1]
-            else:
-                position = end_of_value(raw, start)
+            position = start + 2 + raw[start + 1] if width == -1 else end_of_value(raw, start)
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
     if position > size or not size:

@@ -1,0 +1,129 @@
+"""Taking rows away whose messages are gone: dropped by retention, of a replaced stream, of a removed key."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.errors import StreamNotFound
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.store import (
+    StreamRow,
+    as_engine,
+    checkpoints,
+    coverage,
+    keys,
+    receipts,
+    relationships,
+    streams,
+    streams_named,
+    time_blocks,
+    translated_errors,
+)
+
+BATCH_ROWS: Final = 10_000
+"""Rows deleted in one transaction: a fraction of a second, so that nobody waits long for a lock or for vacuum."""
+
+RECEIPTS_S: Final = 3600
+"""Seconds a receipt is kept."""
+
+
+@dataclass(slots=True)
+class PruneReport:
+    """Rows deleted, by stream; "" stands for what belongs to no stream in force."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.rows.total()
+
+
+def prune(
+    broker: str | BrokerAddress,
+    database: str | sa.Engine,
+    names: Sequence[str] | None = None,
+    *,
+    stream_url: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+    progress: Callable[[PruneReport], None] | None = None,
+) -> PruneReport:
+    """Delete rows of messages that are gone, in bounded transactions. Look-ups are right before, during and after.
+
+    Args:
+        broker: The broker's URL or address.
+        database: PostgreSQL's URL, or an engine.
+        names: Streams and super streams; None: all that are recorded, and what belongs to none in force.
+        stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        batch_rows: Rows deleted in one transaction at most.
+        progress: Called after each transaction.
+    """
+    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    report = PruneReport()
+    with as_engine(database) as engine, StreamReader.open(address) as reader:
+        with translated_errors(), engine.connect() as connection:
+            known = streams_named(connection, address.vhost, names)
+        for stream in known:
+            try:
+                first = reader.bounds(stream.name).first
+            except StreamNotFound:
+                continue  # Whether it comes back as the same stream is for the recorder to find out.
+            while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
+                _tell(report, stream.name, deleted, progress)
+        if names is None:
+            for condition in _orphans():
+                while deleted := _delete(engine, *condition, batch_rows):
+                    _tell(report, "", deleted, progress)
+    return report
+
+
+def _tell(report: PruneReport, stream: str, rows: int, progress: Callable[[PruneReport], None] | None) -> None:
+    report.rows[stream] += rows
+    if progress is not None:
+        progress(report)
+
+
+def prune_expired(engine: sa.Engine, stream: StreamRow, first: int, batch_rows: int = BATCH_ROWS) -> int:
+    """Delete one batch of rows below the first retained offset; 0 where there are none left."""
+    for table, gone in (
+        (relationships, relationships.c.stream_offset < first),
+        (time_blocks, time_blocks.c.last_offset < first),
+        (checkpoints, checkpoints.c.last_offset < first),
+        (receipts, receipts.c.stream_offset < first),
+        (coverage, (coverage.c.to_offset <= first) & ~coverage.c.is_tail),
+    ):
+        if deleted := _delete(engine, table, (table.c.stream_id == stream.stream_id) & gone, batch_rows):
+            return deleted
+    return 0
+
+
+def _orphans() -> list[tuple[sa.Table, sa.ColumnElement[bool]]]:
+    """What belongs to replaced streams and removed keys, and receipts nobody asks for any more."""
+    replaced = sa.select(streams.c.stream_id).where(streams.c.replaced_at.is_not(None))
+    removed = sa.select(keys.c.key_id).where(keys.c.removed_at.is_not(None))
+    age = sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, RECEIPTS_S)
+    of_replaced = [
+        (table, table.c.stream_id.in_(replaced)) for table in (relationships, time_blocks, checkpoints, coverage)
+    ]
+    return [
+        *of_replaced,
+        (relationships, relationships.c.key_id.in_(removed)),
+        (receipts, receipts.c.recorded_at < age),
+    ]
+
+
+def _delete(engine: sa.Engine, table: sa.Table, gone: sa.ColumnElement[bool], batch_rows: int) -> int:
+    """Delete a bounded number of rows. They are named by their places, since no table needs a key of its own."""
+    place: sa.ColumnElement[Any] = sa.literal_column("ctid")
+    chosen = sa.select(place).select_from(table).where(gone).limit(batch_rows)
+    statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())))
+    with translated_errors(), engine.begin() as connection:
+        return connection.execute(statement).rowcount
+
+
+def prune_receipts(engine: sa.Engine) -> int:
+    """Delete one batch of receipts that are too old for anybody to wait for them."""
+    return _delete(engine, *_orphans()[-1], BATCH_ROWS)
