@@ -4,7 +4,7 @@ The kernel's own commands are here. Commands of the packages above it (`migrate`
 found through the entry-point group `relatum.commands`: the kernel imports none of them.
 """
 
-from relatum.command._app import app, main
+from relatum.command._app import complete_app, main
 from relatum.command._exits import ExitCode, exit_code_of
 from relatum.command._messages import message_document, print_messages
 from relatum.command._options import (
@@ -23,7 +23,7 @@ __all__ = [
     "ExitCode",
     "JsonOption",
     "StreamUrlOption",
-    "app",
+    "complete_app",
     "console",
     "errors",
     "exit_code_of",

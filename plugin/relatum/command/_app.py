@@ -1,5 +1,6 @@
 """The Typer application: the kernel's commands, those found through entry points, and errors made exit codes."""
 
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Final
 
@@ -59,7 +60,8 @@ for _command in (up, record, read, status, backfill, verify, prune):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from functools import cache
+from importlib.metadata import version
 
         typer.echo(version("relatum"))
         raise typer.Exit
@@ -84,10 +86,17 @@ def _add(found: EntryPoint) -> None:
     app.command(found.name)(command)
 
 
-for _found in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
-    _add(_found)
+@cache
+def complete_app() -> typer.Typer:
+    """The application with the commands of the packages above the kernel.
+
+    Not when this module is imported: those packages import it.
+    """
+    for found in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        _add(found)
+    return app
 
 
 def main() -> None:
-    """The console script."""
-    app(prog_name="relatum")
+    """Run the command on the process's arguments and end the process: the console script."""
+    complete_app()(prog_name="relatum")

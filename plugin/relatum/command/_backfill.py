@@ -1,9 +1,18 @@
 """`relatum backfill`: what lies in a stream and is not recorded yet, for keys that came later."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from relatum.command._options import (
     BrokerOption,
@@ -15,7 +24,7 @@ from relatum.command._options import (
 )
 from relatum.command._output import console, errors, print_json
 from relatum.command._record import stop_signals
-from relatum.reading import BrokerAddress
+from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import BackfillProgress
 from relatum.recording import backfill as run_backfill
 
@@ -35,35 +44,45 @@ def backfill(
 ) -> None:
     """Read a stream again and record what is not recorded yet. Stop it whenever you like: it goes on from there.
 
-    `--json` prints one document: stream, messages, rows, from_offset, to_offset, seconds.
+    `--json` prints one document, a list of the streams: stream, messages, rows, from_offset, to_offset, seconds.
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("offsets"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with stop_signals() as stop, Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(stream, total=None)
-
-        def show(progress: BackfillProgress) -> None:
-            bar.update(
-                task,
-                description=progress.stream,
-                total=progress.to_offset - progress.from_offset,
-                completed=progress.at_offset - progress.from_offset,
-            )
-
-        report = run_backfill(address, require_database(database), stream, keys=keys or None, progress=show, stop=stop)
+    url = require_database(database)
+    with StreamReader.open(address) as reader:
+        names = reader.partitions(stream) or [stream]
+    with stop_signals() as stop, Progress(*_columns(), console=errors, transient=True) as bar:
+        reports = [
+            run_backfill(address, url, name, keys=keys or None, progress=_shown(bar, name), stop=stop)
+            for name in names
+            if not stop.is_set()
+        ]
     if as_json:
-        print_json(
-            {
-                name: getattr(report, name)
-                for name in ("stream", "messages", "rows", "from_offset", "to_offset", "seconds")
-            }
-        )
+        print_json([asdict(report) for report in reports])
         return
-    console.print(
-        f"{report.stream}: {report.messages:,} messages read again, {report.rows:,} rows written "
-        f"in {report.seconds:,.1f} s.",
-        markup=False,
-    )
+    for report in reports:
+        console.print(
+            f"{report.stream}: {report.messages:,} messages read again, {report.rows:,} rows written "
+            f"in {report.seconds:,.1f} s.",
+            markup=False,
+        )
+
+
+def _columns() -> list[ProgressColumn]:
+    return [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("offsets"),
+        TimeRemainingColumn(),
+    ]
+
+
+def _shown(bar: Progress, stream: str) -> Callable[[BackfillProgress], None]:
+    """What shows the progress of one stream."""
+    task = bar.add_task(stream, total=None)
+
+    def show(progress: BackfillProgress) -> None:
+        whole = progress.to_offset - progress.from_offset
+        bar.update(task, total=whole, completed=progress.at_offset - progress.from_offset)
+
+    return show

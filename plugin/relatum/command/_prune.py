@@ -29,15 +29,15 @@ def prune(
 ) -> None:
     """Delete the rows of messages that retention has dropped, and those of removed keys, in bounded batches.
 
-    `--json` prints one document: rows deleted by stream.
+    `--json` prints one document: rows deleted by stream; "" stands for removed keys, replaced streams and old receipts.
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     report = run_prune(address, require_database(database), streams or None, batch_rows=batch_rows)
-    deleted = dict(report.deleted)
     if as_json:
-        print_json(deleted)
+        print_json(dict(report.rows))
         return
-    for stream, rows in deleted.items():
-        console.print(f"{stream}: {rows:,} rows deleted.", markup=False)
-    if not deleted:
-        console.print("No stream is recorded: nothing to delete.")
+    for stream, rows in report.rows.items():
+        what = stream or "removed keys, replaced streams and old receipts"
+        console.print(f"{what}: {rows:,} rows deleted.", markup=False)
+    if not report.total:
+        console.print("Nothing to delete.")

@@ -1,7 +1,7 @@
 """`relatum status`: what is recorded of each stream."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -16,8 +16,9 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, print_json, ranges_text, size_text
+from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress
-from relatum.recording import StreamStatus
+from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
 
 
@@ -32,10 +33,12 @@ def status(
 ) -> None:
     """Show for each stream: first and last offset, what is recorded, holes, lag, rows, size, and what happened.
 
-    `--json` prints one document, the list of streams; there, ranges are [from, to).
+    A name that is not recorded ends the command with code 6. `--json` prints one document, the list of streams; there,
+    ranges are [from, to).
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     found = status_of(address, require_database(database), streams or None)
+    _check_known(streams or [], found)
     if as_json:
         print_json([asdict(stream) for stream in found])
         return
@@ -43,6 +46,13 @@ def status(
         console.print("No stream is recorded yet. `relatum record STREAM` records one.")
     for stream in found:
         _print(stream)
+
+
+def _check_known(wanted: list[str], found: list[StreamStatus]) -> None:
+    known = {name for stream in found for name in (stream.stream, stream.super_stream)}
+    for name in wanted:
+        if name not in known:
+            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)
 
 
 def _print(stream: StreamStatus) -> None:
@@ -54,30 +64,26 @@ def _print(stream: StreamStatus) -> None:
 
 
 def _facts(stream: StreamStatus) -> list[tuple[str, str]]:
-    ends = "empty" if stream.first is None else f"{stream.first:,}–{stream.last:,}"
+    ends = "none" if stream.first is None or stream.last is None else f"{stream.first:,}–{stream.last:,}"
     facts = [("offsets in the stream", ends)]
     facts += [(f"recorded: {key}", ranges_text(ranges)) for key, ranges in stream.covered.items()]
     if stream.holes:
         facts.append(("holes (lost to retention)", ranges_text(stream.holes)))
+    seconds = "" if stream.lag_s is None else f", {stream.lag_s:,.1f} s"
     facts += [
-        ("lag", _lag(stream)),
+        ("lag", f"{stream.lag_offsets:,} offsets{seconds}"),
         ("rows", f"{stream.rows:,}"),
         ("table and index", size_text(stream.bytes)),
         ("recorder", stream.recorder or "none at the moment"),
     ]
-    facts += [(f"skipped: {what}", f"{count:,}") for what, count in stream.skips.items()]
-    facts += [("happened", _event(event)) for event in stream.events]
+    for key, reasons in stream.skipped.items():
+        facts += [(f"skipped: {key or 'whole messages'} ({reason})", f"{n:,}") for reason, n in reasons.items()]
+    facts += [(f"happened: {event.kind}", _event(event)) for event in stream.events]
     return facts
 
 
-def _lag(stream: StreamStatus) -> str:
-    if stream.lag_offsets is None:
-        return "–"
-    seconds = f", {stream.lag_seconds:,.1f} s" if stream.lag_seconds is not None else ""
-    return f"{stream.lag_offsets:,} offsets{seconds}"
-
-
-def _event(event: Any) -> str:
-    if isinstance(event, dict):
-        return " ".join(str(value) for value in event.values() if value not in (None, ""))
-    return str(event)
+def _event(event: StreamEvent) -> str:
+    offsets = ""
+    if event.from_offset is not None and event.to_offset is not None:
+        offsets = f" {ranges_text([(event.from_offset, event.to_offset)])}"
+    return f"{event.at:%Y-%m-%d %H:%M:%S %Z}{offsets} {event.detail}".rstrip()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from relatum.command._exits import ExitCode
 from relatum.command._options import (
@@ -17,11 +18,11 @@ from relatum.command._options import (
 )
 from relatum.command._output import console, print_json
 from relatum.reading import BrokerAddress
-from relatum.recording import VerifyReport, repair
+from relatum.recording import StreamVerified, VerifyReport, repair
 from relatum.recording import verify as run_verify
 
 DIFFERENCES_SHOWN = 20
-"""Differing rows shown a stream; `--json` has all."""
+"""Differing rows shown for each stream."""
 
 
 def verify(
@@ -49,14 +50,14 @@ def verify(
     """Read the streams and compare: every message's keys have their rows, every row's message has that key.
 
     Ends with code 7 where they differ, also after a repair: verify again. `--json` prints one document:
-    ok, streams (each with its differences), repaired (a list of what was or would be done, with --repair).
+    ok, exact, streams (each with its differences), and with --repair dry_run and repaired (what was or would be done).
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     url = require_database(database)
     report = run_verify(address, url, streams, sample=sample)
-    done = repair(report, address, url, dry_run=dry_run) if repair_rows and not report.ok else None
+    done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if as_json:
-        document = {"ok": report.ok, "streams": [asdict(stream) for stream in report.streams]}
+        document = {"ok": report.ok, "exact": report.exact, "streams": [asdict(stream) for stream in report.streams]}
         print_json(document if done is None else {**document, "dry_run": dry_run, "repaired": done})
     else:
         _print(report)
@@ -67,19 +68,22 @@ def verify(
 
 
 def _print(report: VerifyReport) -> None:
+    how = "every message" if report.exact else "a sample"
     for stream in report.streams:
-        how = "every message" if stream.exact else "a sample"
-        found = f"{len(stream.differences):,} differences" if stream.differences else "no difference"
+        found = f"{stream.difference_count:,} differences" if stream.difference_count else "no difference"
         console.print(
             f"{stream.stream}: {how} compared, {stream.messages:,} messages, {stream.rows:,} rows: {found}.",
             markup=False,
         )
-        if not stream.differences:
-            continue
-        table = Table("kind", "key", "value", "offset", "what")
-        for difference in stream.differences[:DIFFERENCES_SHOWN]:
-            cells = (difference.kind, difference.key, difference.value, difference.offset, difference.detail)
-            table.add_row(*("–" if cell is None else str(cell) for cell in cells))
-        console.print(table, markup=False)
-        if len(stream.differences) > DIFFERENCES_SHOWN:
-            console.print(f"and {len(stream.differences) - DIFFERENCES_SHOWN:,} more; --json lists all.")
+        if stream.differences:
+            _print_differences(stream)
+
+
+def _print_differences(stream: StreamVerified) -> None:
+    table = Table("kind", "offset", "key", "value", "time (µs)")
+    for each in stream.differences[:DIFFERENCES_SHOWN]:
+        time_us = "–" if each.time_us is None else str(each.time_us)
+        table.add_row(*(Text(cell) for cell in (each.kind, f"{each.offset:,}", each.key, each.value, time_us)))
+    console.print(table)
+    if stream.difference_count > DIFFERENCES_SHOWN:
+        console.print(f"and {stream.difference_count - DIFFERENCES_SHOWN:,} more; --json lists up to 1,000 a stream.")
