@@ -30,6 +30,7 @@ from relatum.store import (
     coverage_of,
     ensure_stream,
     key_definitions,
+    lock_stream,
     open_range,
     tail_of,
     translated_errors,
