@@ -21,7 +21,7 @@ from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.local._identity import free_port
 from relatum.store import make_engine
 from relatum_migrations import upgrade
-from tests.support import declare_stream, delete_stream, server_version, unique_name
+from tests.support import declare_stream, delete_stream, make_streams_survive, server_version, unique_name
 
 STREAM_OFFSET = -120
 """From a broker's AMQP port to its stream port: 5672 to 5552."""
@@ -199,5 +199,6 @@ def stream_name(amqp_url: str) -> Iterator[str]:
 def private_servers(tmp_path: Path) -> Iterator[LocalServers]:
     """A RabbitMQ and a PostgreSQL of this test's own, to be killed, frozen and restarted, whatever the others are."""
     with LocalServers(tmp_path / "servers", durable=False) as servers:
+        make_streams_survive(servers.rabbitmq)
         yield servers
     shutil.rmtree(servers.directory, ignore_errors=True)

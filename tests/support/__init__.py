@@ -5,8 +5,11 @@ from tests.support._streams import (
     broker_connection,
     declare_stream,
     delete_stream,
+    make_streams_survive,
     publish_plain,
+    read_plain,
     server_version,
+    stream_available,
     unique_name,
 )
 from tests.support._waiting import wait_until
@@ -15,9 +18,12 @@ __all__ = [
     "broker_connection",
     "declare_stream",
     "delete_stream",
+    "make_streams_survive",
     "processes_naming",
     "publish_plain",
+    "read_plain",
     "server_version",
+    "stream_available",
     "unique_name",
     "wait_until",
 ]

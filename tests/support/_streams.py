@@ -6,7 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pika
+import pika.exceptions
 from pika.adapters.blocking_connection import BlockingConnection
+
+from relatum.local import LocalRabbitMQ
+from tests.support._waiting import wait_until
 
 Plain = bytes | tuple[bytes, Mapping[str, Any] | pika.BasicProperties]
 """A body, or a body with its headers or properties."""
@@ -61,3 +65,49 @@ def server_version(amqp_url: str) -> tuple[int, ...]:
     with broker_connection(amqp_url) as connection:
         version: str = connection._impl.server_properties["version"]
     return tuple(int(part) for part in version.split("-")[0].split("+")[0].split(".")[:3])
+
+
+def read_plain(
+    amqp_url: str, stream: str, count: int, *, offset: int | str = "first", limit_s: float = 10.0
+) -> list[bytes]:
+    """Return the bodies of `count` messages from an offset on, or fewer where no more came for `limit_s` seconds."""
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=100)
+        deliveries = channel.consume(stream, arguments={"x-stream-offset": offset}, inactivity_timeout=limit_s)
+        bodies: list[bytes] = []
+        for method, _, body in deliveries:
+            if method is None:
+                break
+            channel.basic_ack(method.delivery_tag)
+            bodies.append(body)
+            if len(bodies) == count:
+                break
+    return bodies
+
+
+def make_streams_survive(server: LocalRabbitMQ) -> None:
+    """Make a new private broker's streams survive SIGKILL.
+
+    The broker starts its stream coordinator at the first stream ever declared, and writes its name to disk about a
+    second later only; killed before, it never serves streams again (seen with 3.10.8: names.dets of Ra).
+    """
+    name = unique_name("first")
+    declare_stream(server.broker_url, name)
+    delete_stream(server.broker_url, name)
+    wait_until(
+        lambda: any(b"stream_coordinator" in file.read_bytes() for file in server.data.rglob("names.dets")),
+        what="the stream coordinator's name on disk",
+    )
+
+
+def stream_available(amqp_url: str, stream: str) -> bool:
+    """Whether the broker serves the stream; for a moment after its start it calls the stream's node inaccessible."""
+    with broker_connection(amqp_url) as connection:
+        try:
+            connection.channel().queue_declare(stream, passive=True)
+        except pika.exceptions.ChannelClosedByBroker as closed:
+            if "is down or inaccessible" not in closed.reply_text:
+                raise
+            return False
+        return True
