@@ -1,7 +1,7 @@
 """The Typer application: the kernel's commands, those found through entry points, and errors made exit codes."""
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated, Any, Final
 
 import typer
@@ -49,6 +49,7 @@ app = typer.Typer(
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     # Local variables hold URLs, and URLs hold passwords.
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,9 +61,6 @@ for _command in (up, record, read, status, backfill, verify, prune):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from functools import cache
-from importlib.metadata import version
-
         typer.echo(version("relatum"))
         raise typer.Exit
 

@@ -11,7 +11,9 @@ from relatum.command._output import console, print_json
 from relatum.keys import KeyDefinition, KeyType
 from relatum.store import add_keys, as_engine, key_definitions, remove_key, set_record_time, translated_errors
 
-keys = typer.Typer(help="Define relationship keys, list and remove them.", no_args_is_help=True)
+keys = typer.Typer(
+    help="Define relationship keys, list and remove them.", no_args_is_help=True, rich_markup_mode="markdown"
+)
 
 
 def _document(key: KeyDefinition) -> dict[str, Any]:

@@ -18,9 +18,10 @@ def read(
     stream_url: StreamUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read messages at offsets, without the database. `--json` prints JSON lines, one message each.
+    """Read messages at offsets, without the database.
 
-    An offset where nothing lies ends the command with code 6; what was read before it is printed.
+    An offset where nothing lies ends the command with code 6; what was read before it is printed. `--json` prints JSON
+    lines, one message each.
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     found: list[Message] = []
