@@ -1,6 +1,7 @@
 """Reading many messages over one stream-protocol connection: several attaches in flight, results in order. No I/O."""
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from typing import Final
 
 from relatum._ids import MessageId
@@ -31,9 +32,18 @@ class ManyReader:
         operations: A connection's operations; nothing else may use them meanwhile.
         window: What is asked for.
         densities: What is known of streams, kept between calls.
+        clock: Seconds, to learn what attaching and reading on take.
     """
 
-    def __init__(self, operations: StreamOperations, window: Window, densities: dict[str, Density]) -> None:
+    def __init__(
+        self,
+        operations: StreamOperations,
+        window: Window,
+        densities: dict[str, Density],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._idle_since = clock()
         self._operations = operations
         self._window = window
         self._densities = densities
@@ -80,31 +90,42 @@ class ManyReader:
                 if request is None:
                     break
                 start = StartSpec(Start.OFFSET, request.offsets[0])
-                self._in_flight.append((self._operations.attach(stream, start, request.chunks), request))
+                attach = self._operations.attach(stream, start, request.chunks)
+                attach.sent_at = self._clock()
+                self._in_flight.append((attach, request))
 
     def _take(self, events: list[Event]) -> None:
+        now = self._clock()
         is_any_done = False
         for event in events:
             for attach, request in self._in_flight:
                 attach.take(event)
                 if attach.chunks:
-                    self._keep(attach, request, attach.chunks.pop())
+                    self._keep(attach, request, attach.chunks.pop(), now)
                 is_any_done |= attach.is_done
         if is_any_done:
             for attach, request in self._in_flight:
                 if attach.is_done:
-                    self._close(attach, request)
+                    self._close(attach, request, now)
             self._in_flight = [pair for pair in self._in_flight if not pair[0].is_done]
 
-    def _keep(self, attach: Attach, request: Request, chunk: Chunk) -> None:
+    def _keep(self, attach: Attach, request: Request, chunk: Chunk, now: float) -> None:
         stream = attach.stream
+        if not attach.chunks_seen:
+            attach.first_at = now
+        attach.chunks_seen += 1
         attach.reached = chunk.last_offset
         size = chunk.data_end - chunk.data_start
         offsets = self._plans[stream].arrived(request, chunk.first_offset, chunk.record_count, size)
         for offset, record in zip(offsets, records_at(chunk, offsets), strict=True):
             self._window.put(MessageId(stream, offset), Message.from_record(stream, offset, record, chunk.time_ms))
 
-    def _close(self, attach: Attach, request: Request) -> None:
+    def _close(self, attach: Attach, request: Request, now: float) -> None:
+        if attach.chunks_seen:
+            # The broker works attaches off one by one: this one's time begins where the one before ended.
+            attach_s = attach.first_at - max(self._idle_since, attach.sent_at)
+            self._density(attach.stream).learn_times(attach_s, attach.chunks_seen, now - attach.first_at)
+        self._idle_since = now
         plan = self._plans[attach.stream]
         try:
             attach.check()

@@ -42,7 +42,19 @@ Chunks = Generator[Chunk | None, list[Event], None]
 class Attach:
     """One Subscribe and Unsubscribe pair in flight, and the chunks it brought."""
 
-    __slots__ = ("chunks", "code", "is_done", "reached", "stream", "subscribed", "subscription", "unsubscribed")
+    __slots__ = (
+        "chunks",
+        "chunks_seen",
+        "code",
+        "first_at",
+        "is_done",
+        "reached",
+        "sent_at",
+        "stream",
+        "subscribed",
+        "subscription",
+        "unsubscribed",
+    )
 
     def __init__(self, stream: str, subscription: int, subscribed: int, unsubscribed: int) -> None:
         self.stream = stream
@@ -52,6 +64,8 @@ class Attach:
         self.chunks: list[Chunk] = []
         self.code: int = Code.OK
         self.reached: int | None = None
+        self.chunks_seen = 0
+        self.sent_at = self.first_at = 0.0
         self.is_done = False
 
     def take(self, event: Event) -> None:
