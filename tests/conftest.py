@@ -26,6 +26,9 @@ from tests.support import declare_stream, delete_stream, make_streams_survive, s
 STREAM_OFFSET = -120
 """From a broker's AMQP port to its stream port: 5672 to 5552."""
 
+NEW_DATABASE = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
+"""The same on any server, whatever its own encoding and locale are."""
+
 DOCKER_PASSWORD = "relatum"
 
 
@@ -152,7 +155,7 @@ def _administer(server_url: str, statement: str, *names: str) -> None:
 def _migrated_template(database_server_url: str) -> Iterator[str]:
     """The name of a database with the newest schema, which is copied for each test."""
     name = unique_name("relatum_template").replace("-", "_")
-    _administer(database_server_url, "CREATE DATABASE {}", name)
+    _administer(database_server_url, NEW_DATABASE, name)
     try:
         upgrade(_named(database_server_url, name))
         yield name
@@ -164,7 +167,7 @@ def _migrated_template(database_server_url: str) -> Iterator[str]:
 def empty_database_url(database_server_url: str) -> Iterator[str]:
     """The URL of a new database with nothing in it."""
     name = unique_name("relatum_test").replace("-", "_")
-    _administer(database_server_url, "CREATE DATABASE {}", name)
+    _administer(database_server_url, NEW_DATABASE, name)
     yield _named(database_server_url, name)
     _administer(database_server_url, "DROP DATABASE {} WITH (FORCE)", name)
 
