@@ -1,0 +1,92 @@
+"""What a look-up gives: the messages found, and how sure it is that there are no more."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import overload
+
+from relatum._ids import MessageId
+from relatum.reading import Message
+
+
+class Status(StrEnum):
+    """What an answer says."""
+
+    FOUND = "found"
+    """There is at least one message, and each was read and checked."""
+    ABSENT = "absent"
+    """There is none: every message the streams retain was recorded, or read just now, and none is meant."""
+    NOT_RECORDED_YET = "not_recorded_yet"
+    """None was found, but a part of the streams is not recorded: there may be one. Ask with `complete=True`."""
+    EXPIRED = "expired"
+    """There was at least one, and retention has dropped them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One message found.
+
+    Attributes:
+        message: The message, read and checked.
+        keys: The names of the keys asked by whose values it shares, in the order asked; empty for a look-up by time
+            alone.
+    """
+
+    message: Message
+    keys: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> MessageId:
+        """Where the message lies."""
+        return self.message.id
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Sequence[Message]):
+    """The messages a look-up found, in the order asked for, and its status. It does not change.
+
+    It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; true where there is one.
+
+    Attributes:
+        status: Found, absent, not recorded yet, or expired.
+        hits: The messages with the keys they share.
+        expired: Where messages lay that were recorded as sought and that retention has dropped since, as far as the
+            look-up met them.
+    """
+
+    status: Status
+    hits: tuple[Hit, ...] = ()
+    expired: tuple[MessageId, ...] = field(default=())
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages."""
+        return tuple(hit.message for hit in self.hits)
+
+    @property
+    def ids(self) -> tuple[MessageId, ...]:
+        """Where the messages lie."""
+        return tuple(hit.message.id for hit in self.hits)
+
+    @property
+    def first(self) -> Message | None:
+        """The first message; None where there is none."""
+        return self.hits[0].message if self.hits else None
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __iter__(self) -> Iterator[Message]:
+        return (hit.message for hit in self.hits)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
+    def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
+        if isinstance(index, slice):
+            return tuple(hit.message for hit in self.hits[index])
+        return self.hits[index].message
+
+    def __repr__(self) -> str:
+        return f"<Answer {self.status}: {len(self.hits)} messages>"

@@ -1,0 +1,18 @@
+"""Every limit of look-ups, by name, with its unit and where it comes from."""
+
+from typing import Final
+
+ANSWER_MESSAGES_MAX: Final = 100_000
+"""Messages of one answer, which is held in memory. What has more is asked for with `limit=`, or a span of time."""
+
+CATALOG_AGE_S: Final = 1.0
+"""Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
+
+POLL_S_MIN: Final = 0.005
+"""The first pause of `wait_related` between two index probes, in seconds. It doubles up to `POLL_S_MAX`."""
+
+POLL_S_MAX: Final = 0.05
+"""The longest pause of `wait_related`, in seconds: about the recorder's own lag."""
+
+SCAN_BLOCKS_MAX: Final = 16
+"""Blocks of the time index read in one go, up to 128 messages each: bounds what a window holds undecided."""

@@ -1,0 +1,183 @@
+"""The look-ups by their public arguments: checked, and turned into steps. One for both faces."""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, get_args
+
+from relatum.errors import InvalidInput
+from relatum.keys import InvalidValue, timestamp_us
+from relatum.limits import TIME_US_MAX
+from relatum.reading import Message
+from relatum_consumer._answer import Answer, Status
+from relatum_consumer._catalog import Catalog, Wanted
+from relatum_consumer._moments import Moment, Search, Side, Window, beside, window
+from relatum_consumer._related import Question, answer, wait
+from relatum_consumer._requests import Steps
+from relatum_consumer._statements import Order
+
+Names: TypeAlias = str | Sequence[str] | None
+"""One name, several, or None."""
+
+Beside: TypeAlias = Literal["after", "before", "nearest"]
+
+_SIDES: dict[Beside, tuple[Side, ...]] = {
+    "after": (Side("after"),),
+    "before": (Side("before"),),
+    "nearest": (Side("before", inclusive=True), Side("after")),
+}
+
+
+class Lookups:
+    """Look-ups in the streams of one virtual host.
+
+    Every method checks its arguments and gives the steps of the look-up; what they mean is told at `Relations`.
+    """
+
+    def __init__(self, vhost: str) -> None:
+        self.catalog = Catalog(vhost)
+
+    def related(
+        self, message: Message, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool
+    ) -> Steps[Answer]:
+        """Messages that share a key's value with a message."""
+        question = yield from self._question(message, to, by, limit, order)
+        return (yield from answer(self.catalog, question, complete=complete))
+
+    def wait_related(
+        self, message: Message, to: Names, by: Names, limit: int | None, order: Order, timeout_s: float
+    ) -> Steps[Answer]:
+        """The same, waiting for the first of them."""
+        _check_seconds("timeout_s", timeout_s)
+        question = yield from self._question(message, to, by, limit, order)
+        return (yield from wait(self.catalog, question, timeout_s))
+
+    def _question(self, message: Message, to: Names, by: Names, limit: int | None, order: Order) -> Steps[Question]:
+        _check_message(message)
+        names, keys = _names("to", to), _names("by", by)
+        _check_limit(limit, order)
+        wanted = yield from self.catalog.values_of(message, keys)
+        return Question(wanted, names, order, limit, beside=message.id)
+
+    def find(
+        self,
+        key: str,
+        value: Any,
+        streams: Names,
+        since: datetime | None,
+        until: datetime | None,
+        limit: int | None,
+        order: Order,
+        *,
+        complete: bool,
+    ) -> Steps[Answer]:
+        """Messages that carry a key's value."""
+        names = _names("streams", streams)
+        _check_limit(limit, order)
+        low, high = (None if bound is None else _time_us(bound) for bound in (since, until))
+        wanted = yield from self.catalog.value_sought(key, value)
+        question = Question((wanted,), names, order, limit, low, high)
+        return (yield from answer(self.catalog, question, complete=complete))
+
+    def beside(
+        self,
+        where: Beside,
+        moment: Message | datetime,
+        stream: str,
+        by: str | None,
+        *,
+        inclusive: bool = False,
+        complete: bool,
+    ) -> Steps[Answer]:
+        """The message next to a moment."""
+        at = _moment(moment)
+        search = yield from self._search(moment, stream, by)
+        if search is None:
+            return Answer(Status.ABSENT)
+        sides = tuple(Side(side.direction, side.inclusive or inclusive) for side in _SIDES[where])
+        return (yield from beside(search, at, sides, complete=complete))
+
+    def window(
+        self,
+        moment: Message | datetime,
+        stream: str,
+        before_s: float,
+        after_s: float,
+        by: str | None,
+        *,
+        complete: bool,
+    ) -> Steps[Answer]:
+        """All messages around a moment."""
+        _check_seconds("before_s", before_s)
+        _check_seconds("after_s", after_s)
+        at = _moment(moment)
+        search = yield from self._search(moment, stream, by)
+        if search is None:
+            return Answer(Status.ABSENT)
+        span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), at.id)
+        return (yield from window(search, span, complete=complete))
+
+    def _search(self, moment: Message | datetime, stream: str, by: str | None) -> Steps[Search | None]:
+        """Where to look; None where the message has no value of the key."""
+        if not isinstance(stream, str):
+            raise InvalidInput("a look-up by time takes the name of one stream or super stream")
+        if by is None:
+            return Search(self.catalog, stream)
+        if not isinstance(by, str):
+            raise InvalidInput("a look-up by time takes one key by its name")
+        if not isinstance(moment, Message):
+            raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
+        wanted: tuple[Wanted, ...] = yield from self.catalog.values_of(moment, [by])
+        if wanted:
+            return Search(self.catalog, stream, wanted[0])
+        # No message can share a value that is not there; the stream must exist all the same.
+        yield from self.catalog.check_names([stream])
+        return None
+
+
+def _names(argument: str, names: Names) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    found = (names,) if isinstance(names, str) else tuple(names)
+    if not found or not all(isinstance(name, str) for name in found):
+        raise InvalidInput(f"{argument}= takes a name, several names, or None for all")
+    return tuple(dict.fromkeys(found))
+
+
+def _check_message(message: Any) -> None:
+    if not isinstance(message, Message):
+        raise InvalidInput(f"a message read from a stream is needed, not {type(message).__name__}")
+
+
+def _check_limit(limit: int | None, order: Order) -> None:
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise InvalidInput("limit= takes a number from 1 on, or None for all")
+    if order not in get_args(Order):
+        raise InvalidInput(f"order= takes one of {', '.join(get_args(Order))}")
+
+
+def _check_seconds(argument: str, seconds: Any) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise InvalidInput(f"{argument}= takes seconds, 0 or more")
+
+
+def _microseconds(seconds: float) -> int:
+    """Seconds in microseconds; more than the calendar holds means all of it."""
+    return round(min(seconds * 1_000_000, 2 * TIME_US_MAX))
+
+
+def _time_us(moment: Any) -> int:
+    if not isinstance(moment, datetime):
+        raise InvalidInput(f"a moment is a datetime, not {type(moment).__name__}")
+    try:
+        return timestamp_us(moment)
+    except InvalidValue as error:
+        raise InvalidInput(f"no moment between the years 1 and 9999: {error.reason}") from error
+
+
+def _moment(moment: Any) -> Moment:
+    if not isinstance(moment, Message):
+        return Moment(_time_us(moment))
+    if moment.time_us is None:
+        raise InvalidInput(f"the message at {moment.id} has no time; ask with a datetime")
+    return Moment(moment.time_us, moment.id)

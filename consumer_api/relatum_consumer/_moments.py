@@ -1,0 +1,395 @@
+"""Look-ups by time, as steps: the blocks that can hold the message, read one by one until no other can be nearer."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from relatum._ids import MessageId
+from relatum.errors import InvalidInput, StreamReplaced, TimeNotRecorded
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message, StreamBounds
+from relatum.store import TIME
+from relatum_consumer import _blocks as blocks
+from relatum_consumer import _statements as statements
+from relatum_consumer._answer import Answer, Hit
+from relatum_consumer._blocks import FIRST_OF_ITS_TIME, Block, Place
+from relatum_consumer._catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
+from relatum_consumer._proof import Uncovered, replaced, uncovered
+from relatum_consumer._related import check, first_retained, status_of
+from relatum_consumer._requests import Bounds, Read, Scan, Select, Steps
+from relatum_consumer._statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US, Direction
+
+Rank = tuple[int, tuple[int, str], int]
+"""Where a message stands in time: its time, then its partition, then its offset."""
+
+
+class Side(NamedTuple):
+    """One direction to look in, and whether an equal time in another stream counts as beyond the moment."""
+
+    direction: Direction
+    inclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The moment looked from: microseconds since 1970, and the id of the message whose moment it is, if any."""
+
+    time_us: int
+    id: MessageId | None = None
+
+    def edge(self, stream: str, among: Collection[str], side: Side) -> Place:
+        """The place in a stream beyond which messages are sought.
+
+        Equal times in the message's own stream are ordered by offset; where that is one of several partitions, by
+        partition and offset; elsewhere they are beyond if the side includes them.
+        """
+        if self.id is not None and stream == self.id.stream:
+            return self.time_us, self.id.offset
+        if self.id is not None and self.id.stream in among:
+            comes_later = in_partition_order(stream) > in_partition_order(self.id.stream)
+            return self.time_us, FIRST_OF_ITS_TIME if comes_later else INTEGER_MAX
+        begins_at_it = side.inclusive == (side.direction == "after")
+        return self.time_us, FIRST_OF_ITS_TIME if begins_at_it else INTEGER_MAX
+
+
+@dataclass(slots=True)
+class Lost:
+    """What a look-up learns of retention on its way.
+
+    Attributes:
+        floors: The first offset retained, by stream, where it mattered.
+        ids: Where messages lay that were sought.
+        is_sure: Whether a message that was sought has expired, its id known or not.
+    """
+
+    floors: dict[str, int] = field(default_factory=dict)
+    ids: dict[MessageId, None] = field(default_factory=dict)
+    is_sure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where to look: a stream or a super stream, and the value of a key that messages must carry, if any."""
+
+    catalog: Catalog
+    name: str
+    by: Wanted | None = None
+
+    def targets(self) -> Steps[list[PresentStream]]:
+        """The recorded streams meant.
+
+        Raises:
+            TimeNotRecorded: times are switched off for one of them.
+        """
+        streams = yield from self.catalog.streams([self.name])
+        for stream in streams:
+            if not stream.record_time:
+                raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
+        return streams
+
+    def uncovered(self) -> Steps[list[Uncovered]]:
+        """The retained ranges that are not recorded as this look-up needs them."""
+        key_ids = [TIME] if self.by is None else [TIME, self.by.key_id]
+        return uncovered(self.catalog, [self.name], key_ids)
+
+    def is_meant(self, message: Message) -> bool:
+        """Whether a message has a time, and the key's value where one is asked by."""
+        return message.time_us is not None and (self.by is None or self.by.is_of(message))
+
+    def answer(self, messages: Iterable[Message], lost: Lost, *, is_covered: bool) -> Answer:
+        """The answer those messages make."""
+        keys = () if self.by is None else (self.by.definition.name,)
+        hits = tuple(Hit(message, keys) for message in messages)
+        status = status_of(bool(hits), is_covered=is_covered, has_expired=lost.is_sure)
+        return Answer(status, hits, tuple(lost.ids))
+
+
+def rank(message: Message) -> Rank:
+    """Where a message that has a time stands."""
+    return time_of(message), in_partition_order(message.stream), message.offset
+
+
+def time_of(message: Message) -> int:
+    """The time of a message that has one."""
+    assert message.time_us is not None, "messages without a time were left out"
+    return message.time_us
+
+
+# --- beside a moment --------------------------------------------------------------------------------------
+
+
+def beside(search: Search, moment: Moment, sides: Sequence[Side], *, complete: bool) -> Steps[Answer]:
+    """The next message on a side of the moment; of two sides the nearer one, and the earlier if equally near.
+
+    It is looked up once more where the recorder replaced the stream under our hands.
+    """
+    yield from search.catalog.check_names([search.name])
+    try:
+        return (yield from _beside(search, moment, sides, complete=complete))
+    except StreamReplaced:
+        return (yield from _beside(search, moment, sides, complete=complete))
+
+
+def _beside(search: Search, moment: Moment, sides: Sequence[Side], *, complete: bool) -> Steps[Answer]:
+    if not complete:
+        lost = Lost()
+        nearest = yield from _nearest(search, moment, sides, (), lost)
+        if nearest is not None:
+            return search.answer([nearest], lost, is_covered=True)
+    ranges = yield from search.uncovered()
+    lost = Lost()
+    nearest = yield from _nearest(search, moment, sides, ranges if complete else (), lost)
+    is_covered = complete or not ranges
+    return search.answer([] if nearest is None else [nearest], lost, is_covered=is_covered)
+
+
+def _nearest(
+    search: Search, moment: Moment, sides: Sequence[Side], ranges: Sequence[Uncovered], lost: Lost
+) -> Steps[Message | None]:
+    targets = yield from search.targets()
+    among = {stream.name for stream in targets} | {each.stream for each in ranges}
+    found: list[Message] = []
+    for side in sides:
+        candidates: list[Message] = []
+        for stream in targets:
+            edge = moment.edge(stream.name, among, side)
+            look = _by_blocks if search.by is None else _by_key
+            message = yield from look(search, stream, edge, side.direction, lost)
+            candidates += [] if message is None else [message]
+        for each in ranges:
+            nearest = Nearest(search, moment.edge(each.stream, among, side), side.direction)
+            yield Scan(each.stream, each.start, each.stop, nearest.consider)
+            candidates += [] if nearest.message is None else [nearest.message]
+        if candidates:
+            found.append(min(candidates, key=rank) if side.direction == "after" else max(candidates, key=rank))
+    return min(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)), default=None)
+
+
+@dataclass(slots=True)
+class Nearest:
+    """Keeps the nearest of the messages it is shown."""
+
+    search: Search
+    edge: Place
+    direction: Direction
+    message: Message | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """Where the nearest stands in time."""
+        return None if self.message is None else (time_of(self.message), self.message.offset)
+
+    def consider(self, message: Message) -> bool:
+        """Look at one message. False: nobody else need keep it."""
+        if self.search.is_meant(message):
+            place, best = (time_of(message), message.offset), self.place
+            if self.direction == "after":
+                is_nearer = place > self.edge and (best is None or place < best)
+            else:
+                is_nearer = place < self.edge and (best is None or place > best)
+            if is_nearer:
+                self.message = message
+        return False
+
+
+def _by_key(
+    search: Search, stream: PresentStream, edge: Place, direction: Direction, lost: Lost
+) -> Steps[Message | None]:
+    """The next message of one key value: one row of the index names it."""
+    assert search.by is not None, "only look-ups by key come here"
+    while True:
+        parameters = _value_in(search.by, stream, lost) | {"t": edge[0], "o": edge[1], "limit": 1}
+        rows = yield Select(statements.keyed_beside(direction), parameters)
+        if not rows:
+            return None
+        (message,) = yield from _checked(search.by, stream, rows, lost)
+        if message is not None:
+            return message
+
+
+def _value_in(by: Wanted, stream: PresentStream, lost: Lost) -> dict[str, Any]:
+    return {
+        "key_id": by.key_id,
+        "value": by.value,
+        "stream_id": stream.stream_id,
+        "floor": lost.floors.get(stream.name, 0),
+    }
+
+
+def _checked(
+    by: Wanted, stream: PresentStream, rows: Iterable[tuple[int, int]], lost: Lost
+) -> Steps[list[Message | None]]:
+    """The rows' messages, each checked; None for those that have expired."""
+    places = {MessageId(stream.name, offset): time_us for offset, time_us in rows}
+    messages: list[Message | None] = []
+    for (where, time_us), message in zip(places.items(), (yield Read(list(places))), strict=True):
+        if isinstance(message, Message):
+            messages.append(check((by,), where, time_us, (by.key_id,), message).message)
+        else:
+            lost.floors[stream.name] = first_retained(where, message, is_named=True)
+            lost.ids[where] = None
+            lost.is_sure = True
+            messages.append(None)
+    return messages
+
+
+def _by_blocks(
+    search: Search, stream: PresentStream, edge: Place, direction: Direction, lost: Lost
+) -> Steps[Message | None]:
+    """The next message in time: the blocks that can hold it are read, the most promising first.
+
+    Below, all blocks and places are in the direction's coordinates: see `relatum_consumer._blocks`.
+    """
+    nearest = Nearest(search, edge, direction)
+    is_after = direction == "after"
+    start = edge if is_after else blocks.mirrored(edge)
+    page_from: Place = (start[0], INTEGER_MAX)
+    sql = statements.blocks_beside(direction)
+    while True:
+        u, o = page_from if is_after else blocks.mirrored(page_from)
+        floor = lost.floors.get(stream.name, 0)
+        rows = yield Select(sql, _blocks_of(stream, floor) | {"t": edge[0], "u": u, "o": o})
+        page = [Block(*row) if is_after else Block(*row).mirrored() for row in rows]
+        for promise, block in blocks.in_order(page, start):
+            best = nearest.place
+            if best is not None and promise > (best if is_after else blocks.mirrored(best)):
+                return nearest.message
+            original = block if is_after else block.mirrored()
+            messages = yield from _read([original], stream, lost)
+            had = nearest.message
+            for message in messages:
+                nearest.consider(message)
+            if nearest.message is had and blocks.surely_holds(block, start) and _begins_in(original, stream, lost):
+                lost.is_sure = True
+        following = [(block.min_us, block.first_offset) for block in page if block.min_us > start[0]]
+        if len(following) < BLOCK_PAGE:
+            return nearest.message
+        page_from, sql = max(following), statements.blocks_beyond(direction)
+
+
+def _blocks_of(stream: PresentStream, floor: int) -> dict[str, Any]:
+    return {"stream_id": stream.stream_id, "floor": floor, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
+
+
+def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
+    """Whether retention has taken a part of the block."""
+    return block.first_offset < lost.floors.get(stream.name, 0)
+
+
+def _read(run: Sequence[Block], stream: PresentStream, lost: Lost) -> Steps[list[Message]]:
+    """The messages between the offsets of blocks, once they agree with each block; of what has expired, the rest.
+
+    Raises:
+        StreamReplaced: a block's earliest or latest time is not among them.
+        TimeNotRecorded: they are read over AMQP, which does not show the times that were recorded.
+    """
+    start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
+    floor = lost.floors.get(stream.name, 0)
+    if stop <= floor:
+        return []
+    messages: list[Message] = yield Scan(stream.name, max(start, floor), stop, _every)
+    offsets = [message.offset for message in messages]
+    for block in run:
+        inside = messages[bisect_left(offsets, block.first_offset) : bisect_right(offsets, block.last_offset)]
+        if block.first_offset >= lost.floors.get(stream.name, 0):
+            yield from _check_block(block, inside, stream, lost)
+    return messages
+
+
+def _check_block(block: Block, inside: Sequence[Message], stream: PresentStream, lost: Lost) -> Steps[None]:
+    times = [message.time_us for message in inside]
+    if blocks.agree(block, times):
+        return
+    bounds: StreamBounds = yield Bounds(stream.name)
+    if bounds.first is not None and bounds.first > block.first_offset:
+        lost.floors[stream.name] = bounds.first
+        return
+    if None in times:
+        message = (
+            f"the times of {stream.name!r} are its chunks', which AMQP 0.9.1 does not show: use the stream protocol"
+        )
+        raise TimeNotRecorded(message, stream=stream.name)
+    raise replaced(stream.name, block.first_offset)
+
+
+def _every(message: Message) -> bool:
+    return True
+
+
+# --- around a moment --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time, both ends included, and the message in it that is not meant."""
+
+    low: int
+    high: int
+    beside: MessageId | None
+
+    def holds(self, search: Search, message: Message) -> bool:
+        """Whether a message is meant."""
+        return search.is_meant(message) and self.low <= time_of(message) <= self.high and message.id != self.beside
+
+
+def window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
+    """All messages in a span of time, by time, partition and offset."""
+    yield from search.catalog.check_names([search.name])
+    try:
+        return (yield from _window(search, span, complete=complete))
+    except StreamReplaced:
+        return (yield from _window(search, span, complete=complete))
+
+
+def _window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
+    if not complete:
+        lost = Lost()
+        found = yield from _recorded_within(search, span, lost)
+        if found:
+            return search.answer(_ordered(found), lost, is_covered=True)
+    ranges = yield from search.uncovered()
+    lost = Lost()
+    found = yield from _recorded_within(search, span, lost)
+    for each in ranges if complete else ():
+        found += yield Scan(each.stream, each.start, each.stop, lambda message: span.holds(search, message))
+    return search.answer(_ordered(found), lost, is_covered=complete or not ranges)
+
+
+def _ordered(found: Iterable[Message]) -> list[Message]:
+    messages = sorted({message.id: message for message in found}.values(), key=rank)
+    if len(messages) > ANSWER_MESSAGES_MAX:
+        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: ask for a shorter span of time")
+    return messages
+
+
+def _recorded_within(search: Search, span: Window, lost: Lost) -> Steps[list[Message]]:
+    found: list[Message] = []
+    for stream in (yield from search.targets()):
+        look = _blocks_within if search.by is None else _keyed_within
+        found += yield from look(search, stream, span, lost)
+    return found
+
+
+def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost) -> Steps[list[Message]]:
+    assert search.by is not None, "only look-ups by key come here"
+    parameters = _value_in(search.by, stream, lost)
+    parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
+    rows = yield Select(statements.keyed_between(), parameters)
+    others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]
+    messages = (yield from _checked(search.by, stream, others, lost)) if others else []
+    return [message for message in messages if message is not None]
+
+
+def _blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lost) -> Steps[list[Message]]:
+    rows = yield Select(statements.blocks_between(), _blocks_of(stream, 0) | {"low": span.low, "high": span.high})
+    found: list[Message] = []
+    for _, _, run in blocks.joined(map(Block._make, rows), SCAN_BLOCKS_MAX):
+        inside = yield from _read(run, stream, lost)
+        found += [message for message in inside if span.holds(search, message)]
+        for block in run:
+            is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high
+            if is_certain and block.last_offset < lost.floors.get(stream.name, 0):
+                lost.is_sure = True
+    return found

@@ -1,0 +1,282 @@
+"""Look-ups by key, as steps: one probe of the index, one read of what it names, and proof where nothing is found."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from relatum._ids import MessageId
+from relatum.errors import InvalidInput, OffsetExpired, RelatumError, StreamNotFound, StreamReplaced
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message
+from relatum.store import TIME
+from relatum_consumer import _statements as statements
+from relatum_consumer._answer import Answer, Hit, Status
+from relatum_consumer._catalog import Catalog, Wanted
+from relatum_consumer._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN
+from relatum_consumer._proof import replaced, uncovered
+from relatum_consumer._requests import Pause, Read, Scan, Select, Steps
+from relatum_consumer._statements import Order
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is sought by key.
+
+    Attributes:
+        wanted: Keys and values; a message that carries one of them is meant.
+        names: Streams and super streams; None for all that are recorded.
+        order: The order of the answer.
+        limit: Messages at most; None for all.
+        since: Times from this on, microseconds since 1970; None for no bound.
+        until: Times before this; None for no bound.
+        beside: The message whose relata are sought, which is none of them.
+    """
+
+    wanted: tuple[Wanted, ...]
+    names: tuple[str, ...] | None = None
+    order: Order = "oldest"
+    limit: int | None = None
+    since: int | None = None
+    until: int | None = None
+    beside: MessageId | None = None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether only a span of time is meant."""
+        return self.since is not None or self.until is not None
+
+    @property
+    def most(self) -> int:
+        """Rows to probe for in each stream: one more than asked, for the message itself or to notice too many."""
+        return 1 + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
+
+    def is_meant(self, message: Message) -> bool:
+        """Whether a message read from a stream is sought."""
+        if message.id == self.beside or not any(each.is_of(message) for each in self.wanted):
+            return False
+        return not self.is_bounded or self._is_in_time(message.time_us)
+
+    def _is_in_time(self, time_us: int | None) -> bool:
+        if time_us is None:
+            return False
+        return (self.since is None or time_us >= self.since) and (self.until is None or time_us < self.until)
+
+    def rank(self, stream: str, offset: int, time_us: int | None) -> tuple[Any, ...]:
+        """Where a message stands in the order; one without a time counts as later than all."""
+        if self.order == "offset":
+            return (stream, offset)
+        return (time_us is None, time_us or 0, stream, offset)
+
+    def sort(self, items: Iterable[_Result], place: Callable[[_Result], tuple[str, int, int | None]]) -> list[_Result]:
+        """Items in the order of the answer, as many as asked."""
+        ordered = sorted(items, key=lambda item: self.rank(*place(item)), reverse=self.order == "newest")
+        if self.limit is None and len(ordered) > ANSWER_MESSAGES_MAX:
+            raise InvalidInput(
+                f"more than {ANSWER_MESSAGES_MAX} messages: ask with limit=, or for a span of time (since=, until=)"
+            )
+        return ordered[: self.limit]
+
+
+@dataclass(slots=True)
+class _Row:
+    """Where the table says a message lies, and by which keys."""
+
+    id: MessageId
+    time_us: int | None
+    key_ids: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the index gave, each hit checked."""
+
+    hits: tuple[Hit, ...] = ()
+    expired: tuple[MessageId, ...] = ()
+
+
+def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Steps[Answer]:
+    """Answer a question, once more from the start where the recorder replaced the stream under our hands."""
+    yield from catalog.check_names(question.names)
+    if not question.wanted:
+        return Answer(Status.ABSENT)
+    try:
+        return (yield from _answer(catalog, question, complete=complete))
+    except StreamReplaced:
+        return (yield from _answer(catalog, question, complete=complete))
+
+
+def _answer(catalog: Catalog, question: Question, *, complete: bool) -> Steps[Answer]:
+    if not complete:
+        found = yield from probe(catalog, question)
+        if found.hits:
+            return Answer(Status.FOUND, found.hits, found.expired)
+    key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
+    ranges = yield from uncovered(catalog, question.names, key_ids)
+    found = yield from probe(catalog, question)
+    if complete:
+        scanned: list[Message] = []
+        for each in ranges:
+            scanned += yield Scan(each.stream, each.start, each.stop, question.is_meant)
+        found = replace(found, hits=_with(question, found.hits, scanned))
+        ranges = []
+    status = status_of(bool(found.hits), is_covered=not ranges, has_expired=bool(found.expired))
+    return Answer(status, found.hits, found.expired)
+
+
+def status_of(is_found: bool, *, is_covered: bool, has_expired: bool) -> Status:
+    """The status that what was found, what is covered, and what retention took amount to."""
+    if is_found:
+        return Status.FOUND
+    if not is_covered:
+        return Status.NOT_RECORDED_YET
+    return Status.EXPIRED if has_expired else Status.ABSENT
+
+
+def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:
+    """Hits of the index and messages read from the rest, together in order, each once."""
+    by_id = {hit.id: hit for hit in hits}
+    for message in scanned:
+        by_id.setdefault(message.id, Hit(message, _keys_of(question.wanted, message)))
+    return tuple(
+        question.sort(by_id.values(), lambda hit: (hit.message.stream, hit.message.offset, hit.message.time_us))
+    )
+
+
+def _keys_of(wanted: Sequence[Wanted], message: Message) -> tuple[str, ...]:
+    return tuple(each.definition.name for each in wanted if each.is_of(message))
+
+
+# --- the index --------------------------------------------------------------------------------------------
+
+
+def probe(catalog: Catalog, question: Question) -> Steps[Found]:
+    """What the index names, read and checked.
+
+    Where retention has dropped some of it and the limit may have hidden what comes after, the index is asked again
+    for what is retained. Each round knows a stream's first offset better, so they end.
+    """
+    floors: dict[str, int] = {}
+    expired: dict[MessageId, None] = {}
+    while True:
+        probed = yield Select(*_probe(catalog, question, floors))
+        rows = _merged(question, probed)
+        hits, gone = yield from verified(question, rows)
+        expired.update(dict.fromkeys(gone))
+        floors.update({where.stream: first for where, first in gone.items()})
+        if not gone or question.limit is None or len(rows) < question.limit:
+            return Found(hits, tuple(expired))
+
+
+def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[str, dict[str, Any]]:
+    parameters: dict[str, Any] = {
+        "vhost": catalog.vhost,
+        "key_ids": [wanted.key_id for wanted in question.wanted],
+        "key_values": [wanted.value for wanted in question.wanted],
+        "limit": question.most,
+    }
+    if question.names is not None:
+        parameters["names"] = list(question.names)
+    if question.is_bounded:
+        parameters |= {"since": question.since, "until": question.until}
+    if floors:
+        parameters |= {"floor_names": list(floors), "floors": list(floors.values())}
+    sql = statements.probe(
+        question.order, named=question.names is not None, bounded=question.is_bounded, floored=bool(floors)
+    )
+    return sql, parameters
+
+
+def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[_Row]:
+    """One row a message, in the order of the answer, as many as asked, without the message itself."""
+    rows: dict[MessageId, _Row] = {}
+    for stream, offset, time_us, key_id in probed:
+        where = MessageId(stream, offset)
+        if where != question.beside:
+            rows.setdefault(where, _Row(where, time_us)).key_ids.add(key_id)
+    if len(rows) == 1:
+        return list(rows.values())
+    return question.sort(rows.values(), lambda row: (row.id.stream, row.id.offset, row.time_us))
+
+
+def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, int]]]:
+    """The rows' messages, each checked against its row; and the rows whose messages are gone, with the first offset.
+
+    Raises:
+        StreamReplaced: a message does not carry what its row says.
+        StreamNotFound: a stream that was named was deleted.
+    """
+    if not rows:
+        return (), {}
+    hits: list[Hit] = []
+    gone: dict[MessageId, int] = {}
+    for row, message in zip(rows, (yield Read([row.id for row in rows])), strict=True):
+        if isinstance(message, Message):
+            hits.append(check(question.wanted, row.id, row.time_us, row.key_ids, message))
+        else:
+            gone[row.id] = first_retained(row.id, message, is_named=question.names is not None)
+    return tuple(hits), gone
+
+
+def check(
+    wanted: Sequence[Wanted], where: MessageId, time_us: int | None, key_ids: Iterable[int], message: Message
+) -> Hit:
+    """The hit a message is, once it carries the keys and the time of its row.
+
+    Raises:
+        StreamReplaced: it does not.
+    """
+    found = [each for each in wanted if each.is_of(message)]
+    # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.
+    if time_us is not None and message.time_us is not None and time_us != message.time_us:
+        raise replaced(*where)
+    if not {each.key_id for each in found}.issuperset(key_ids):
+        raise replaced(*where)
+    return Hit(message, tuple(each.definition.name for each in found))
+
+
+def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:
+    """The first offset the stream retains, after a row's message was not there.
+
+    Raises:
+        StreamReplaced: it is not retention that took it.
+        StreamNotFound: the stream was deleted, and was asked for by name.
+    """
+    if isinstance(error, OffsetExpired):
+        return error.first
+    if isinstance(error, StreamNotFound):
+        if is_named:
+            raise error
+        # All of a deleted stream is gone: nothing of it is asked for again.
+        return INTEGER_MAX
+    raise replaced(*where) from error
+
+
+# --- waiting ----------------------------------------------------------------------------------------------
+
+
+def wait(catalog: Catalog, question: Question, timeout_s: float) -> Steps[Answer]:
+    """Probe the index until it names a message or the time is over; then say what is known."""
+    yield from catalog.check_names(question.names)
+    deadline = time.monotonic() + timeout_s
+    pause = POLL_S_MIN
+    while question.wanted:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        found = yield from _probe_again(catalog, question)
+        if found.hits:
+            return Answer(Status.FOUND, found.hits, found.expired)
+        yield Pause(min(pause, max(0.0, left)))
+        pause = min(2 * pause, POLL_S_MAX)
+    return (yield from answer(catalog, question))
+
+
+def _probe_again(catalog: Catalog, question: Question) -> Steps[Found]:
+    """Probe; nothing where the stream is being replaced: the final look-up will say so if it stays like that."""
+    try:
+        return (yield from probe(catalog, question))
+    except StreamReplaced:
+        return Found()

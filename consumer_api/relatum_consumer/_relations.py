@@ -1,0 +1,347 @@
+"""The blocking face of look-ups."""
+
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import sqlalchemy as sa
+
+from relatum._ids import MessageId
+from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, OffsetNotFound, RelatumError, StreamNotFound
+from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum_consumer._answer import Answer
+from relatum_consumer._database import Database
+from relatum_consumer._lookups import Lookups, Names
+from relatum_consumer._requests import Bounds, Partitions, Pause, Read, Request, Scan, Select, Steps
+from relatum_consumer._statements import Order
+
+_Result = TypeVar("_Result")
+
+
+class Relations:
+    """Finds the messages that belong together, and reads them. Blocking; `AsyncRelations` has the same methods.
+
+    A context manager; threads may share one: each call takes a connection to the database and one to the broker of
+    its own for as long as it lasts. Both are opened when they are first needed.
+
+    Args:
+        broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
+        database: PostgreSQL's URL, or an engine, which stays open when this is closed.
+        stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
+        transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" (default) for whichever answers.
+        timeout_s: Seconds until a call to the broker that gets no answer ends as `ReadTimeout`. Default 10.
+        pool_size: Connections to the database that are kept; as many again are opened under load. Default 5.
+        ssl_context: TLS context for the stream protocol; None makes one that verifies certificate and host name.
+
+    Every look-up may raise, besides what its method names:
+
+    - `StreamReplaced`: a stream is not the one that was recorded (declared again, or its tail lost). It is never
+      answered from.
+    - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: something must be put right first.
+    - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`: safe to repeat.
+    """
+
+    def __init__(
+        self,
+        broker: str | BrokerAddress,
+        database: str | sa.Engine,
+        *,
+        stream_url: str | None = None,
+        transport: Literal["auto", "stream", "amqp"] = "auto",
+        timeout_s: float = 10.0,
+        pool_size: int = 5,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+        self._database = Database(database, pool_size=pool_size)
+        self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
+        self._lookups = Lookups(self._address.vhost)
+        self._lock = threading.Lock()
+        self._reader: StreamReader | None = None
+        self._is_closed = False
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def read(self, stream: str, offset: int) -> Message:
+        """The message at an offset of a stream.
+
+        Raises:
+            OffsetExpired: retention has dropped it; field `first` is the first offset retained.
+            OffsetNotFound: the stream ends before it, or the broker used the offset itself.
+            StreamNotFound: there is no such stream.
+        """
+        return self._open_reader().read(stream, offset)
+
+    def read_many(self, ids: Iterable[MessageId | tuple[str, int]]) -> Iterator[Message | NotFound | AccessRefused]:
+        """The messages of many ids, one after the other in the order of the ids; memory is bounded.
+
+        Args:
+            ids: (stream, offset) pairs, in any order and number, of any streams.
+
+        Returns:
+            For each id its message, or, as a value, the error that says why there is none.
+        """
+        return self._open_reader().read_many(MessageId(*each) for each in ids)
+
+    # --- by key -------------------------------------------------------------------------------------------
+
+    def related(
+        self,
+        message: Message,
+        to: Names = None,
+        *,
+        by: Names = None,
+        limit: int | None = None,
+        order: Order = "oldest",
+        complete: bool = False,
+    ) -> Answer:
+        """The messages that share a key's value with a message, and never the message itself.
+
+        Args:
+            message: A message read from a stream.
+            to: The stream, super stream or streams to look in; None for all that are recorded. A super stream stands
+                for its partitions.
+            by: The key or keys; a message that shares one of them is meant, and its hit names all that it shares.
+                None for every key defined. Keys the message has no value of are left out.
+            limit: Messages at most, from 1 on; None for all, up to 100,000.
+            order: "oldest" (default) by time, then stream and offset; "newest" the reverse of that; "offset" by
+                stream and offset. A message of unknown time counts as later than all.
+            complete: True also reads what is retained and not recorded yet, so that the answer is definite.
+
+        Returns:
+            The messages, each read and checked, and the status. `FOUND` says what is recorded; with `complete` it is
+            all there is. `ABSENT` is said only when every retained message of the streams was recorded for all the
+            keys asked by, or read.
+
+        Raises:
+            KeyNotDefined: no key of that name is defined.
+            StreamNotFound: neither the database nor the broker knows a stream of `to`, or it was deleted.
+            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
+        """
+        return self._run(self._lookups.related(message, to, by, limit, order, complete=complete))
+
+    def find(
+        self,
+        key: str,
+        value: Any,
+        *,
+        streams: Names = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        order: Order = "oldest",
+        complete: bool = False,
+    ) -> Answer:
+        """The messages that carry a key's value.
+
+        Args:
+            key: The key's name.
+            value: Its value, of any type the key takes: it is compared in canonical form. A tuple for a composite key.
+            streams: The streams and super streams to look in; None for all that are recorded.
+            since: Only messages of this time or later; a `datetime` without a zone is UTC. None for no bound.
+            until: Only messages before this time. With either bound messages of unknown time are left out.
+            limit: As for `related`.
+            order: As for `related`.
+            complete: As for `related`.
+
+        Raises:
+            KeyNotDefined: no key of that name is defined.
+            InvalidRelationshipKey: no message can carry that value.
+            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
+            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
+        """
+        return self._run(self._lookups.find(key, value, streams, since, until, limit, order, complete=complete))
+
+    def wait_related(
+        self,
+        message: Message,
+        to: Names = None,
+        *,
+        by: Names = None,
+        timeout_s: float,
+        limit: int | None = None,
+        order: Order = "oldest",
+    ) -> Answer:
+        """The same as `related`, waiting until there is at least one message.
+
+        The index is probed after 5 ms, then at growing intervals of up to 50 ms.
+
+        Args:
+            message: A message read from a stream.
+            to: As for `related`.
+            by: As for `related`.
+            timeout_s: Seconds to wait; 0 looks once.
+            limit: As for `related`.
+            order: As for `related`.
+
+        Returns:
+            The messages recorded when the first was seen. When the time is over, the answer of `related` at that
+            moment: mostly without a message, `ABSENT` or `NOT_RECORDED_YET`. That is no error. A message without any
+            of the keys has no relata, and the answer is `ABSENT` at once.
+
+        Raises:
+            KeyNotDefined, StreamNotFound, InvalidInput: as for `related`.
+        """
+        return self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s))
+
+    # --- by time ------------------------------------------------------------------------------------------
+
+    def after(
+        self,
+        moment: Message | datetime,
+        stream: str,
+        *,
+        by: str | None = None,
+        inclusive: bool = False,
+        complete: bool = False,
+    ) -> Answer:
+        """The next message in time in a stream, also where times are not in the order of offsets.
+
+        In the message's own stream, equal times are ordered by offset (in its super stream by partition, then offset),
+        so that going on from each message found passes every message once. In another stream, and from a datetime,
+        the next message is strictly later.
+
+        Args:
+            moment: A message read from a stream, for its time; or a `datetime`, without a zone UTC.
+            stream: The stream or super stream to look in.
+            by: A key: only messages that share its value with the message. Needs a message.
+            inclusive: True takes an equal time in another stream as next, too: the one with the lowest offset.
+            complete: True also reads what is retained and not recorded yet; without it, the answer is exact over what
+                is recorded.
+
+        Returns:
+            No message or one, with the status.
+
+        Raises:
+            TimeNotRecorded: times are switched off for the stream, or come from its chunks while messages are read
+                over AMQP, which does not show them.
+            KeyNotDefined: no key of that name is defined.
+            StreamNotFound: neither the database nor the broker knows the stream, or it was deleted.
+            InvalidInput: an argument is wrong, or the message has no time.
+        """
+        return self._run(self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete))
+
+    def before(
+        self,
+        moment: Message | datetime,
+        stream: str,
+        *,
+        by: str | None = None,
+        inclusive: bool = False,
+        complete: bool = False,
+    ) -> Answer:
+        """The previous message in time in a stream: the mirror of `after`.
+
+        With `inclusive`, of several messages of an equal time it is the one with the highest offset.
+        """
+        return self._run(self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete))
+
+    def nearest(
+        self, moment: Message | datetime, stream: str, *, by: str | None = None, complete: bool = False
+    ) -> Answer:
+        """The message nearest in time in a stream, and never the message itself.
+
+        An equal time is nearest of all. Of two equally near it is the earlier; of several of one time before the
+        moment, or at it, the one with the highest offset: what `before(…, inclusive=True)` gives. Arguments, result
+        and errors are those of `after`.
+        """
+        return self._run(self._lookups.beside("nearest", moment, stream, by, complete=complete))
+
+    def window(
+        self,
+        moment: Message | datetime,
+        stream: str,
+        *,
+        before_s: float = 0.0,
+        after_s: float = 0.0,
+        by: str | None = None,
+        complete: bool = False,
+    ) -> Answer:
+        """All messages of a stream around a moment, but not the message itself, by time, partition and offset.
+
+        Args:
+            moment: As for `after`.
+            stream: As for `after`.
+            before_s: Seconds before the moment, from 0 on; a message at the very end is in.
+            after_s: Seconds after the moment, from 0 on; a message at the very end is in.
+            by: As for `after`.
+            complete: As for `after`.
+
+        Raises:
+            InvalidInput: also where there are more than 100,000 messages.
+            TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
+        """
+        return self._run(self._lookups.window(moment, stream, before_s, after_s, by, complete=complete))
+
+    # --- carrying out -------------------------------------------------------------------------------------
+
+    def _run(self, steps: Steps[_Result]) -> _Result:
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = self._carry_out(request)
+                except RelatumError as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as stop:
+            result: _Result = stop.value
+            return result
+
+    def _carry_out(self, request: Request) -> Any:
+        if type(request) is Select:
+            return self._database.select(request)
+        if type(request) is Read:
+            return self._read(request.ids)
+        if type(request) is Pause:
+            return time.sleep(request.seconds)
+        reader = self._open_reader()
+        if type(request) is Bounds:
+            return reader.bounds(request.stream)
+        if type(request) is Partitions:
+            return reader.partitions(request.super_stream)
+        assert type(request) is Scan, "there are no other requests"
+        messages = reader.iterate(request.stream, request.start, stop=request.stop)
+        return [message for message in messages if request.keep(message)]
+
+    def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
+        reader = self._open_reader()
+        if len(ids) > 1:
+            return list(reader.read_many(ids))
+        try:
+            return [reader.read(*ids[0])]
+        except (OffsetNotFound, StreamNotFound) as error:
+            return [error]
+
+    def _open_reader(self) -> StreamReader:
+        reader = self._reader
+        if reader is None:
+            with self._lock:
+                if self._is_closed:
+                    raise BrokerUnavailable("these relations are closed")
+                if self._reader is None:
+                    self._reader = StreamReader.open(self._address, **self._options)
+                reader = self._reader
+        return reader
+
+    def close(self) -> None:
+        """Close all connections. Calls under way in other threads may fail."""
+        with self._lock:
+            self._is_closed = True
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,64 @@
+"""What a look-up asks of the outside world, as values: the look-ups themselves do no input or output.
+
+A look-up is a generator that yields requests and is sent their answers. The blocking and the asyncio face carry them
+out, each in its own way, and do nothing else; so both give the same answers by construction.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from relatum._ids import MessageId
+from relatum.reading import Message
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Run a statement. Answer: its rows, a list of tuples."""
+
+    sql: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read messages. Answer: for each id, in order, the message or the `OffsetNotFound` or `StreamNotFound` it met."""
+
+    ids: Sequence[MessageId]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Find a stream's ends. Answer: `StreamBounds`."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """Find the streams of a super stream. Answer: their names; none where there is no such super stream."""
+
+    super_stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Read a stream's messages from `start` to before `stop`. Answer: the list of those to keep."""
+
+    stream: str
+    start: int
+    stop: int
+    keep: Callable[[Message], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait for so many seconds. Answer: None."""
+
+    seconds: float
+
+
+Request: TypeAlias = Select | Read | Bounds | Partitions | Scan | Pause
+Steps: TypeAlias = Generator[Request, Any, _Result]

@@ -1,0 +1,308 @@
+"""The statements of look-ups: built with SQLAlchemy, compiled to text once each, parameters bound.
+
+The text goes to the driver as it is. Building it anew for each look-up, or letting the engine find it in its cache of
+compiled statements, takes as long as the index probe itself.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
+
+from relatum.limits import INTEGER_MAX, INTEGER_MIN
+from relatum.store import coverage, keys, relationships, streams, time_blocks
+
+Order = Literal["oldest", "newest", "offset"]
+Direction = Literal["after", "before"]
+
+WIDTH_CLASSES: Final = tuple(range(31))
+"""All width classes of time blocks: 4**30 microseconds span more than the years 1 to 9999."""
+
+WIDTHS_US: Final = tuple(4**width_class for width_class in WIDTH_CLASSES)
+"""The widest block of each class, in microseconds."""
+
+BLOCK_PAGE: Final = 16
+"""Blocks asked for at once beyond those that hold the moment itself; one is nearly always enough."""
+
+_DIALECT: Final = psycopg_dialect.dialect()  # type: ignore[no-untyped-call]
+
+_VHOST: Final = sa.bindparam("vhost", type_=sa.Text)
+_NAMES: Final = sa.bindparam("names", type_=postgresql.ARRAY(sa.Text))
+_STREAM_ID: Final = sa.bindparam("stream_id", type_=sa.Integer)
+
+
+def _big(name: str) -> sa.BindParameter[int]:
+    return sa.bindparam(name, type_=sa.BigInteger)
+
+
+_T: Final = _big("t")
+_U: Final = _big("u")
+_O: Final = _big("o")
+_FLOOR: Final = _big("floor")
+_PAGE: Final[Any] = sa.literal_column(str(BLOCK_PAGE))
+
+
+def _text(statement: Any) -> str:
+    return str(statement.compile(dialect=_DIALECT))
+
+
+def _targets(table: Any, *, named: bool) -> list[sa.ColumnElement[bool]]:
+    """The streams meant: of this virtual host, in their present generation, and, if named, of those names."""
+    conditions: list[sa.ColumnElement[bool]] = [table.c.vhost == _VHOST, table.c.replaced_at.is_(None)]
+    if named:
+        conditions.append((table.c.name == sa.any_(_NAMES)) | (table.c.super_stream == sa.any_(_NAMES)))
+    return conditions
+
+
+# --- the catalog ------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def definitions() -> str:
+    """Key definitions in force: key id, name, sources, type, since."""
+    columns = [keys.c.key_id, keys.c.name, keys.c.sources, keys.c.type, keys.c.since]
+    return _text(sa.select(*columns).where(keys.c.removed_at.is_(None)).order_by(keys.c.key_id))
+
+
+@lru_cache
+def present_streams(*, named: bool) -> str:
+    """Present generations of streams: id, name, super stream, whether times are recorded."""
+    columns = [streams.c.stream_id, streams.c.name, streams.c.super_stream, streams.c.record_time]
+    return _text(sa.select(*columns).where(*_targets(streams, named=named)).order_by(streams.c.name))
+
+
+COVERAGE_COLUMNS: Final = (
+    "coverage_id",
+    "stream_id",
+    "from_offset",
+    "to_offset",
+    "key_ids",
+    "with_time",
+    "kind",
+    "is_tail",
+    "last_offset",
+    "last_fingerprint",
+    "last_chunk_ms",
+    "recorded_at",
+)
+
+
+@lru_cache
+def coverage_rows() -> str:
+    """Every range of the streams `stream_ids`, in the order of `COVERAGE_COLUMNS`."""
+    ids = sa.bindparam("stream_ids", type_=postgresql.ARRAY(sa.Integer))
+    statement = sa.select(*(coverage.c[name] for name in COVERAGE_COLUMNS)).where(coverage.c.stream_id == sa.any_(ids))
+    return _text(statement.order_by(coverage.c.stream_id, coverage.c.from_offset))
+
+
+# --- by key -----------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def probe(order: Order, *, named: bool, bounded: bool, floored: bool) -> str:
+    """Rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
+
+    One probe of the index `relationships_lookup` for each key and stream, which stops at the limit: a value that a
+    million messages share costs no more than any other. Ordering by offset must sort what one value has in a stream.
+
+    Args:
+        order: In which order rows are taken up to the limit.
+        named: Only the streams and super streams `names`, else every recorded one.
+        bounded: Only times from `since` to before `until`; either may be NULL.
+        floored: Only offsets from `floors` on, one for each of `floor_names`.
+    """
+    wanted = (
+        sa.func.unnest(
+            sa.bindparam("key_ids", type_=postgresql.ARRAY(sa.SmallInteger)),
+            sa.bindparam("key_values", type_=postgresql.ARRAY(sa.Text)),
+        )
+        .table_valued(sa.column("key_id", sa.SmallInteger), sa.column("value", sa.Text), name="wanted")
+        .render_derived()
+    )
+    rows = relationships
+    inner = sa.select(rows.c.stream_offset, rows.c.time_us).where(
+        rows.c.key_id == wanted.c.key_id,
+        rows.c.value == wanted.c.value.collate("C"),
+        rows.c.stream_id == streams.c.stream_id,
+    )
+    if bounded:
+        # A limit that is not given is the end of the range, so that one text with an index range serves both.
+        inner = inner.where(
+            rows.c.time_us >= sa.func.coalesce(_big("since"), sa.literal_column(str(INTEGER_MIN + 1))),
+            rows.c.time_us < sa.func.coalesce(_big("until"), sa.literal_column(str(INTEGER_MAX))),
+        )
+    source: Any = sa.join(wanted, streams, sa.and_(*_targets(streams, named=named)))
+    if floored:
+        floors = (
+            sa.func.unnest(
+                sa.bindparam("floor_names", type_=postgresql.ARRAY(sa.Text)),
+                sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger)),
+            )
+            .table_valued(sa.column("name", sa.Text), sa.column("floor", sa.BigInteger), name="floors")
+            .render_derived()
+        )
+        source = source.outerjoin(floors, floors.c.name == streams.c.name)
+        inner = inner.where(rows.c.stream_offset >= sa.func.coalesce(floors.c.floor, sa.literal_column("0")))
+    found = inner.order_by(*_ordering(order)).limit(_big("limit")).lateral("found")
+    statement = sa.select(streams.c.name, found.c.stream_offset, found.c.time_us, wanted.c.key_id)
+    return _text(statement.select_from(source.join(found, sa.true())))
+
+
+def _ordering(order: Order) -> Sequence[Any]:
+    rows = relationships.c
+    if order == "oldest":
+        return (rows.time_us, rows.stream_offset)
+    if order == "newest":
+        return (rows.time_us.desc(), rows.stream_offset.desc())
+    return (rows.stream_offset,)
+
+
+@lru_cache
+def keyed_beside(direction: Direction) -> str:
+    """Rows of one key value in one stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
+    rows = relationships.c
+    place, at = sa.tuple_(rows.time_us, rows.stream_offset), sa.tuple_(_T, _O)
+    after = direction == "after"
+    order = (rows.time_us, rows.stream_offset) if after else (rows.time_us.desc(), rows.stream_offset.desc())
+    statement = _one_value().where(place > at if after else place < at)
+    return _text(statement.order_by(*order).limit(_big("limit")))
+
+
+@lru_cache
+def keyed_between() -> str:
+    """Rows of one key value in one stream with times from `low` to `high`, both included: offset, time."""
+    rows = relationships.c
+    statement = _one_value().where(rows.time_us >= _big("low"), rows.time_us <= _big("high"))
+    return _text(statement.order_by(rows.time_us, rows.stream_offset).limit(_big("limit")))
+
+
+def _one_value() -> sa.Select[Any]:
+    rows = relationships.c
+    return sa.select(rows.stream_offset, rows.time_us).where(
+        rows.key_id == sa.bindparam("key_id", type_=sa.SmallInteger),
+        rows.value == sa.bindparam("value", type_=sa.Text),
+        rows.stream_id == _STREAM_ID,
+        rows.stream_offset >= _FLOOR,
+    )
+
+
+# --- by time ----------------------------------------------------------------------------------------------
+#
+# A block of class c spans at most 4**c microseconds, so one that holds the moment t begins after t - 4**c: each class
+# is one short range of the index `time_blocks_lookup`.
+
+_BLOCK: Final = [time_blocks.c[name] for name in ("min_us", "max_us", "first_offset", "last_offset")]
+
+
+def _classes() -> Any:
+    return (
+        sa.func.unnest(
+            sa.bindparam("classes", type_=postgresql.ARRAY(sa.SmallInteger)),
+            sa.bindparam("widths", type_=postgresql.ARRAY(sa.BigInteger)),
+        )
+        .table_valued(sa.column("width_class", sa.SmallInteger), sa.column("width", sa.BigInteger), name="classes")
+        .render_derived()
+    )
+
+
+def _in_class(blocks: Any, classes: Any) -> list[sa.ColumnElement[bool]]:
+    return [
+        blocks.stream_id == _STREAM_ID,
+        blocks.width_class == classes.c.width_class,
+        blocks.last_offset >= _FLOOR,
+    ]
+
+
+@lru_cache
+def blocks_between() -> str:
+    """Blocks of a stream that have times between `low` and `high`, both included, in the order of their offsets."""
+    found = _reaching(_big("low"), _big("high"))
+    return _text(found.order_by(sa.text("first_offset"), sa.text("last_offset")))
+
+
+@lru_cache
+def blocks_beside(direction: Direction) -> str:
+    """Blocks that hold the moment `t`, and the next ones after or before it, in no order."""
+    beyond = _following() if direction == "after" else _preceding()
+    return _text(sa.union_all(_reaching(_T, _T), beyond))
+
+
+@lru_cache
+def blocks_beyond(direction: Direction) -> str:
+    """The blocks that come after or before `t`, next to the place (`u`, `o`) in their order, in no order."""
+    return _text(_following() if direction == "after" else _preceding())
+
+
+def _reaching(low: Any, high: Any) -> sa.Select[Any]:
+    classes, blocks = _classes(), time_blocks.c
+    inner = (
+        sa.select(*_BLOCK)
+        .where(
+            *_in_class(blocks, classes),
+            blocks.min_us >= low - classes.c.width,
+            blocks.min_us <= high,
+            blocks.max_us >= low,
+        )
+        .lateral("reaching")
+    )
+    return sa.select(*inner.c).select_from(classes.join(inner, sa.true()))
+
+
+def _following() -> sa.Select[Any]:
+    """The first blocks that begin after `t`, by (begin, first offset), beyond the place (`u`, `o`) in that order."""
+    classes, blocks = _classes(), time_blocks.c
+    inner = (
+        sa.select(*_BLOCK)
+        .where(
+            *_in_class(blocks, classes),
+            blocks.min_us > _T,
+            sa.tuple_(blocks.min_us, blocks.first_offset) > sa.tuple_(_U, _O),
+        )
+        .order_by(blocks.min_us, blocks.first_offset)
+        .limit(_PAGE)
+        .lateral("following")
+    )
+    return _page(sa.select(*inner.c).select_from(classes.join(inner, sa.true())), inner.c.min_us, inner.c.first_offset)
+
+
+def _preceding() -> sa.Select[Any]:
+    """The last blocks that end before `t`, by (end, last offset) downwards, beyond the place (`u`, `o`) in that order.
+
+    The index has the blocks' beginnings. Of those in one class, the one that begins last ends at `nearest`; one that
+    ends later still begins after `nearest` minus the class's width.
+    """
+    classes, blocks, last = _classes(), time_blocks.c, time_blocks.alias("last").c
+    nearest = (
+        sa.select(last.max_us.label("ends"))
+        .where(*_in_class(last, classes), *_ends_beyond(last))
+        .order_by(last.min_us.desc())
+        .limit(sa.literal_column("1"))
+        .lateral("nearest")
+    )
+    inner = (
+        sa.select(*_BLOCK)
+        .where(*_in_class(blocks, classes), blocks.min_us >= nearest.c.ends - classes.c.width, *_ends_beyond(blocks))
+        .order_by(blocks.max_us.desc(), blocks.last_offset.desc())
+        .limit(_PAGE)
+        .lateral("preceding")
+    )
+    found = sa.select(*inner.c).select_from(classes.join(nearest, sa.true()).join(inner, sa.true()))
+    return _page(found, inner.c.max_us.desc(), inner.c.last_offset.desc())
+
+
+def _ends_beyond(blocks: Any) -> list[sa.ColumnElement[bool]]:
+    # That a block begins before it ends is said so that the index, which has the beginnings, has an upper end too.
+    return [
+        blocks.min_us < _T,
+        blocks.min_us <= _U,
+        blocks.max_us < _T,
+        sa.tuple_(blocks.max_us, blocks.last_offset) < sa.tuple_(_U, _O),
+    ]
+
+
+def _page(found: sa.Select[Any], *order: Any) -> sa.Select[Any]:
+    page = found.order_by(*order).limit(_PAGE).subquery("page")
+    return sa.select(*page.c)
