@@ -54,6 +54,8 @@ def docker_compose_file(pytestconfig: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def docker_setup() -> list[str]:
     """Start the two servers alone, on free ports, and wait until they are healthy."""
+    if shutil.which("docker") is None:
+        pytest.fail("--docker needs a Docker engine and Compose v2, and there is no command `docker`", pytrace=False)
     amqp = free_port((0, STREAM_OFFSET, 1, 2))
     os.environ["RELATUM_AMQP_PORT"] = str(amqp)
     os.environ["RELATUM_STREAM_PORT"] = str(amqp + STREAM_OFFSET)

