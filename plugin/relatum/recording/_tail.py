@@ -26,7 +26,7 @@ IDLE_S: Final = 0.25
 """How often a reader with nothing to read looks whether it should stop."""
 
 LOOK_S: Final = 5.0
-"""How often a reader that catches up asks where the stream ends, for the metrics."""
+"""How often the stream is asked where it begins and ends: for the metrics, and to prune what retention dropped."""
 
 
 class TailRecorder:
@@ -142,6 +142,9 @@ class TailRecorder:
             writer.check()
             if stop.is_set() or writer.must_reopen:
                 return
+            if time.monotonic() - looked_at >= LOOK_S:
+                looked_at = time.monotonic()
+                self._look(writer, expected)
             if records is None:
                 self._metrics.show_end(self._stream, expected - 1, writer.recorded_to)
                 continue
@@ -149,9 +152,13 @@ class TailRecorder:
                 return
             writer.put(records)
             expected = records.last_offset + 1
-            if time.monotonic() - looked_at >= LOOK_S:
-                looked_at = time.monotonic()
-                self._metrics.show_end(self._stream, self._bounds().last or expected - 1, writer.recorded_to)
+
+    def _look(self, writer: Writer, expected: int) -> None:
+        """See where the stream begins and ends now: for the metrics, and for what the writer may prune."""
+        bounds = self._bounds()
+        self._metrics.show_end(self._stream, bounds.last or expected - 1, writer.recorded_to)
+        if bounds.first is not None:
+            writer.first_offset = bounds.first
 
     def _is_hole(self, expected: int) -> bool:
         """Whether offsets are missing because retention took them; streams have gaps in good health too."""

@@ -21,12 +21,16 @@ from relatum.recording._extract import Extractor
 from relatum.recording._lease import RENEW_S, take
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import Opened
+from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.store import CoverageRow, StreamRow, current_stream, key_definitions, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
 """Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for."""
+
+PRUNE_S: Final = 10.0
+"""Seconds between looks for rows to prune; while there are some, a batch a second is deleted."""
 
 _CHECKPOINT_S: Final = 30.0
 """Seconds between two checkpoints of a slow stream."""
@@ -66,7 +70,9 @@ class Writer:
         self._error: Exception | None = None
         self._checkpoint_offset = -1
         self._checkpoint_at = 0.0
-        self._renewed_at = time.monotonic()
+        self._renewed_at = self._pruned_at = time.monotonic()
+        self._pruned_to = 0
+        self.first_offset = opened.stream.first_offset or 0
         self.must_reopen = False
         self.recorded_to = opened.tail.to_offset - 1
         self._thread = threading.Thread(target=self._run, name=f"relatum-writer-{self._stream.name}", daemon=True)
@@ -176,6 +182,18 @@ class Writer:
             self.must_reopen = True
         if stream is None or stream.record_time != self._row.with_time:
             self.must_reopen = True
+        if time.monotonic() - self._pruned_at >= PRUNE_S:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Delete one batch of rows of dropped messages, so that recording never waits long for it."""
+        prune_receipts(self._engine)
+        if self.first_offset > self._pruned_to:
+            first = self.first_offset
+            if prune_expired(self._engine, self._stream, first) == 0:
+                self._pruned_to, self._pruned_at = first, time.monotonic()
+        else:
+            self._pruned_at = time.monotonic()
 
 
 def ended(error: Exception) -> str:
