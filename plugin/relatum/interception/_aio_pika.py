@@ -24,7 +24,7 @@ from relatum.interception._interception import ATTRIBUTE, Interception
 from relatum.interception._locate import Sent
 from relatum.interception._outcome import outcome
 from relatum.interception._settle import Unsettled, final_at
-from relatum.interception._stamp import Stamp
+from relatum.interception._stamp import Stamp, Stamper
 
 CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
 """Where an intercepted channel keeps the connection's interception."""
@@ -41,7 +41,7 @@ class _Publisher:
         self.__doc__ = wrapped.__doc__
         self._underlay = weakref.proxy(underlay)
         self._interception = interception
-        self._stamper = interception.stamper(underlay.connection.connection_tune.frame_max)
+        self._stamper = stamper_of(interception, underlay)
         self._in_flight: dict[str, asyncio.Future[None]] = {}
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ class _Publisher:
         if not self._interception.active or body is None or not isinstance(given, (Basic.Properties, type(None))):
             return await self.__wrapped__(*args, **kwargs)
         properties = Basic.Properties(delivery_mode=1) if given is None else copy.copy(given)
-        stamp = stamped(self._stamper.stamp, properties, body)
+        stamp = stamped(self._stamper, properties, body)
         kwargs["properties"] = properties
         self._interception.watch(kwargs.get("exchange", ""), kwargs.get("routing_key", ""))
         if kwargs.get("timeout") is None:
@@ -208,18 +208,22 @@ def connection_url(connection: Any) -> str:
     return urlunsplit(urlsplit(str(connection.url))._replace(query="", fragment=""))
 
 
-def stamped(stamp_with: Callable[..., Stamp], properties: Any, body: Any, receipt: str | bool | None = None) -> Stamp:
+def stamper_of(interception: Interception, underlay: Any) -> Stamper:
+    """The stamper for an aiormq channel."""
+    return interception.stamper(underlay.connection.connection_tune.frame_max, read_property=_read_property)
+
+
+def stamped(stamper: Stamper, properties: Any, body: Any, receipt: str | bool | None = None) -> Stamp:
     """Put into the properties, which are ours, what is missing."""
-
-    def property_of(name: str) -> Any:
-        return getattr(properties, "message_type" if name == "type" else name)
-
-    stamp = stamp_with(
-        properties.headers, properties.message_id or None, properties.timestamp, property_of, body, receipt
-    )
+    message_id = properties.message_id or None
+    stamp = stamper.stamp(properties.headers, message_id, properties.timestamp, properties, body, receipt)
     properties.headers = stamp.headers
     properties.message_id = stamp.message_id
     return stamp
+
+
+def _read_property(properties: Any, name: str) -> Any:
+    return getattr(properties, "message_type" if name == "type" else name)
 
 
 def is_cancelled() -> bool:

@@ -5,6 +5,7 @@ pika and aio-pika reader of the stream, and a header frame over the negotiated s
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from relatum.errors import HeadersRefused
@@ -52,12 +53,13 @@ class HeaderLimits:
             sure = min(sure, frame_bytes_max - _FRAME_BYTES - _PROPERTIES_BYTES_MAX - _ADDED_BYTES)
         self._sure_bytes = sure
 
-    def check(self, headers: Mapping[str, Any], property_of: Callable[[str], Any]) -> None:
+    def check(self, headers: Mapping[str, Any], read_property: Callable[[Any, str], Any], properties: Any) -> None:
         """Return where the headers can be sent safely.
 
         Args:
             headers: As they will be sent, but for what the interceptor adds.
-            property_of: Gives any property by the name pika has for it.
+            read_property: Gives a property of `properties` by the name pika has for it.
+            properties: The message's properties.
 
         Raises:
             HeadersRefused: they are too many, too deep or too large (field `reason`); nothing was sent.
@@ -78,7 +80,7 @@ class HeaderLimits:
             count = len(headers)
             if count <= HEADERS_MAX and 4 * characters + count * (_VALUE_BYTES + 1) <= self._sure_bytes:
                 return
-        self._check_exactly(headers, property_of)
+        self._check_exactly(headers, partial(read_property, properties))
 
     def _check_exactly(self, headers: Mapping[str, Any], property_of: Callable[[str], Any]) -> None:
         size = _measure(headers)

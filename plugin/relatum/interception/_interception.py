@@ -73,8 +73,8 @@ class Interception:
         """Where streams are read: the client's own connection, unless options say otherwise."""
         return BrokerAddress.parse(self.options.broker_url or self._connection_url(), self.options.stream_url)
 
-    def stamper(self, frame_bytes_max: int) -> Stamper:
-        """The stamper for channels of that negotiated frame size."""
+    def stamper(self, frame_bytes_max: int, **client: Any) -> Stamper:
+        """The stamper for channels of that negotiated frame size; `client` is what `Stamper` must know of the client."""
         stamper = self._stampers.get(frame_bytes_max)
         if stamper is None:
             stamper = self._stampers[frame_bytes_max] = Stamper(
@@ -82,6 +82,7 @@ class Interception:
                 on_invalid=self.options.on_invalid,
                 frame_bytes_max=frame_bytes_max,
                 skipped=self.skipped,
+                **client,
             )
         return stamper
 

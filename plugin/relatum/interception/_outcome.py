@@ -21,7 +21,7 @@ def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
         ours: What the publish ended as: `PublishNacked`, `PublishUnroutable`, `PublishRejected` or
             `PublishOutcomeUnknown`.
         theirs: The exception pika or aio-pika raised. It is not changed.
-        fields: Further attributes (`in_stream`, `unsettled`).
+        fields: Further attributes (`in_stream`, `settle`).
     """
     if isinstance(theirs, ours):
         theirs.__dict__.update(fields)
@@ -65,6 +65,8 @@ def _attributes(error: Exception) -> dict[str, Any]:
         for name in _slots(kind)
         if not name.startswith("__") and hasattr(error, name)
     }
+    if isinstance(error, OSError) and error.errno is not None:
+        slots.update(errno=error.errno, strerror=error.strerror)
     return {**slots, **{name: value for name, value in vars(error).items() if name != "__notes__"}}
 
 
@@ -74,5 +76,5 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _picklable(error: Exception) -> dict[str, Any]:
-    """The attributes without the handle that settles the outcome: it holds addresses of this process."""
-    return {name: value for name, value in _attributes(error).items() if name != "unsettled"}
+    """The attributes without the function that settles the outcome: it holds connections of this process."""
+    return {name: value for name, value in _attributes(error).items() if name != "settle"}

@@ -58,10 +58,10 @@ async def publish_async(
     if not channel.publisher_confirms:
         raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
     underlay = await channel.get_underlay_channel()
-    stamper = interception.stamper(underlay.connection.connection_tune.frame_max)
+    stamper = _aio_pika.stamper_of(interception, underlay)
     receipt_name, asked = receipt_names(message.message_id)
     properties = message.properties
-    stamp = _aio_pika.stamped(stamper.stamp, properties, message.body, asked)
+    stamp = _aio_pika.stamped(stamper, properties, message.body, asked)
     ours: Any = copy.copy(message)
     ours.headers = stamp.headers
     ours.message_id = stamp.message_id

@@ -3,13 +3,14 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from relatum._ids import uuid7
 from relatum._names import RECEIPT_HEADER, TIME_HEADER
 from relatum.errors import InvalidRelationshipKey
 from relatum.interception._headers import HeaderLimits
+from relatum.interception._message_ids import uuid7
 from relatum.keys import BodyFunction, InvalidValue, KeyDefinition, KeyType, SkipReason, canonical
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 
@@ -22,6 +23,8 @@ SOURCE_FAILED: Final = "source_failed"
 
 _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 """Seconds: the last value of the property `timestamp` that is a moment."""
+
+_TIME_ADDED: Final = (TIME_HEADER,)
 
 _SURE_LENGTH: Final = KEY_VALUE_BYTES_MAX // 4
 """Characters of a text that cannot be over the limit: UTF-8 takes at most four bytes for one."""
@@ -54,6 +57,9 @@ class Stamper:
             is published with the caller's headers as they are, and `skipped` counts the value.
         frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
         skipped: The counter to use, where several stampers share one.
+        integer: Makes the time header's value out of an integer; the client's own class of long integers, where it
+            has one.
+        read_property: Gives a property of the client's object, by the name pika has for it; None where not set.
     """
 
     def __init__(
@@ -63,7 +69,11 @@ class Stamper:
         on_invalid: OnInvalid = "raise",
         frame_bytes_max: int = 0,
         skipped: Counter[tuple[str, str]] | None = None,
+        integer: Callable[[int], int] = int,
+        read_property: Callable[[Any, str], Any] = lambda properties, name: getattr(properties, name, None),
     ) -> None:
+        self._integer = integer
+        self._read_property = read_property
         self._limits = HeaderLimits(frame_bytes_max)
         self._raises = on_invalid == "raise"
         # (header, definition): a text key of one header, the usual kind, is mostly decided by looking at the header.
@@ -82,7 +92,7 @@ class Stamper:
         headers: Mapping[str, Any] | None,
         message_id: str | None,
         timestamp: Any,
-        property_of: Callable[[str], Any],
+        properties: Any,
         body: Any,
         receipt: str | bool | None = None,
     ) -> Stamp:
@@ -92,7 +102,7 @@ class Stamper:
             headers: The caller's headers.
             message_id: The caller's property of that name.
             timestamp: The caller's property of that name.
-            property_of: Gives any property by the name pika has for it.
+            properties: The client's object that has all properties. Only read where a key or a limit needs it.
             body: Only looked at by keys that come from it.
             receipt: Value of the header that asks the recorder for a receipt; None: it is not asked.
 
@@ -103,7 +113,7 @@ class Stamper:
         out = dict(headers) if headers else {}
         added = self._lift(out, body) if self._lifted else ()
         if out:
-            self._limits.check(out, property_of)
+            self._limits.check(out, self._read_property, properties)
         for header, definition in self._keys:
             if header is not None:
                 value = out.get(header)
@@ -111,22 +121,25 @@ class Stamper:
                 if value is None or (type(value) is str and len(value) <= _SURE_LENGTH and value.isprintable()):
                     continue
             try:
-                definition.value_of(out, property_of)
+                definition.value_of(out, partial(self._read_property, properties))
             except InvalidValue as error:
                 self._invalid(definition.name, error.reason, None)
+        now = time_ns()
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
         elif timestamp is None:
-            out[TIME_HEADER] = time_ns() // 1000
-            added += (TIME_HEADER,)
+            out[TIME_HEADER] = self._integer(now // 1000)
+            added += _TIME_ADDED
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
             self._invalid("timestamp", SkipReason.OUT_OF_RANGE, None)
         if receipt is not None:
             out[RECEIPT_HEADER] = receipt
             added += (RECEIPT_HEADER,)
+        names_message = message_id is None
         if message_id is None:
-            return Stamp(out, uuid7(), added, True, headers is not None)
-        return Stamp(out, message_id, added, False, headers is not None)
+            message_id = uuid7(now)
+        # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
+        return tuple.__new__(Stamp, (out, message_id, added, names_message, headers is not None))
 
     def _lift(self, out: dict[str, Any], body: Any) -> tuple[str, ...]:
         """Write the keys that come from the body into `out`; a header the caller gave stays as it is."""
