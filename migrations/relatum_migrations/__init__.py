@@ -7,7 +7,7 @@ import io
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from alembic import command
+from alembic import command as alembic_command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -40,12 +40,12 @@ def upgrade(database: str | Engine, revision: str = "head") -> None:
         DatabaseUnavailable: PostgreSQL does not answer.
         AccessRefused: the user may not create the schema.
     """
-    _migrate(database, command.upgrade, revision)
+    _migrate(database, alembic_command.upgrade, revision)
 
 
 def downgrade(database: str | Engine, revision: str) -> None:
     """Go back to an older revision; "base" drops every table of Relatum (the streams stay; rebuild by back-fill)."""
-    _migrate(database, command.downgrade, revision)
+    _migrate(database, alembic_command.downgrade, revision)
 
 
 def _migrate(database: str | Engine, run: object, revision: str) -> None:
@@ -76,5 +76,5 @@ def sql(revision: str = "head") -> str:
     config = _config()
     config.output_buffer = text
     with redirect_stdout(text):
-        command.upgrade(config, revision, sql=True)
+        alembic_command.upgrade(config, revision, sql=True)
     return text.getvalue()
