@@ -1,0 +1,75 @@
+"""Running the installed command."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support import wait_until
+
+COMMAND = Path(sys.executable).with_name("relatum")
+"""The console script of this environment: what a user runs."""
+
+LIMIT_S = 60
+"""Seconds any one command of the tests may take."""
+
+
+@dataclass(frozen=True)
+class Relatum:
+    """The command with the URLs of this test in its environment."""
+
+    broker_url: str
+    stream_url: str
+    database_url: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment it runs in."""
+        named = {
+            "RELATUM_BROKER_URL": self.broker_url,
+            "RELATUM_STREAM_URL": self.stream_url,
+            "RELATUM_DATABASE_URL": self.database_url,
+        }
+        return {**os.environ, **named, "COLUMNS": "200", "NO_COLOR": "1"}
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return run(*arguments, environment=self.environment)
+
+    def ok(self, *arguments: str) -> str:
+        """Run it, which must succeed; return what it printed."""
+        ended = self.run(*arguments)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def json(self, *arguments: str) -> Any:
+        """Run it with `--json`, whatever its exit code; return the document."""
+        return json.loads(self.run(*arguments, "--json").stdout)
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start it, to be ended by the caller."""
+        return subprocess.Popen(
+            [COMMAND, *arguments], env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def await_recorded(self, stream: str) -> dict[str, Any]:
+        """Wait until a stream is recorded to its end; return its status."""
+
+        def status() -> dict[str, Any] | None:
+            ended = self.run("status", stream, "--json")
+            found: dict[str, Any] = json.loads(ended.stdout)[0] if ended.returncode == 0 else {}
+            return found if found.get("lag_offsets") == 0 and found["covered"]["time"] else None
+
+        return wait_until(status, LIMIT_S, what=f"the recording of {stream}")
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    if environment is None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
+    return subprocess.run(
+        [COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )

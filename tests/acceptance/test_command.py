@@ -1,0 +1,287 @@
+"""The installed command, in processes of its own, on real servers."""
+
+import json
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.command import ExitCode
+from relatum.local._identity import free_port
+from tests.acceptance._command import LIMIT_S, Relatum, run
+from tests.support import publish_plain, wait_until
+
+COMMANDS = (
+    "up",
+    "demo",
+    "migrate",
+    "keys",
+    "record",
+    "find",
+    "related",
+    "read",
+    "status",
+    "backfill",
+    "verify",
+    "prune",
+)
+CANARY = "canary-password"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "commands.md"
+
+
+@pytest.fixture
+def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
+    """The command on this test's database."""
+    return Relatum(amqp_url, stream_url, database_url)
+
+
+@contextmanager
+def recording(relatum: Relatum, *arguments: str) -> Iterator[Any]:
+    """`relatum record …` while the block runs."""
+    process = relatum.start("record", *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+
+
+def orders(*numbers: int) -> list[tuple[bytes, dict[str, Any]]]:
+    """Messages with an order's number, a second apart in time."""
+    return [(b"order %d" % number, {"order_id": number, "relatum_time": number * 10**6}) for number in numbers]
+
+
+def recorded(relatum: Relatum, stream: str, *, keys: tuple[str, ...] = ("order_id",)) -> None:
+    """Record a stream to its end and stop."""
+    with recording(relatum, stream, *(part for key in keys for part in ("--keys", key))):
+        relatum.await_recorded(stream)
+
+
+def test_every_command_is_there_and_describes_itself() -> None:
+    """Each command of the kernel and of the packages above it is listed, and has a help of its own."""
+    listed = run("--help")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stderr == ""
+    for command in COMMANDS:
+        assert f" {command} " in listed.stdout
+    for command in COMMANDS:
+        assert run(command, "--help").returncode == 0
+
+
+def test_exit_codes_are_documented_as_they_are() -> None:
+    """The table in docs/commands.md has each exit code, once, and no other."""
+    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT.read_text(), re.MULTILINE)]
+    assert documented == sorted(int(code) for code in ExitCode)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["nonsense"], ExitCode.USAGE),
+        (["status", "--nonsense"], ExitCode.USAGE),
+        (["status"], ExitCode.CONFIGURATION),
+        (["keys", "list"], ExitCode.CONFIGURATION),
+        (["keys", "list", "--database", f"mysql://user:{CANARY}@127.0.0.1/x"], ExitCode.CONFIGURATION),
+        (["keys", "list", "--database", f"postgresql://user:{CANARY}@127.0.0.1:1/x"], ExitCode.DATABASE),
+        (["keys", "list", "--database", f"postgresql://user:{CANARY}@127.0.0.1:x/x"], ExitCode.CONFIGURATION),
+        (["read", "s", "0", "--broker", f"http://user:{CANARY}@127.0.0.1/"], ExitCode.CONFIGURATION),
+        (["read", "s", "0", "--broker", f"amqp://user:{CANARY}@127.0.0.1:400/"], ExitCode.BROKER),
+        (["read", "s", "0", "--broker", f"rabbitmq-stream://user:{CANARY}@127.0.0.1:1/"], ExitCode.BROKER),
+        (["read", "s", "--", "-1"], ExitCode.USAGE),
+        (["keys", "add", "a", "b", "--source", "header:c"], ExitCode.USAGE),
+        (["related", "s", "0", "--time", "before"], ExitCode.USAGE),
+        (["migrate", "--sql", "--current"], ExitCode.USAGE),
+    ],
+)
+def test_errors_are_one_line_and_a_code_without_the_password(arguments: list[str], code: ExitCode) -> None:
+    """What is wrong is said in words on stderr, ends with its own exit code, and never shows a password."""
+    ended = run(*arguments)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout == ""
+    assert ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert CANARY not in ended.stderr
+
+
+def test_refused_passwords_are_configuration_errors(relatum: Relatum) -> None:
+    """A password that is refused ends with code 3, and is not shown."""
+    url = re.sub(r"://[^@]*@", f"://guest:{CANARY}@", relatum.stream_url)
+    ended = run("read", "s", "0", "--broker", url)
+    assert ended.returncode == ExitCode.CONFIGURATION, ended.stderr
+    assert CANARY not in ended.stderr + ended.stdout
+
+
+def test_migrate_makes_the_schema_and_says_where_it_is(amqp_url: str, stream_url: str, empty_database_url: str) -> None:
+    """A database without the schema is named as such, is made ready once, and stays so."""
+    relatum = Relatum(amqp_url, stream_url, empty_database_url)
+    assert relatum.run("keys", "list").returncode == ExitCode.CONFIGURATION
+    assert relatum.json("migrate", "--current")["revision"] is None
+    made = relatum.json("migrate")
+    assert made["revision"] == made["head"]
+    assert relatum.json("migrate") == made == relatum.json("migrate", "--current")
+    assert relatum.json("keys", "list") == []
+
+
+def test_migrate_prints_sql_without_a_database() -> None:
+    """`--sql` shows what would be run, and needs no server."""
+    ended = run("migrate", "--sql")
+    assert ended.returncode == 0, ended.stderr
+    assert "CREATE TABLE relatum.relationships" in ended.stdout
+
+
+def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
+    """Keys are what the command said they are; another meaning of a name is refused."""
+    relatum.ok("keys", "add", "order_id", "host")
+    relatum.ok("keys", "add", "airport_hour", "--source", "header:origin", "--source", "header:time_hour")
+    relatum.ok("keys", "add", "order_id")
+    listed = relatum.json("keys", "list")
+    assert [(key["name"], key["source"]) for key in listed] == [
+        ("order_id", ["header:order_id"]),
+        ("host", ["header:host"]),
+        ("airport_hour", ["header:origin", "header:time_hour"]),
+    ]
+    assert "airport_hour" in relatum.ok("keys", "list")
+    assert relatum.run("keys", "add", "order_id", "--type", "integer").returncode == ExitCode.USAGE
+    relatum.ok("keys", "remove", "host")
+    assert relatum.run("keys", "remove", "host").returncode == ExitCode.NOT_THERE
+    assert [key["name"] for key in relatum.json("keys", "list")] == ["order_id", "airport_hour"]
+
+
+def test_record_follows_a_stream_serves_metrics_and_ends_on_sigterm(
+    relatum: Relatum, amqp_url: str, stream_name: str
+) -> None:
+    """The service records what is there and what comes, tells Prometheus, logs JSON, and ends with 0 on SIGTERM."""
+    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
+    port = free_port((0,))
+    options = ("--keys", "order_id", "--metrics-port", str(port), "--log-format", "json", "--log-level", "debug")
+    with recording(relatum, stream_name, *options) as process:
+        status = relatum.await_recorded(stream_name)
+        assert status["recorder"]
+        publish_plain(amqp_url, stream_name, orders(4))
+        status = wait_until(lambda: _with_rows(relatum, stream_name, 4), LIMIT_S, what="the fourth row")
+        assert status["state"] == "recording"
+        assert len(status["covered"]["order_id"]) == 1
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
+            metrics = answer.read().decode()
+        assert f'relatum_rows_total{{stream="{stream_name}"}} 4.0' in metrics
+        process.send_signal(signal.SIGTERM)
+        _, logs = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, logs
+    for line in logs.splitlines():
+        assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
+    assert "recorded: order_id" in relatum.ok("status", stream_name)
+    assert relatum.json("status", stream_name)[0]["recorder"] is None
+
+
+def _with_rows(relatum: Relatum, stream: str, rows: int) -> dict[str, Any] | None:
+    status: dict[str, Any] = relatum.json("status", stream)[0]
+    return status if status["rows"] == rows else None
+
+
+def test_status_of_an_unknown_stream_is_not_there(relatum: Relatum) -> None:
+    """A stream nobody recorded is named as such; with no stream at all there is nothing to show."""
+    assert relatum.run("status", "relatum-test-nowhere").returncode == ExitCode.NOT_THERE
+    assert relatum.json("status") == []
+
+
+def test_read_prints_messages_and_says_what_is_not_there(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """Messages are printed whole, a line each; an offset or stream that is not there ends with code 6."""
+    publish_plain(amqp_url, stream_name, [*orders(1), (b"\xff", {"note": "[red]no markup[/red]"})])
+    lines = [json.loads(line) for line in relatum.ok("read", stream_name, "1", "0", "--json").splitlines()]
+    assert [line["offset"] for line in lines] == [1, 0]
+    assert lines[0]["body_base64"] == "/w=="
+    assert lines[1] | {"properties": {}} == {
+        "stream": stream_name,
+        "offset": 0,
+        "time": "1970-01-01T00:00:01+00:00",
+        "time_source": "header",
+        "headers": {"order_id": 1, "relatum_time": 1_000_000},
+        "properties": {},
+        "body": "order 1",
+    }
+    assert "[red]no markup[/red]" in relatum.ok("read", stream_name, "0", "1")
+    beyond = relatum.run("read", stream_name, "0", "99")
+    assert beyond.returncode == ExitCode.NOT_THERE
+    assert "order 1" in beyond.stdout
+    assert relatum.run("read", "relatum-test-nowhere", "0").returncode == ExitCode.NOT_THERE
+
+
+def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """Found, absent and not recorded yet each have their exit code; `--complete` reads what is not recorded."""
+    publish_plain(amqp_url, stream_name, orders(1, 2, 2, 3))
+    recorded(relatum, stream_name)
+    found = relatum.json("find", "order_id", "2", "--to", stream_name)
+    assert found["status"] == "found"
+    assert [message["offset"] for message in found["messages"]] == [1, 2]
+    assert [message["offset"] for message in relatum.json("find", "order_id", "2", "-n", "1")["messages"]] == [1]
+    assert "order 2" in relatum.ok("find", "order_id", "2")
+    assert relatum.run("find", "order_id", "9").returncode == ExitCode.NOT_THERE
+    assert relatum.run("find", "nonsense", "9").returncode == ExitCode.NOT_THERE
+    since = ("--since", "1970-01-01T00:00:03")
+    assert relatum.json("find", "order_id", "2", *since)["status"] == "absent"
+    assert relatum.json("find", "order_id", "3", *since)["status"] == "found"
+
+    related = relatum.json("related", stream_name, "1", "--by", "order_id")
+    assert [(message["offset"], message["keys"]) for message in related["messages"]] == [(2, ["order_id"])]
+    before = relatum.json("related", stream_name, "3", "--to", stream_name, "--time", "before")
+    assert [message["offset"] for message in before["messages"]] == [2]
+
+    publish_plain(amqp_url, stream_name, orders(9))
+    later = relatum.run("find", "order_id", "9", "--to", stream_name, "--json")
+    assert later.returncode == ExitCode.NOT_YET, later.stderr
+    assert json.loads(later.stdout)["status"] == "not_recorded_yet"
+    complete = relatum.json("find", "order_id", "9", "--to", stream_name, "--complete")
+    assert [message["offset"] for message in complete["messages"]] == [4]
+
+
+def test_backfill_records_a_later_key_and_verify_finds_no_difference(
+    relatum: Relatum, amqp_url: str, stream_name: str
+) -> None:
+    """A key defined later is recorded for older messages, once; doing it again finds nothing to do."""
+    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
+    recorded(relatum, stream_name, keys=())
+    relatum.ok("keys", "add", "order_id")
+    assert relatum.run("find", "order_id", "2", "--to", stream_name).returncode == ExitCode.NOT_YET
+    [report] = relatum.json("backfill", stream_name)
+    assert (report["stream"], report["messages"], report["rows"]) == (stream_name, 3, 3)
+    assert relatum.json("find", "order_id", "2", "--to", stream_name)["status"] == "found"
+    assert relatum.json("backfill", stream_name)[0]["rows"] == 0
+    verified = relatum.json("verify", stream_name)
+    assert verified["ok"]
+    assert verified["streams"][0]["rows"] == 3
+    assert "no difference" in relatum.ok("verify", stream_name)
+
+
+def test_verify_lists_differences_and_repairs_only_when_told(
+    relatum: Relatum, amqp_url: str, stream_name: str, engine: sa.Engine
+) -> None:
+    """A row that is gone is found and listed; it is written again only with `--no-dry-run`."""
+    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
+    recorded(relatum, stream_name)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM relatum.relationships WHERE value = '2'"))
+    listed = relatum.run("verify", stream_name)
+    assert listed.returncode == ExitCode.DIFFERENT
+    assert "missing" in listed.stdout
+    planned = relatum.json("verify", stream_name, "--repair")
+    assert planned["dry_run"]
+    assert len(planned["repaired"]) == 1
+    assert relatum.run("verify", stream_name).returncode == ExitCode.DIFFERENT
+    assert relatum.json("verify", stream_name, "--repair", "--no-dry-run")["repaired"] == planned["repaired"]
+    assert relatum.run("verify", stream_name).returncode == ExitCode.OK
+
+
+def test_prune_deletes_rows_of_removed_keys(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """Rows of a removed key go away; nothing else does."""
+    publish_plain(amqp_url, stream_name, orders(1, 2, 3))
+    recorded(relatum, stream_name)
+    assert relatum.json("prune") == {}
+    relatum.ok("keys", "remove", "order_id")
+    assert relatum.json("prune") == {"": 3}
+    assert "Nothing" in relatum.ok("prune")
