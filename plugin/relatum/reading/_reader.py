@@ -7,9 +7,11 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
 from relatum._ids import MessageId
-from relatum.errors import InvalidInput, ReadTimeout
+from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, RelatumError
 from relatum.reading._address import BrokerAddress
+from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._choice import Choice, TransportName, choose, is_same_broker
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._start import Start, beginning
@@ -22,8 +24,6 @@ CREDIT: Final = 16
 
 IDLE_S: Final = 60.0
 """Seconds after which a reader that waits for ever looks up; nothing depends on it."""
-
-TransportName = Literal["auto", "stream", "amqp"]
 
 
 class BlockingTransport(Protocol):
@@ -78,8 +78,28 @@ class StreamReader:
         """
         if isinstance(address, str):
             address = BrokerAddress.parse(address)
-        streams = BlockingStreams(address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism))
-        return cls(streams, "stream", timeout_s)
+        choice = choose(address, transport)
+        if choice is not Choice.AMQP:
+            try:
+                streams = BlockingStreams(address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism))
+            except (BrokerUnavailable, ProtocolError, ReadTimeout):
+                if choice is Choice.STREAM:
+                    raise
+            else:
+                if choice is Choice.STREAM:
+                    return cls(streams, "stream", timeout_s)
+                try:
+                    amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism)
+                except RelatumError:
+                    streams.close()
+                    raise
+                if is_same_broker(streams.server_properties, amqp.server_properties):
+                    amqp.close()
+                    return cls(streams, "stream", timeout_s)
+                streams.close()
+                return cls(amqp, "amqp", timeout_s)
+        amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism)
+        return cls(amqp, "amqp", timeout_s)
 
     def read(self, stream: str, offset: int) -> Message:
         """The message at an offset.

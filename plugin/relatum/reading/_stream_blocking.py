@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import BrokerUnavailable, ConnectionLost
+from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound, RelatumError, StreamNotFound
 from relatum.reading._address import BrokerAddress
+from relatum.reading._amqp_blocking import BlockingAmqp
+from relatum.reading._amqp_operations import not_a_stream
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._many import ManyReader
 from relatum.reading._message import Message
@@ -49,6 +51,7 @@ class BlockingStreams:
         self._address = address
         self._timeout_s = timeout_s
         self._login = login_for(address, mechanism)
+        self._tls_given = tls
         self._tls = tls_context_for(address, tls)
         self._idle: list[SocketConnection] = []
         self._densities: dict[str, Density] = {}
@@ -100,8 +103,26 @@ class BlockingStreams:
                 # not for ever.
                 if connection.has_received or time.monotonic() >= deadline:
                     raise
+            except StreamNotFound as error:
+                raise self._named(error) from None
             finally:
                 self._release(connection)
+
+    def _named(self, error: NotFound) -> NotFound:
+        """`NotAStream` for a queue of another kind: the stream protocol does not know those, AMQP 0.9.1 does."""
+        if not isinstance(error, StreamNotFound) or self._address.amqp_port is None:
+            return error
+        try:
+            amqp = BlockingAmqp(self._address, timeout_s=self._timeout_s, tls=self._tls_given)
+        except RelatumError:
+            return error
+        try:
+            is_other = amqp.exists(error.stream)
+        except RelatumError:
+            return error
+        finally:
+            amqp.close()
+        return not_a_stream(error.stream) if is_other else error
 
     # --- single questions ---------------------------------------------------------------------------------
 
@@ -129,7 +150,7 @@ class BlockingStreams:
                     if step is None:
                         step = steps.send(connection.exchange(time.monotonic() + self._timeout_s))
                     else:
-                        yield step
+                        yield self._named(step) if isinstance(step, StreamNotFound) else step
                         step = next(steps)
             except StopIteration:
                 return
@@ -161,6 +182,8 @@ class BlockingStreams:
                     step = steps.send(events or [])
             except StopIteration:
                 return
+            except StreamNotFound as error:
+                raise self._named(error) from None
             finally:
                 steps.close()
                 if connection.is_usable:

@@ -1,0 +1,385 @@
+"""Reading streams over AMQP 0.9.1 with pika, blocking.
+
+pika's BlockingConnection rejects messages when a channel is closed, which RabbitMQ up to 3.12 answers by closing
+the connection. So this runs a SelectConnection's own loop, step by step.
+"""
+
+import contextlib
+import ssl
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+import pika
+from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.channel import Channel
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+
+from relatum._ids import MessageId
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    ConnectionLost,
+    NotFound,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+)
+from relatum.reading._address import BrokerAddress
+from relatum.reading._amqp_operations import (
+    AmqpOperations,
+    Answer,
+    Command,
+    Consume,
+    Count,
+    Delivery,
+    Next,
+    cancelled,
+    offset_of,
+    refused,
+)
+from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._message import Message
+from relatum.reading._operations import Scan
+from relatum.reading._window import Result, Window
+
+HEARTBEAT_S: Final = 20
+CONNECTIONS_KEPT: Final = 4
+
+_Result = TypeVar("_Result")
+
+
+def pika_parameters(
+    address: BrokerAddress, tls: ssl.SSLContext | None, timeout_s: float, mechanism: str
+) -> pika.ConnectionParameters:
+    """What pika needs to connect to an address; TLS verifies unless the caller made another context."""
+    if address.amqp_port is None:
+        raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
+    credentials: Any = pika.PlainCredentials(address.user, address.password)
+    if mechanism == "EXTERNAL":
+        credentials = pika.credentials.ExternalCredentials()
+    options = None
+    if address.amqp_tls:
+        options = pika.SSLOptions(tls or ssl.create_default_context(), address.host)
+    return pika.ConnectionParameters(
+        host=address.host,
+        port=address.amqp_port,
+        virtual_host=address.vhost,
+        credentials=credentials,
+        ssl_options=options,
+        heartbeat=HEARTBEAT_S,
+        socket_timeout=timeout_s,
+        stack_timeout=timeout_s,
+        blocked_connection_timeout=timeout_s,
+    )
+
+
+def connection_error(error: BaseException, address: BrokerAddress) -> RelatumError:
+    """The error for a connection that could not be opened."""
+    where = f"{address.host}:{address.amqp_port}"
+    if isinstance(error, (ProbableAccessDeniedError, ProbableAuthenticationError)) or "(403)" in str(error):
+        return AccessRefused(f"The broker at {where} refuses the user {address.user!r} or the virtual host.")
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ConfigurationError(f"The certificate of {where} is not trusted: {cause.verify_message}.")
+        cause = getattr(cause, "exception", None) or cause.__cause__
+    return BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")
+
+
+class PikaConnection:
+    """One connection, for one thread at a time."""
+
+    def __init__(self, address: BrokerAddress, parameters: pika.ConnectionParameters, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = IOLoop()
+        self._error: BaseException | None = None
+        self._is_open = False
+        self._channel: Channel | None = None
+        self._stream = ""
+        self._is_ready = False
+        self._deliveries: list[Delivery] = []
+        self._unsettled: int = 0
+        self._failure: RelatumError | None = None
+        self.has_received = False
+        self._connection = SelectConnection(
+            parameters,
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_end,
+            on_close_callback=self._on_end,
+            custom_ioloop=self._loop,
+        )
+        try:
+            self._until(lambda: self._is_open or self._error is not None, timeout_s)
+        except ReadTimeout as error:
+            self.abandon()
+            raise BrokerUnavailable(f"No AMQP 0.9.1 at {address.host}:{address.amqp_port}.") from error
+        if self._error is not None:
+            raise connection_error(self._error, address) from self._error
+
+    @property
+    def is_usable(self) -> bool:
+        return self._is_open and self._error is None
+
+    @property
+    def server_properties(self) -> dict[str, Any]:
+        """What the broker said of itself."""
+        return dict(self._connection.server_properties or {})
+
+    # --- the loop -----------------------------------------------------------------------------------------
+
+    def _on_open(self, _connection: Any) -> None:
+        self._is_open = True
+        self._loop.stop()
+
+    def _on_end(self, _connection: Any, error: Any) -> None:
+        self._error = error if isinstance(error, BaseException) else AMQPError(str(error))
+        self._is_open = False
+        self._loop.stop()
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Run the loop until a condition holds; False when it does not in time."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            handle = self._loop.call_later(left, self._loop.stop)
+            try:
+                self._loop.start()
+            finally:
+                self._loop.remove_timeout(handle)
+        return True
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """As `_until`, for an open connection: what ended it, or the channel, is raised."""
+        done = self._until(lambda: condition() or self._failure is not None or self._error is not None, timeout_s)
+        if self._error is not None:
+            raise ConnectionLost("The AMQP connection to the broker was lost.") from self._error
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return done
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def do(self, command: Command) -> Answer:
+        """Carry out one command of `AmqpOperations`."""
+        if isinstance(command, Next):
+            return self._next(command.timeout_s)
+        self._open_channel(command.stream)
+        assert self._channel is not None
+        if isinstance(command, Count):
+            return self._count(command.stream)
+        self._is_ready = False
+        self._channel.basic_qos(prefetch_count=command.prefetch)
+        self._channel.basic_consume(
+            command.stream,
+            self._on_delivery,
+            arguments={"x-stream-offset": command.argument},
+            callback=self._on_ready,
+        )
+        self._must(lambda: self._is_ready)
+        return None
+
+    def _must(self, condition: Callable[[], bool]) -> None:
+        if not self._wait(condition, self._timeout_s):
+            self.abandon()
+            raise ReadTimeout("The broker did not answer in time.")
+
+    def _open_channel(self, stream: str) -> None:
+        self.close_channel()
+        self._stream, self._failure = stream, None
+        channel = self._connection.channel(on_open_callback=self._on_ready)
+        channel.add_on_close_callback(self._on_channel_end)
+        channel.add_on_cancel_callback(self._on_cancel)
+        self._channel, self._is_ready = channel, False
+        self._must(lambda: self._is_ready)
+
+    def _count(self, stream: str) -> int:
+        counts: list[int] = []
+
+        def on_declared(frame: Any) -> None:
+            counts.append(frame.method.message_count)
+            self._loop.stop()
+
+        assert self._channel is not None
+        self._channel.queue_declare(stream, passive=True, callback=on_declared)
+        self._must(lambda: bool(counts))
+        return counts[0]
+
+    def _next(self, timeout_s: float) -> list[Delivery]:
+        if self._unsettled and self._channel is not None and self._channel.is_open:
+            self._channel.basic_ack(self._unsettled, multiple=True)
+            self._unsettled = 0
+        self._wait(lambda: bool(self._deliveries), timeout_s)
+        deliveries, self._deliveries = self._deliveries, []
+        return deliveries
+
+    def close_channel(self) -> None:
+        """End the consumer by closing its channel; does not wait for the answer."""
+        channel, self._channel = self._channel, None
+        self._deliveries, self._unsettled = [], 0
+        if channel is not None and channel.is_open and self.is_usable:
+            channel.close()
+
+    # --- callbacks ----------------------------------------------------------------------------------------
+
+    def _on_ready(self, _frame: Any) -> None:
+        self._is_ready = True
+        self._loop.stop()
+
+    def _on_channel_end(self, channel: Channel, reason: Exception) -> None:
+        if channel is self._channel and isinstance(reason, ChannelClosedByBroker):
+            self._failure = refused(self._stream, reason.reply_code, reason.reply_text)
+            self._loop.stop()
+
+    def _on_cancel(self, _frame: Any) -> None:
+        self._failure = cancelled(self._stream)
+        self._loop.stop()
+
+    def _on_delivery(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:
+        offset = offset_of(properties.headers)
+        if channel is not self._channel or offset is None:
+            return
+        self.has_received = True
+        self._unsettled = method.delivery_tag
+        self._deliveries.append(Delivery(offset, properties, body))
+        self._loop.stop()
+
+    # --- end ----------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Drop the connection; what would come next belongs to nobody."""
+        self._is_open = False
+        with contextlib.suppress(AMQPError, OSError):
+            self._connection.close()
+            self._until(lambda: self._error is not None, 0.5)
+        self._loop.close()
+
+    close = abandon
+
+
+class BlockingAmqp:
+    """The blocking face over AMQP 0.9.1. Threads may share it: each call has a connection to itself."""
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        *,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        mechanism: str = "PLAIN",
+    ) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._parameters = pika_parameters(address, tls, timeout_s, mechanism)
+        self._operations = AmqpOperations(timeout_s)
+        self._idle: list[PikaConnection] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        connection = self._connect()
+        self.server_properties = connection.server_properties
+        self._release(connection)
+
+    def _connect(self) -> PikaConnection:
+        return PikaConnection(self._address, self._parameters, self._timeout_s)
+
+    def _acquire(self) -> PikaConnection:
+        if self._is_closed:
+            raise BrokerUnavailable("The reader is closed.")
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            return self._connect()
+        connection.has_received = False
+        return connection
+
+    def _release(self, connection: PikaConnection) -> None:
+        if not connection.is_usable:
+            return
+        connection.close_channel()
+        with self._lock:
+            if not self._is_closed and len(self._idle) < CONNECTIONS_KEPT:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections; those in use close when they are given back."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _steps(self, make: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, None, _Result]:
+        """Drive an operation: its commands are carried out, what else it yields is handed on.
+
+        An idle connection may turn out to be closed: then once more on another, if nothing had come.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            connection = self._acquire()
+            has_yielded = False
+            steps = make()
+            try:
+                step = next(steps)
+                while True:
+                    if isinstance(step, (Consume, Next, Count)):
+                        try:
+                            answer = connection.do(step)
+                        except (NotFound, AccessRefused) as error:
+                            step = steps.throw(error)
+                        else:
+                            step = steps.send(answer)
+                    else:
+                        has_yielded = True
+                        yield step
+                        step = next(steps)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            except ConnectionLost:
+                if has_yielded or connection.has_received or time.monotonic() >= deadline:
+                    raise
+            finally:
+                steps.close()
+                self._release(connection)
+
+    def _ask(self, make: Callable[[], Generator[Any, Any, _Result]]) -> _Result:
+        steps = self._steps(make)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+    def exists(self, name: str) -> bool:
+        """True where there is a queue or stream of that name."""
+        try:
+            self._ask(lambda: self._operations.count(name))
+        except StreamNotFound:
+            return False
+        return True
+
+    def read(self, stream: str, offset: int) -> Message:
+        return self._ask(lambda: self._operations.read(stream, offset))
+
+    def bounds(self, stream: str) -> StreamBounds:
+        return self._ask(lambda: self._operations.bounds(stream))
+
+    def partitions(self, super_stream: str) -> list[str]:
+        """AMQP 0.9.1 cannot say: none."""
+        return []
+
+    def routes(self, exchange: str, routing_key: str) -> None:
+        """AMQP 0.9.1 cannot say."""
+        return
+
+    def read_many(self, ids: Iterable[MessageId], window: int) -> Iterator[Result]:
+        yield from self._steps(lambda: self._operations.read_many(Window(ids, window)))
+
+    def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]:
+        yield from self._steps(lambda: self._operations.scan(stream, scan, idle_s))

@@ -1,0 +1,250 @@
+"""What readers do over AMQP 0.9.1, as steps that both faces drive. No I/O.
+
+A consumer is ended by closing its channel: RabbitMQ up to 3.12 closes the whole connection on a nack or reject of a
+stream's message, and client libraries send those by themselves on `basic.cancel`. Those versions also deliver the
+whole chunk whatever the prefetch. There is no mark of the stream's end: it is where nothing comes for `QUIET_S`.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from relatum._ids import MessageId
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    NotAStream,
+    NotFound,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
+from relatum.limits import INTEGER_MAX
+from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._message import Message
+from relatum.reading._operations import Scan, not_there
+from relatum.reading._window import Result, Window
+
+QUIET_S: Final = 0.5
+"""Seconds without a delivery that mean the end of a stream. A local broker delivers within milliseconds."""
+
+PREFETCH: Final = 256
+"""Messages delivered ahead while scanning."""
+
+GAP_MAX: Final = 100
+"""The widest gap that is read across: attaching takes 4 ms, a message 20 to 40 us, both measured with pika."""
+
+BATCH_MESSAGES: Final = 256
+"""Messages of one batch at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Open a channel and consume from a start with a prefetch; what was open is closed first."""
+
+    stream: str
+    argument: int | str | datetime
+    prefetch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Wait so long for deliveries; answered with those that came, none after that time.
+
+    They are acknowledged when the next ones are asked for, with which the broker sends more.
+    """
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Ask how many messages a stream has, by `queue.declare` passive; up to 5 s old."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A delivered message."""
+
+    offset: int
+    properties: Any
+    body: bytes
+
+
+Command = Consume | Next | Count
+Answer = list[Delivery] | int | None
+
+
+def refused(stream: str, code: int, text: str) -> RelatumError:
+    """The error for a channel that the broker closed."""
+    if code == 404:
+        return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
+    if code == 403:
+        return AccessRefused(f"The broker refuses this user to read the stream {stream!r}.", stream=stream)
+    if code == 406 and "x-stream-offset" in text:
+        return not_a_stream(stream)
+    if code in (406, 405):
+        message = f"The stream {stream!r} has no running replica on this node."
+        return StreamUnavailable(message, stream=stream)
+    return BrokerUnavailable(f"The broker ended reading {stream!r} with {code}.", stream=stream)
+
+
+def not_a_stream(name: str) -> NotAStream:
+    """The error for a queue of another kind."""
+    return NotAStream(f"{name!r} is a queue, not a stream.", stream=name)
+
+
+def cancelled(stream: str) -> StreamUnavailable:
+    """The error for a consumer that the broker cancelled."""
+    return StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
+
+
+class AmqpOperations:
+    """The operations.
+
+    Args:
+        timeout_s: Seconds until a wait for what must come ends as `ReadTimeout`.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def read(self, stream: str, offset: int) -> Generator[Command, Any, Message]:
+        """The message at an offset."""
+        if not 0 <= offset <= INTEGER_MAX:
+            raise not_there(stream, offset, StreamBounds(None, None))
+        found = yield from self._at_or_after(stream, offset)
+        if found is not None and found.offset == offset:
+            return _message(stream, found)
+        raise not_there(stream, offset, (yield from self.bounds(stream)))
+
+    def _at_or_after(self, stream: str, offset: int) -> Generator[Command, Any, Delivery | None]:
+        """The first message from an offset on; None where the stream ends before it."""
+        yield Consume(stream, offset, 1)
+        deliveries = yield Next(QUIET_S)
+        if not deliveries:
+            last = yield from self._last(stream)
+            if last is None or last < offset:
+                return None
+            yield Consume(stream, offset, 1)
+            deliveries = yield from self._must_come(stream)
+        first: Delivery = deliveries[0]
+        return first
+
+    def _must_come(self, stream: str) -> Generator[Command, Any, list[Delivery]]:
+        deliveries: list[Delivery] = yield Next(self._timeout_s)
+        if not deliveries:
+            raise ReadTimeout(f"The stream {stream!r} gave nothing for {self._timeout_s} s.")
+        return deliveries
+
+    def count(self, stream: str) -> Generator[Command, Any, int]:
+        """How many messages a stream or queue has, by the broker's estimate."""
+        count: int = yield Count(stream)
+        return count
+
+    def bounds(self, stream: str) -> Generator[Command, Any, StreamBounds]:
+        """The first and the last offset."""
+        yield Consume(stream, "first", 1)
+        deliveries = yield Next(QUIET_S)
+        if not deliveries:
+            if not (yield Count(stream)):
+                return StreamBounds(None, None)
+            yield Consume(stream, "first", 1)
+            deliveries = yield from self._must_come(stream)
+        first: int = deliveries[0].offset
+        last = yield from self._last(stream)
+        return StreamBounds(first, first if last is None else last)
+
+    def _last(self, stream: str) -> Generator[Command, Any, int | None]:
+        """The last offset: from the last chunk on, until nothing comes."""
+        yield Consume(stream, "last", PREFETCH)
+        last = None
+        while deliveries := (yield Next(QUIET_S)):
+            last = deliveries[-1].offset
+        return last
+
+    def scan(self, stream: str, scan: Scan, idle_s: float) -> Generator[Command | RecordBatch | None, Any, None]:
+        """Batches of a scan; None when nothing came for `idle_s`."""
+        begin, end = scan.begin, None
+        if not scan.follow:
+            end = -1 if begin.argument == "next" else ((yield from self._last(stream)) or 0)
+            end = end if scan.stop is None else min(end, scan.stop - 1)
+            if end < begin.offset or (end == 0 and not (yield Count(stream))):
+                return
+        elif scan.stop is not None:
+            end = scan.stop - 1
+        waited_for = QUIET_S if isinstance(begin.argument, datetime) and not scan.follow else idle_s
+        yield Consume(stream, begin.argument, PREFETCH)
+        while True:
+            deliveries: list[Delivery] = yield Next(waited_for)
+            wanted = [each for each in deliveries if end is None or each.offset <= end]
+            if wanted:
+                messages = [_message(stream, each) for each in wanted]
+                offsets = [each.offset for each in wanted]
+                yield RecordBatch(stream, offsets[0], offsets, (), messages=messages)
+            if end is not None and deliveries and deliveries[-1].offset >= end:
+                return
+            if not deliveries:
+                if waited_for != idle_s:
+                    return
+                yield None
+            waited_for = idle_s
+
+    def read_many(self, window: Window) -> Generator[Command | Result, Any, None]:
+        """The results of a window, in the order asked for."""
+        while wanted := window.open():
+            for stream, offsets in wanted.items():
+                try:
+                    yield from self._runs(stream, offsets, window)
+                except (NotFound, AccessRefused) as error:
+                    for offset in offsets:
+                        window.put(MessageId(stream, offset), error)
+            yield from window.ready()
+            window.close()
+
+    def _runs(self, stream: str, offsets: list[int], window: Window) -> Generator[Command | Result, Any, None]:
+        bounds: StreamBounds | None = None
+        at = 0
+        while at < len(offsets) and not window.is_full:
+            end = at + 1
+            while end < len(offsets) and offsets[end] - offsets[end - 1] <= GAP_MAX:
+                end += 1
+            run = offsets[at:end]
+            at = end
+            missing = yield from self._run(stream, run, window)
+            yield from window.ready()
+            if missing and not window.is_full:
+                bounds = bounds or (yield from self.bounds(stream))
+                for offset in missing:
+                    window.put(MessageId(stream, offset), not_there(stream, offset, bounds))
+
+    def _run(self, stream: str, run: list[int], window: Window) -> Generator[Command, Any, list[int]]:
+        """Read neighbouring offsets; those without a message."""
+        wanted = set(run)
+        first = yield from self._at_or_after(stream, run[0])
+        deliveries = [first] if first is not None else []
+        if len(run) > 1 and first is not None:
+            yield Consume(stream, run[0], min(PREFETCH, run[-1] - run[0] + 1))
+        while deliveries and not window.is_full:
+            for each in deliveries:
+                if each.offset in wanted:
+                    wanted.discard(each.offset)
+                    window.put(MessageId(stream, each.offset), _message(stream, each))
+            if deliveries[-1].offset >= run[-1] or not wanted:
+                break
+            deliveries = yield Next(QUIET_S)
+        return sorted(wanted)
+
+
+def _message(stream: str, delivery: Delivery) -> Message:
+    return Message.from_amqp(stream, delivery.offset, delivery.properties, delivery.body)
+
+
+def offset_of(headers: dict[str, Any] | None) -> int | None:
+    """The offset in a delivery's headers; None where there is none."""
+    offset = (headers or {}).get("x-stream-offset")
+    return int(offset) if isinstance(offset, int) else None
