@@ -10,6 +10,9 @@ from pathlib import Path
 import pika.exceptions
 import psycopg
 import pytest
+
+from relatum.errors import ServerStartFailed
+from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -21,9 +24,6 @@ from tests.support import (
     unique_name,
     wait_until,
 )
-
-from relatum.errors import ServerStartFailed
-from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 
 ENDED_LIMIT_S = 8.0
 """Seconds within which nothing of a server is left once its owner is gone."""

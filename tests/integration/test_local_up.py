@@ -1,0 +1,61 @@
+"""`relatum up`, as people run it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support import processes_naming, server_version, wait_until
+
+RELATUM = Path(sys.executable).parent / "relatum"
+
+
+@contextmanager
+def _up(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
+    """Run the command; give it with the URLs it printed; end what is left of it."""
+    command = [RELATUM, "up", "--directory", directory]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            urls = {}
+            for _ in range(3):
+                line = process.stdout.readline()
+                assert re.fullmatch(r"RELATUM_[A-Z]+_URL=\S+\n", line), line
+                name, url = line.rstrip().split("=", 1)
+                urls[name] = url
+            yield process, urls
+        finally:
+            process.kill()
+    wait_until(lambda: not processes_naming(str(directory)), what="all processes to be gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_serves_until_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    """It prints three URLs that work, the database has the schema, and Ctrl-C or SIGTERM ends it with status 0."""
+    with _up(tmp_path / "servers") as (process, urls):
+        assert set(urls) == {"RELATUM_BROKER_URL", "RELATUM_STREAM_URL", "RELATUM_DATABASE_URL"}
+        assert server_version(urls["RELATUM_BROKER_URL"]) >= (3, 10)
+        with psycopg.connect(urls["RELATUM_DATABASE_URL"]) as connection:
+            row = connection.execute("SELECT to_regclass('relatum.relationships') IS NOT NULL").fetchone()
+            assert row == (True,)
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert processes_naming(str(tmp_path / "servers")) == []
+
+
+def test_up_ends_when_a_server_ends(tmp_path: Path) -> None:
+    """A server that dies by itself ends the command with an error that names it."""
+    with _up(tmp_path / "servers") as (process, _):
+        for pid in processes_naming(str(tmp_path / "servers" / "postgresql" / "data")):
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(30) != 0
+        assert process.stderr is not None
+        assert "PostgreSQL ended by itself" in " ".join(process.stderr.read().split())
