@@ -134,10 +134,7 @@ def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]
             servers, engine, data, lambda name, count: bars.advance(tasks[name], count)
         )
     messages = sum(total for _, total in totals(data))
-    heading(
-        f"2. {messages:,} messages are published through an intercepted pika connection ({published_s:.1f} s), "
-        f"and recorded {recorded_s:.1f} s later."
-    )
+    heading(f"2. {messages:,} messages are published ({published_s:.1f} s), and recorded {recorded_s:.1f} s later.")
     return {"messages": messages, "publish_s": published_s, "recorded_after_s": recorded_s}
 
 
@@ -154,8 +151,8 @@ def _ask(asking: Any, checked: int, seed: int) -> dict[str, Any]:
     asked, more = asking.check_many(checked, seed)
     differences += more
     heading(
-        f"4. {asked:,} questions about other flights asked and compared with the data frames "
-        f"({time.perf_counter() - began:.1f} s): {len(differences) or 'no'} differences."
+        f"4. {asked:,} more questions, compared with the data frames ({time.perf_counter() - began:.1f} s): "
+        f"{len(differences) or 'no'} differences."
     )
     if differences:
         print_differences(differences)

@@ -58,7 +58,7 @@ class Dataset:
 def _records(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """The rows as dictionaries, some at a time: all at once would take a gigabyte."""
     for start in range(0, len(frame), 10_000):
-        yield from frame.iloc[start : start + 10_000].to_dict("records")  # type: ignore[misc]
+        yield from frame.iloc[start : start + 10_000].to_dict("records")
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -52,22 +53,19 @@ def milliseconds(seconds: float) -> str:
 
 def print_timed(timed: Sequence[Timed]) -> None:
     """The questions, their answers and both times."""
-    table = Table("question", "found by", "answer", header_style="")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
+    table.add_column("   question (by what), and answer")
     for name in ("Relatum", "scanning", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in timed:
-        table.add_row(
-            each.question.words,
-            each.question.how,
-            Text(describe(each.answer, each.question.stream)),
-            milliseconds(each.relatum_s),
-            milliseconds(each.scan_s),
-            f"{each.scan_s / each.relatum_s:,.0f} x",
-        )
+        question = Text(f"   {each.question.words} ({each.question.how})\n", style="bold")
+        answer = Text(f"   {describe(each.answer, each.question.stream)}", style="not bold")
+        ratio = f"{each.scan_s / each.relatum_s:,.0f} x"
+        table.add_row(question + answer, milliseconds(each.relatum_s), milliseconds(each.scan_s), ratio)
     console.print(table)
     console.print(
-        f"Relatum: one index probe in PostgreSQL and one read at an offset; the median of {REPEATS} times, payload "
-        "included.\nScanning: the stream read from its first to its last message by the same reader, once."
+        f"   Relatum: the index in PostgreSQL, then a read at an offset, payload included: the median of {REPEATS} times."
+        "\n   Scanning: every message of the stream, read and tested once by the same reader."
     )
 
 
