@@ -75,7 +75,7 @@ class Catalog:
         now = time.monotonic()
         if snapshot is None or fresh or now - snapshot.read_at > CATALOG_AGE_S:
             keys = yield Select(statements.definitions(), {})
-            streams = yield Select(statements.present_streams(named=False), {"vhost": self.vhost})
+            streams = yield Select(statements.present_streams(None), {"vhost": self.vhost})
             self._snapshot = snapshot = _Snapshot(_definitions(keys), _names(streams), now)
         return snapshot
 
@@ -143,10 +143,8 @@ class Catalog:
 
     def streams(self, names: Sequence[str] | None) -> Steps[list[PresentStream]]:
         """The recorded streams of those names and super streams, or all, as the database has them now."""
-        parameters: dict[str, Any] = {"vhost": self.vhost}
-        if names is not None:
-            parameters["names"] = list(names)
-        rows = yield Select(statements.present_streams(named=names is not None), parameters)
+        count = None if names is None else len(names)
+        rows = yield Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
         return [PresentStream(*row) for row in rows]
 
 

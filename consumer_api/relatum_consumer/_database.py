@@ -1,7 +1,9 @@
 """Running finished statements: no transaction, no check before use, one retry on a connection that went stale."""
 
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 
 from relatum.store import make_engine, translated_errors
@@ -20,9 +22,10 @@ class Database:
 
     def __init__(self, database: str | sa.Engine, *, pool_size: int) -> None:
         self._owned = None if isinstance(database, sa.Engine) else make_engine(database, pool_size=pool_size)
-        engine = database if self._owned is None else self._owned
-        assert isinstance(engine, sa.Engine), "it was given, or made"
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        if self._owned is not None:
+            sa.event.listen(self._owned, "connect", _commit_each)
+        elif isinstance(database, sa.Engine):
+            self._theirs = database.execution_options(isolation_level="AUTOCOMMIT")
 
     def select(self, request: Select) -> list[Any]:
         """The rows of a statement.
@@ -33,19 +36,43 @@ class Database:
             AccessRefused: this user may not read.
         """
         with translated_errors():
-            try:
-                return self._execute(request)
-            except sa.exc.DBAPIError as error:
-                # A pooled connection that the server closed meanwhile shows only when it is used.
-                if not error.connection_invalidated:
-                    raise
-            return self._execute(request)
+            if self._owned is None:
+                return self._execute_on_theirs(request)
+            return self._execute(self._owned, request)
 
-    def _execute(self, request: Select) -> list[Any]:
-        with self._engine.connect() as connection:
+    def _execute(self, engine: sa.Engine, request: Select, *, is_retry: bool = False) -> list[Any]:
+        """Run it on the driver's own connection: SQLAlchemy's layers on top take longer than the index probe."""
+        with closing(engine.raw_connection()) as pooled:
+            driver: psycopg.Connection[Any] = pooled.driver_connection  # type: ignore[assignment]
+            try:
+                return driver.execute(request.sql, request.parameters).fetchall()
+            except psycopg.OperationalError as error:
+                if not driver.closed:
+                    raise
+                pooled.invalidate(error)
+                if is_retry:
+                    raise
+        # A pooled connection that the server closed meanwhile shows only when it is used, and the others with it.
+        engine.dispose()
+        return self._execute(engine, request, is_retry=True)
+
+    def _execute_on_theirs(self, request: Select) -> list[Any]:
+        try:
+            return self._execute_once(request)
+        except sa.exc.DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        return self._execute_once(request)
+
+    def _execute_once(self, request: Select) -> list[Any]:
+        with self._theirs.connect() as connection:
             return list(connection.exec_driver_sql(request.sql, dict(request.parameters)).fetchall())
 
     def close(self) -> None:
         """Close the connections of an engine that was made here."""
         if self._owned is not None:
             self._owned.dispose()
+
+
+def _commit_each(connection: psycopg.Connection[Any], record: Any) -> None:
+    connection.autocommit = True

@@ -171,20 +171,21 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[str, dict[str, Any]]:
-    parameters: dict[str, Any] = {
-        "vhost": catalog.vhost,
-        "key_ids": [wanted.key_id for wanted in question.wanted],
-        "key_values": [wanted.value for wanted in question.wanted],
-        "limit": question.most,
-    }
-    if question.names is not None:
-        parameters["names"] = list(question.names)
+    names, wanted = question.names, question.wanted
+    parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.most} | statements.named(names)
+    for n, each in enumerate(wanted):
+        parameters[f"key_id_{n}"] = each.key_id
+        parameters[f"value_{n}"] = each.value
     if question.is_bounded:
         parameters |= {"since": question.since, "until": question.until}
     if floors:
         parameters |= {"floor_names": list(floors), "floors": list(floors.values())}
     sql = statements.probe(
-        question.order, named=question.names is not None, bounded=question.is_bounded, floored=bool(floors)
+        question.order,
+        keys=len(wanted),
+        names=None if names is None else len(names),
+        bounded=question.is_bounded,
+        floored=bool(floors),
     )
     return sql, parameters
 

@@ -30,7 +30,6 @@ BLOCK_PAGE: Final = 16
 _DIALECT: Final = psycopg_dialect.dialect()  # type: ignore[no-untyped-call]
 
 _VHOST: Final = sa.bindparam("vhost", type_=sa.Text)
-_NAMES: Final = sa.bindparam("names", type_=postgresql.ARRAY(sa.Text))
 _STREAM_ID: Final = sa.bindparam("stream_id", type_=sa.Integer)
 
 
@@ -49,14 +48,6 @@ def _text(statement: Any) -> str:
     return str(statement.compile(dialect=_DIALECT))
 
 
-def _targets(table: Any, *, named: bool) -> list[sa.ColumnElement[bool]]:
-    """The streams meant: of this virtual host, in their present generation, and, if named, of those names."""
-    conditions: list[sa.ColumnElement[bool]] = [table.c.vhost == _VHOST, table.c.replaced_at.is_(None)]
-    if named:
-        conditions.append((table.c.name == sa.any_(_NAMES)) | (table.c.super_stream == sa.any_(_NAMES)))
-    return conditions
-
-
 # --- the catalog ------------------------------------------------------------------------------------------
 
 
@@ -67,11 +58,11 @@ def definitions() -> str:
     return _text(sa.select(*columns).where(keys.c.removed_at.is_(None)).order_by(keys.c.key_id))
 
 
-@lru_cache
-def present_streams(*, named: bool) -> str:
-    """Present generations of streams: id, name, super stream, whether times are recorded."""
+@lru_cache(maxsize=512)
+def present_streams(names: int | None) -> str:
+    """Present generations of the streams meant: id, name, super stream, whether times are recorded."""
     columns = [streams.c.stream_id, streams.c.name, streams.c.super_stream, streams.c.record_time]
-    return _text(sa.select(*columns).where(*_targets(streams, named=named)).order_by(streams.c.name))
+    return _text(sa.select(*columns).where(*_meant(names)).order_by(streams.c.name))
 
 
 COVERAGE_COLUMNS: Final = (
@@ -101,54 +92,79 @@ def coverage_rows() -> str:
 # --- by key -----------------------------------------------------------------------------------------------
 
 
-@lru_cache
-def probe(order: Order, *, named: bool, bounded: bool, floored: bool) -> str:
+@lru_cache(maxsize=512)
+def probe(order: Order, *, keys: int, names: int | None, bounded: bool, floored: bool) -> str:
     """Rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
 
     One probe of the index `relationships_lookup` for each key and stream, which stops at the limit: a value that a
     million messages share costs no more than any other. Ordering by offset must sort what one value has in a stream.
 
+    The text depends on how many keys and names there are. With arrays as parameters PostgreSQL would not know, expect
+    ten of each, and plan anew each time, which takes as long as the probe.
+
     Args:
         order: In which order rows are taken up to the limit.
-        named: Only the streams and super streams `names`, else every recorded one.
+        keys: How many pairs of `key_id_…` and `value_…` are sought.
+        names: How many streams and super streams `name_…` are meant, else (None) every recorded one.
         bounded: Only times from `since` to before `until`; either may be NULL.
         floored: Only offsets from `floors` on, one for each of `floor_names`.
     """
-    wanted = (
-        sa.func.unnest(
-            sa.bindparam("key_ids", type_=postgresql.ARRAY(sa.SmallInteger)),
-            sa.bindparam("key_values", type_=postgresql.ARRAY(sa.Text)),
-        )
-        .table_valued(sa.column("key_id", sa.SmallInteger), sa.column("value", sa.Text), name="wanted")
-        .render_derived()
-    )
+    key_id, value, wanted = _wanted(keys)
     rows = relationships
     inner = sa.select(rows.c.stream_offset, rows.c.time_us).where(
-        rows.c.key_id == wanted.c.key_id,
-        rows.c.value == wanted.c.value.collate("C"),
-        rows.c.stream_id == streams.c.stream_id,
+        rows.c.key_id == key_id, rows.c.value == value, rows.c.stream_id == streams.c.stream_id
     )
     if bounded:
-        # A limit that is not given is the end of the range, so that one text with an index range serves both.
+        # A bound that is not given is the end of the range, so that one text with an index range serves both.
         inner = inner.where(
             rows.c.time_us >= sa.func.coalesce(_big("since"), sa.literal_column(str(INTEGER_MIN + 1))),
             rows.c.time_us < sa.func.coalesce(_big("until"), sa.literal_column(str(INTEGER_MAX))),
         )
-    source: Any = sa.join(wanted, streams, sa.and_(*_targets(streams, named=named)))
+    source: Any = streams
+    if wanted is not None:
+        source = source.join(wanted, sa.true())
     if floored:
-        floors = (
-            sa.func.unnest(
-                sa.bindparam("floor_names", type_=postgresql.ARRAY(sa.Text)),
-                sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger)),
-            )
-            .table_valued(sa.column("name", sa.Text), sa.column("floor", sa.BigInteger), name="floors")
-            .render_derived()
-        )
+        floors = _floors()
         source = source.outerjoin(floors, floors.c.name == streams.c.name)
         inner = inner.where(rows.c.stream_offset >= sa.func.coalesce(floors.c.floor, sa.literal_column("0")))
     found = inner.order_by(*_ordering(order)).limit(_big("limit")).lateral("found")
-    statement = sa.select(streams.c.name, found.c.stream_offset, found.c.time_us, wanted.c.key_id)
-    return _text(statement.select_from(source.join(found, sa.true())))
+    statement = sa.select(streams.c.name, found.c.stream_offset, found.c.time_us, key_id)
+    return _text(statement.select_from(source.join(found, sa.true())).where(*_meant(names)))
+
+
+def _wanted(keys: int) -> tuple[Any, Any, Any]:
+    """Key id and value sought, and the table they are columns of where there are several."""
+    pairs = [
+        (sa.bindparam(f"key_id_{n}", type_=sa.SmallInteger), sa.bindparam(f"value_{n}", type_=sa.Text))
+        for n in range(keys)
+    ]
+    if keys == 1:
+        return *pairs[0], None
+    columns = sa.column("key_id", sa.SmallInteger), sa.column("value", sa.Text)
+    # A table of values has the database's collation; the column's own is needed to use its index.
+    wanted = sa.values(*columns, name="wanted").data(pairs)
+    return wanted.c.key_id, wanted.c.value.collate("C"), wanted
+
+
+def _floors() -> Any:
+    names = sa.bindparam("floor_names", type_=postgresql.ARRAY(sa.Text))
+    offsets = sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger))
+    columns = sa.column("name", sa.Text), sa.column("floor", sa.BigInteger)
+    return sa.func.unnest(names, offsets).table_valued(*columns, name="floors").render_derived()
+
+
+def _meant(names: int | None) -> list[sa.ColumnElement[bool]]:
+    """The streams meant: of this virtual host, in their present generation, and, if named, of those names."""
+    conditions = [streams.c.vhost == _VHOST, streams.c.replaced_at.is_(None)]
+    if names is not None:
+        given = [sa.bindparam(f"name_{n}", type_=sa.Text) for n in range(names)]
+        conditions.append(sa.or_(*(streams.c[column] == name for column in ("name", "super_stream") for name in given)))
+    return conditions
+
+
+def named(names: Sequence[str] | None) -> dict[str, str]:
+    """The parameters for names."""
+    return {f"name_{n}": name for n, name in enumerate(names or ())}
 
 
 def _ordering(order: Order) -> Sequence[Any]:
