@@ -1,5 +1,6 @@
 """What one intercepted connection shares between its channels, whichever client it belongs to."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Interception:
         return BrokerAddress.parse(self.options.broker_url or self._connection_url(), self.options.stream_url)
 
     def stamper(self, frame_bytes_max: int, **client: Any) -> Stamper:
-        """The stamper for channels of that negotiated frame size; `client` is what `Stamper` must know of the client."""
+        """The stamper for channels of that frame size; `client` is what `Stamper` must know of the client."""
         stamper = self._stampers.get(frame_bytes_max)
         if stamper is None:
             stamper = self._stampers[frame_bytes_max] = Stamper(
@@ -90,7 +91,10 @@ class Interception:
     def locator(self) -> Locator:
         """What finds messages of this connection, in the table or in their streams."""
         if self._locator is None:
-            self._locator = Locator(self.address(), self.options.database, self._recorder)
+            locator = Locator(self.address(), self.options.database, self._recorder)
+            # For connections that are dropped without `release`.
+            weakref.finalize(self, locator.close)
+            self._locator = locator
         return self._locator
 
     @property

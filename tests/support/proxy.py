@@ -1,0 +1,122 @@
+"""A TCP proxy in a thread, to break the line between a client and a server in the ways networks do."""
+
+import selectors
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+
+class Proxy:
+    """Forwards connections to one server.
+
+    Modes, to be changed at any time by `mode`:
+        pass: both ways.
+        blackhole_replies: what the client sends arrives; what the server sends is thrown away: a half-open link.
+        blackhole: nothing arrives on either side.
+    `reset()` ends all connections with a TCP reset.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._peers: dict[socket.socket, socket.socket] = {}
+        self._from_server: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closing = False
+        self.mode = "pass"
+        self.accepts = True
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def to(cls, url: str) -> Self:
+        """A proxy to the server of an AMQP URL."""
+        parts = urlsplit(url)
+        return cls(parts.hostname or "127.0.0.1", parts.port or 5672)
+
+    def url(self, url: str) -> str:
+        """The same URL by way of the proxy."""
+        parts = urlsplit(url)
+        user = parts.netloc.rpartition("@")[0]
+        return urlunsplit(parts._replace(netloc=f"{user}@127.0.0.1:{self.port}"))
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def reset(self) -> None:
+        """End all connections at once, without a farewell."""
+        with self._lock:
+            for one in list(self._peers):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                self._forget(one)
+
+    def close(self) -> None:
+        """Stop, and end all connections."""
+        self._closing = True
+        self._wake_writer.send(b"x")
+        self._thread.join(5)
+        self.reset()
+        for one in (self._listener, self._wake_reader, self._wake_writer):
+            one.close()
+        self._selector.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing:
+            for key, _ in self._selector.select(0.2):
+                one = key.fileobj
+                assert isinstance(one, socket.socket)
+                if one is self._listener:
+                    self._accept()
+                elif one is not self._wake_reader:
+                    self._forward(one)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        if not self.accepts:
+            client.close()
+            return
+        server = socket.create_connection(self._target)
+        with self._lock:
+            self._peers[client], self._peers[server] = server, client
+            self._from_server.add(server)
+            for one in (client, server):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._selector.register(one, selectors.EVENT_READ)
+
+    def _forward(self, one: socket.socket) -> None:
+        with self._lock:
+            peer = self._peers.get(one)
+            if peer is None:
+                return
+            try:
+                data = one.recv(65536)
+                dropped = self.mode == "blackhole" or (self.mode == "blackhole_replies" and one in self._from_server)
+                if data and not dropped:
+                    peer.sendall(data)
+            except OSError:
+                data = b""
+            if not data:
+                self._forget(one)
+                self._forget(peer)
+
+    def _forget(self, one: socket.socket) -> None:
+        if self._peers.pop(one, None) is not None:
+            self._from_server.discard(one)
+            self._selector.unregister(one)
+            one.close()
