@@ -1,6 +1,7 @@
 """Helpers of the tests: waiting on a condition, streams to publish to, processes, and where the servers are."""
 
 from tests.support._processes import processes_naming
+from tests.support._recording import recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import (
     broker_connection,
     declare_stream,
@@ -22,8 +23,12 @@ __all__ = [
     "processes_naming",
     "publish_plain",
     "read_plain",
+    "recorded_to",
+    "recording",
+    "rows_of",
     "server_version",
     "stream_available",
     "unique_name",
+    "wait_recorded",
     "wait_until",
 ]

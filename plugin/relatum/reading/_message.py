@@ -1,6 +1,7 @@
 """A message of a stream: the same value by whichever transport and from whichever version it was read."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -168,14 +169,7 @@ class Message:
 
     def _timed(self) -> tuple[int | None, TimeSource]:
         headers, properties, _, _ = self._parts()
-        stamped = headers.get(TIME_HEADER)
-        if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
-            return stamped, TimeSource.HEADER
-        if properties.timestamp is not None:
-            return (properties.timestamp - _EPOCH) // _MICROSECOND, TimeSource.PROPERTY
-        if self.chunk_ms is not None and 0 <= self.chunk_ms * 1000 <= TIME_US_MAX:
-            return self.chunk_ms * 1000, TimeSource.CHUNK
-        return None, TimeSource.UNKNOWN
+        return message_time(headers.get(TIME_HEADER), properties.timestamp, self.chunk_ms)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A message does not change; {name!r} can't be set.")
@@ -199,6 +193,24 @@ class Message:
         return f"<Message {self.stream}@{self.offset}>"
 
 
+def message_time(stamped: Any, timestamp: Any, chunk_ms: int | None) -> tuple[int | None, TimeSource]:
+    """A message's time, in microseconds, and whose it is.
+
+    Args:
+        stamped: The header `relatum_time`; anything but a moment's microseconds counts as none.
+        timestamp: The property `timestamp`; it counts in whole seconds, all that AMQP 0.9.1 shows of it.
+        chunk_ms: When the chunk was written; None where that is not known.
+    """
+    if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
+        return stamped, TimeSource.HEADER
+    second = _whole_second(timestamp)
+    if second is not None:
+        return (second - _EPOCH) // _MICROSECOND, TimeSource.PROPERTY
+    if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX:
+        return chunk_ms * 1000, TimeSource.CHUNK
+    return None, TimeSource.UNKNOWN
+
+
 def _rebuilt(stream: str, offset: int, raw: bytes | None, chunk_ms: int | None, content: _Parts | None) -> Message:
     return Message(stream, offset, raw, chunk_ms, None if content is None else lambda: content)
 
@@ -220,14 +232,16 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> _Parts:
     annotations: dict[str, Any] = {}
     applied: dict[str, Any] = {}
     for code, start, _ in sections:
-        if code == amqp10.APPLICATION_PROPERTIES:
-            applied = amqp10.decode_map(raw, start)
-        elif code == amqp10.PROPERTIES:
-            listed = amqp10.decode_list(raw, start)
-        elif code == amqp10.MESSAGE_ANNOTATIONS:
-            annotations = amqp10.decode_map(raw, start)
-        elif code == amqp10.HEADER:
-            header = amqp10.decode_list(raw, start)
+        # A section that is broken inside counts as absent, here as in the recorder; the others still serve.
+        with suppress(UndecodableMessage):
+            if code == amqp10.APPLICATION_PROPERTIES:
+                applied = amqp10.decode_map(raw, start)
+            elif code == amqp10.PROPERTIES:
+                listed = amqp10.decode_list(raw, start)
+            elif code == amqp10.MESSAGE_ANNOTATIONS:
+                annotations = amqp10.decode_map(raw, start)
+            elif code == amqp10.HEADER:
+                header = amqp10.decode_list(raw, start)
     properties = _properties(header, listed, annotations, applied)
     return _headers(annotations, applied), properties, amqp10.body_of(raw, sections), True
 
@@ -244,37 +258,38 @@ def _properties(
     durable, priority, ttl = [*header, None, None, None][:3]
     basic_mode = annotations.get("x-basic-delivery-mode")
     return Properties(
-        content_type=_text(at[6]),
-        content_encoding=_text(at[7]),
+        content_type=property_text(at[6]),
+        content_encoding=property_text(at[7]),
         delivery_mode=2 if durable is True or basic_mode == 2 else 1,
         priority=_integer(priority if priority is not None else annotations.get("x-basic-priority")),
-        correlation_id=_text(at[5]),
-        reply_to=_reply_to(at[4]),
-        expiration=_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
-        message_id=_text(at[0]),
+        correlation_id=property_text(at[5]),
+        reply_to=reply_to_text(at[4]),
+        expiration=property_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
+        message_id=property_text(at[0]),
         timestamp=_whole_second(at[9]),
-        type=_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
-        user_id=_text(at[1]),
-        app_id=_text(applied.get("x-basic-app-id", at[10])),
+        type=property_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
+        user_id=property_text(at[1]),
+        app_id=property_text(applied.get("x-basic-app-id", at[10])),
     )
 
 
 def _headers(annotations: dict[str, Any], applied: dict[str, Any]) -> dict[str, Any]:
-    headers = {name: _value(value) for name, value in applied.items() if _is_header(name)}
+    headers = {name: header_value(value) for name, value in applied.items() if is_header(name)}
     # From 3.13 on the broker keeps headers named `x-…` as annotations, and `CC` as `x-cc`.
     for name, value in annotations.items():
-        if name.startswith("x-") and _is_header(name):
-            headers[name] = _value(value)
+        if name.startswith("x-") and is_header(name):
+            headers[name] = header_value(value)
     if "x-cc" in annotations:
-        headers["CC"] = _value(annotations["x-cc"])
+        headers["CC"] = header_value(annotations["x-cc"])
     return headers
 
 
-def _is_header(name: str) -> bool:
+def is_header(name: str) -> bool:
+    """Whether a name is the publisher's, not one the broker adds."""
     return name not in _NOT_HEADERS and not name.startswith(_NOT_HEADERS_PREFIX)
 
 
-def _value(value: Any) -> Any:
+def header_value(value: Any) -> Any:
     """A header's value. The broker turns long text into binary and, by AMQP, back: so text is what is UTF-8."""
     convert = _CONVERSIONS.get(type(value))
     return value if convert is None else convert(value)
@@ -287,8 +302,9 @@ def _utf8(value: bytes) -> str | bytes:
         return bytes(value)
 
 
-def _text(value: Any) -> str | None:
-    value = _value(value)
+def property_text(value: Any) -> str | None:
+    """A property's value as text, as AMQP 0.9.1 shows it."""
+    value = header_value(value)
     if value is None or type(value) is str:
         return value
     if isinstance(value, bytes):
@@ -300,8 +316,9 @@ def _integer(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _reply_to(value: Any) -> str | None:
-    text = _text(value)
+def reply_to_text(value: Any) -> str | None:
+    """The property `reply_to` as it was published: RabbitMQ 4 keeps it as an address."""
+    text = property_text(value)
     if text is not None and text.startswith(_QUEUE_ADDRESS):
         return unquote(text[len(_QUEUE_ADDRESS) :])
     return text
@@ -328,8 +345,8 @@ def _from_basic(properties: Any, body: bytes) -> _Parts:
     given["priority"] = _integer(given["priority"])
     for name, value in given.items():
         if name not in ("timestamp", "delivery_mode", "priority"):
-            given[name] = _text(value)
-    headers = {name: _value(value) for name, value in (properties.headers or {}).items() if _is_header(name)}
+            given[name] = property_text(value)
+    headers = {name: header_value(value) for name, value in (properties.headers or {}).items() if is_header(name)}
     return headers, Properties(**given), bytes(body), True
 
 
@@ -338,8 +355,8 @@ _CONVERSIONS: Final[dict[type, Callable[[Any], Any]]] = {
     bytearray: _utf8,
     UUID: lambda value: f"urn:uuid:{value}",
     datetime: _whole_second,
-    dict: lambda value: {name: _value(each) for name, each in value.items()},
-    list: lambda value: [_value(each) for each in value],
+    dict: lambda value: {name: header_value(each) for name, each in value.items()},
+    list: lambda value: [header_value(each) for each in value],
     # pika's own type for 64-bit numbers.
     pika_long: int,
 }

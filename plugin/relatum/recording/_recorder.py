@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
 from relatum._ids import MessageId
-from relatum.errors import DatabaseUnavailable, NotFound, RelatumError, Transient
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, NotFound, RelatumError, Transient
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._lease import new_holder
@@ -120,6 +120,7 @@ class Recorder:
         Broker and database may be away, at the start too: they are waited for.
 
         Raises:
+            ConfigurationError, AccessRefused: waiting would not cure it.
             KeyDefinitionConflict: a key of `keys` is defined with another source or type.
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
@@ -149,6 +150,8 @@ class Recorder:
                     if not partitions and name not in self._resolved:
                         self._group.add(name)
                     self._resolved |= {name}
+        except (ConfigurationError, AccessRefused):
+            raise
         except RelatumError as error:
             logger.warning("streams not looked up: %s", ended(error))
 

@@ -101,12 +101,8 @@ def _end_of_described(raw: bytes, position: int) -> int:
     return end_of_value(raw, position)
 
 
-def find_sections(raw: bytes, *, head_only: bool = False) -> list[Section]:
+def find_sections(raw: bytes) -> list[Section]:
     """The message's sections in order, found without decoding them.
-
-    Args:
-        raw: One message.
-        head_only: Stop before the body: what the recorder needs.
 
     Raises:
         UndecodableMessage: the bytes are not AMQP 1.0 sections.
@@ -123,8 +119,6 @@ def find_sections(raw: bytes, *, head_only: bool = False) -> list[Section]:
                 code, start = raw[position + 2], position + 3
             else:
                 code, start = _section_code(raw, position + 1)
-            if head_only and code >= DATA:
-                break
             if not HEADER <= code <= FOOTER:
                 raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{code:x}")
             position = end_of_value(raw, start)
@@ -269,7 +263,11 @@ def decode_value(raw: bytes, position: int, depth: int = 0) -> tuple[Any, int]:
         while raw[position] == 0:
             position = end_of_value(raw, position + 1)
         return decode_value(raw, position, depth + 1)[0], end
-    return _decode_compound(raw, position, end, depth + 1), end
+    try:
+        return _decode_compound(raw, position, end, depth + 1), end
+    except UndecodableMessage:
+        # Its extent is known, so what follows can still be read.
+        return Opaque("broken", raw[position:end]), end
 
 
 def _decode_compound(raw: bytes, position: int, end: int, depth: int) -> Any:
@@ -404,41 +402,39 @@ class Head(NamedTuple):
 
 
 def find_head(raw: bytes) -> Head:
-    """`find_sections` for the recorder's path: only what it reads, no object for each section.
+    """`find_sections` for the recorder's path: the places of what it reads, no object for each section.
 
     Raises:
-        UndecodableMessage: the bytes are not AMQP 1.0 sections.
+        UndecodableMessage: the bytes are not AMQP 1.0 sections, in just the cases in which `find_sections` says so.
     """
     annotations = properties = application = -1
     position, size = 0, len(raw)
     widths = WIDTHS
     try:
         while position < size:
-            if raw[position] != 0:
-                raise UndecodableMessage("the message is not a sequence of AMQP 1.0 sections")
-            if raw[position + 1] == 0x53:
-                section, start = raw[position + 2], position + 3
-            else:
-                section, start = _section_code(raw, position + 1)
-            if section >= DATA:
-                if section > FOOTER:
-                    raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{section:x}")
-                break
+            if raw[position] != 0 or raw[position + 1] != 0x53:
+                return _head_of(find_sections(raw))
+            section, start = raw[position + 2], position + 3
             if section == APPLICATION_PROPERTIES:
                 application = start
             elif section == PROPERTIES:
                 properties = start
             elif section == MESSAGE_ANNOTATIONS:
                 annotations = start
-            elif section < HEADER:
-                raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{section:x}")
-            width = widths[raw[start]]
-            position = start + 2 + raw[start + 1] if width == -1 else end_of_value(raw, start)
+            elif not HEADER <= section <= FOOTER:
+                return _head_of(find_sections(raw))
+            position = start + 2 + raw[start + 1] if widths[raw[start]] == -1 else end_of_value(raw, start)
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
-    if position > size or not size:
+    if position != size or not size:
         raise UndecodableMessage("an AMQP 1.0 section ends too early")
     return Head(annotations, properties, application)
+
+
+def _head_of(sections: list[Section]) -> Head:
+    """The same from sections: for descriptors in their longer forms."""
+    starts = {section.code: section.start for section in sections}
+    return Head(*(starts.get(code, -1) for code in (MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES)))
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:

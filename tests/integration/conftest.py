@@ -1,0 +1,46 @@
+"""After every integration test, the table must equal the streams."""
+
+from collections.abc import Generator
+
+import pytest
+
+from relatum.errors import StreamNotFound
+from relatum.recording import verify
+from relatum.store import make_engine, streams_named
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker of tests that leave table and streams different on purpose."""
+    config.addinivalue_line("markers", "differs: the test leaves table and streams different, on purpose")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Function) -> Generator[None, None, None]:
+    """Compare before the fixtures are torn down: the streams are still there."""
+    try:
+        if item.get_closest_marker("differs") is None:
+            _verify(item)
+    finally:
+        yield
+
+
+def _verify(item: pytest.Function) -> None:
+    broker, database = item.funcargs.get("amqp_url"), item.funcargs.get("database_url")
+    if broker is None or database is None:
+        return
+    engine = make_engine(database)
+    try:
+        with engine.connect() as connection:
+            names = [stream.name for stream in streams_named(connection, "/", None)]
+        for name in names:
+            _verify_stream(broker, engine, name)
+    finally:
+        engine.dispose()
+
+
+def _verify_stream(broker: str, engine: object, name: str) -> None:
+    try:
+        report = verify(broker, engine, [name])
+    except StreamNotFound:
+        return  # The test deleted it.
+    assert report.ok, report.streams[0].differences[:10]

@@ -1,0 +1,381 @@
+"""Recording real streams into a real database."""
+
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import CoverageConflict
+from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording import Recorder, backfill, prune, repair, status, verify
+from relatum.recording._batch import Batch
+from relatum.recording._commit import commit_batch
+from relatum.recording._extract import Extractor
+from relatum.store import add_keys, ensure_stream, open_range, remove_key, set_record_time
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recorded_to,
+    recording,
+    rows_of,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
+
+
+def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
+    """Numbered orders on three hosts."""
+    return [(b"%d" % n, {"order_id": f"o{n}", "host": f"h{n % 3}"}) for n in range(start, start + count)]
+
+
+def test_messages_published_before_and_after_the_start_are_recorded(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The recorder catches up with what is there and goes on with what comes."""
+    publish_plain(amqp_url, stream_name, orders(10))
+    with recording(amqp_url, engine, stream_name, keys=["order_id", "host"]):
+        wait_recorded(amqp_url, engine, stream_name)
+        publish_plain(amqp_url, stream_name, orders(10, start=10))
+        wait_recorded(amqp_url, engine, stream_name)
+    rows = rows_of(engine, stream_name)
+    assert [value for key, value, _ in rows if key == "order_id"] == [f"o{n}" for n in range(20)]
+    assert len(rows) == 40
+
+
+def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Recording twice what was recorded once never happens."""
+    for start in (0, 5, 10):
+        publish_plain(amqp_url, stream_name, orders(5, start))
+        with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+            wait_recorded(amqp_url, engine, stream_name)
+    assert len(rows_of(engine, stream_name)) == 15
+
+
+def test_every_kind_of_message_is_covered_and_bad_values_are_counted(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Values that cannot be keys are skipped for their reason; the message is covered, the recorder goes on."""
+    headers: list[dict[str, Any]] = [
+        {"order_id": "good"},
+        {"order_id": "x" * 1025},
+        {"order_id": 1},
+        {"order_id": True},
+        {"order_id": None},
+        {"order_id": datetime(2020, 1, 1, tzinfo=UTC)},
+        {"order_id": "a\tb\\c\nd"},
+        {},
+    ]
+    publish_plain(amqp_url, stream_name, [(b"", header) for header in headers])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    assert [value for _, value, _ in rows_of(engine, stream_name)] == ["good", "1", "true", "a\tb\\c\nd"]
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert seen.skipped == {"order_id": {"too_long": 1, "unsupported_type": 1}}
+
+
+def test_keys_come_from_properties_x_headers_and_composites(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """RabbitMQ keeps these in four different places, depending on its version; a key finds them all."""
+    names = ("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to")
+    keys = [KeyDefinition(name, source=f"property:{name}") for name in names]
+    keys += [KeyDefinition("x-device"), KeyDefinition("both", source=["x-device", "property:correlation_id"])]
+    values = {name: f"the {name}" for name in names} | {"user_id": pika.URLParameters(amqp_url).credentials.username}
+    properties = pika.BasicProperties(headers={"x-device": "d|1"}, **values)
+    publish_plain(amqp_url, stream_name, [(b"", properties)])
+    with recording(amqp_url, engine, stream_name, keys=keys):
+        wait_recorded(amqp_url, engine, stream_name)
+    found = {key: value for key, value, _ in rows_of(engine, stream_name)}
+    assert found == values | {"x-device": "d|1", "both": "d\\|1|the correlation_id"}
+
+
+def test_a_key_added_while_recording_is_recorded_from_then_on_and_back_filled(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The coverage says where the new key begins; a back-fill covers the rest, once."""
+    publish_plain(amqp_url, stream_name, orders(10))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+        add_keys(engine, ["host"])
+        wait_until(lambda: _tail_keys(engine) == 2, what="the recorder takes up the new key")
+        publish_plain(amqp_url, stream_name, orders(10, start=10))
+        wait_recorded(amqp_url, engine, stream_name)
+        assert len([row for row in rows_of(engine, stream_name) if row[0] == "host"]) == 10
+        report = backfill(amqp_url, engine, stream_name, keys=["host"])
+    assert (report.messages, report.rows) == (10, 10)
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert seen.covered["host"] == [(0, 20)]
+    assert backfill(amqp_url, engine, stream_name).messages == 0
+
+
+def _tail_keys(engine: sa.Engine) -> int:
+    with engine.connect() as connection:
+        query = sa.text("SELECT cardinality(key_ids) FROM relatum.coverage WHERE is_tail")
+        return int(connection.execute(query).scalar_one())
+
+
+def test_two_back_fills_at_once_write_each_row_once(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Whoever commits first covers; the other plans anew."""
+    publish_plain(amqp_url, stream_name, orders(500), confirm=False)
+    add_keys(engine, ["order_id", "host"])
+    names = [["order_id"], None, ["host", "order_id"]]
+    threads = [
+        threading.Thread(target=backfill, args=[amqp_url, engine, stream_name], kwargs={"keys": keys}) for keys in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(rows_of(engine, stream_name)) == 1000
+
+
+def test_a_recorder_continues_behind_a_back_fill_of_a_new_stream(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The hand-over from back-fill to recorder leaves no hole and no row twice."""
+    publish_plain(amqp_url, stream_name, orders(10))
+    add_keys(engine, ["order_id"])
+    backfill(amqp_url, engine, stream_name)
+    publish_plain(amqp_url, stream_name, orders(10, start=10))
+    with recording(amqp_url, engine, stream_name):
+        wait_recorded(amqp_url, engine, stream_name)
+    assert len(rows_of(engine, stream_name)) == 20
+
+
+def test_two_recorders_write_each_row_once(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """One holds the lease; the other takes over when it is given back."""
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        with recording(amqp_url, engine, stream_name):
+            publish_plain(amqp_url, stream_name, orders(50))
+            wait_recorded(amqp_url, engine, stream_name)
+        publish_plain(amqp_url, stream_name, orders(50, start=50))
+        wait_recorded(amqp_url, engine, stream_name)
+    assert len(rows_of(engine, stream_name)) == 100
+
+
+def test_a_commit_that_lost_the_race_writes_nothing(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Two writers with no lease at all: the second one's transaction leaves no trace."""
+    publish_plain(amqp_url, stream_name, orders(5))
+    definitions = add_keys(engine, ["order_id"])
+    with engine.begin() as connection:
+        stream = ensure_stream(connection, "/", stream_name)
+        tail = open_range(connection, stream.stream_id, 0, [definitions[0].key_id], with_time=True, is_tail=True)
+    batch = Batch(stream.stream_id, Extractor(definitions), with_time=True)
+    with StreamReader.open(amqp_url) as reader:
+        for records in reader.batches(stream_name, follow=False):
+            if records is not None:
+                batch.add(records)
+    commit_batch(engine, tail, batch, None)
+    with pytest.raises(CoverageConflict):
+        commit_batch(engine, tail, batch, None)
+    assert len(rows_of(engine, stream_name)) == 5
+
+
+def test_a_stream_that_does_not_exist_yet_is_waited_for(amqp_url: str, engine: sa.Engine, database_url: str) -> None:
+    """It is named as missing, and recorded once it is declared."""
+    name = unique_name()
+    try:
+        with recording(amqp_url, engine, name, keys=["order_id"]):
+            wait_until(lambda: _state(amqp_url, engine, name) == "missing", what="the missing stream is named")
+            declare_stream(amqp_url, name)
+            publish_plain(amqp_url, name, orders(3))
+            wait_recorded(amqp_url, engine, name)
+        assert _state(amqp_url, engine, name) == "recording"
+    finally:
+        delete_stream(amqp_url, name)
+
+
+def _state(amqp_url: str, engine: sa.Engine, name: str) -> str | None:
+    found = status(amqp_url, engine, [name])
+    return found[0].state if found else None
+
+
+def test_a_stream_declared_again_begins_a_new_generation(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Offsets restart at 0; no row of the old stream stands for the new one."""
+    publish_plain(amqp_url, stream_name, orders(10))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+        delete_stream(amqp_url, stream_name)
+        declare_stream(amqp_url, stream_name)
+        publish_plain(amqp_url, stream_name, orders(20, start=100))
+        wait_until(lambda: recorded_to(engine, stream_name) == 20, what="the new stream is recorded")
+    assert {value for _, value, _ in rows_of(engine, stream_name)} == {f"o{n}" for n in range(100, 120)}
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert (seen.generation, [event.kind for event in seen.events]) == (2, ["replaced"])
+    assert prune(amqp_url, engine).rows[""] >= 10
+
+
+@pytest.mark.parametrize("shorter", [True, False])
+def test_a_stream_declared_again_while_nobody_recorded_is_noticed(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, shorter: bool
+) -> None:
+    """Whether the new stream is shorter or longer than the old one: what lies at the offset tells."""
+    publish_plain(amqp_url, stream_name, orders(10))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    delete_stream(amqp_url, stream_name)
+    declare_stream(amqp_url, stream_name)
+    count = 3 if shorter else 30
+    publish_plain(amqp_url, stream_name, orders(count))
+    with recording(amqp_url, engine, stream_name):
+        wait_until(lambda: recorded_to(engine, stream_name) == count, what="the new stream is recorded")
+        wait_until(lambda: status(amqp_url, engine, [stream_name])[0].generation == 2, what="a new generation")
+    assert len(rows_of(engine, stream_name)) == count
+
+
+def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(
+    amqp_url: str, engine: sa.Engine, database_url: str
+) -> None:
+    """RabbitMQ moves a reader forward without a word; the coverage says what was lost, and pruning forgets it."""
+    name = unique_name()
+    declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    try:
+        publish_plain(amqp_url, name, orders(10))
+        with recording(amqp_url, engine, name, keys=["order_id"]):
+            wait_recorded(amqp_url, engine, name)
+        body = b"x" * 10_000
+        publish_plain(amqp_url, name, [(body, {"order_id": f"big{n}"}) for n in range(100)])
+        with recording(amqp_url, engine, name):
+            wait_recorded(amqp_url, engine, name)
+        (seen,) = status(amqp_url, engine, [name])
+        assert seen.first is not None
+        assert seen.first > 10
+        assert seen.holes == [(10, seen.first)]
+        assert [event.kind for event in seen.events] == ["hole"]
+        assert prune(amqp_url, engine, [name]).rows[name] > 0
+        assert min(offset for _, _, offset in rows_of(engine, name)) >= seen.first
+        assert verify(amqp_url, engine, [name]).ok
+    finally:
+        delete_stream(amqp_url, name)
+
+
+def test_times_switched_off_for_a_stream_are_not_recorded(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The coverage says so too, so that nobody takes silence for an answer."""
+    set_record_time(engine, "/", stream_name, on=False)
+    publish_plain(amqp_url, stream_name, orders(5))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert (seen.covered["time"], seen.covered["order_id"]) == ([], [(0, 5)])
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM relatum.time_blocks")).scalar_one() == 0
+
+
+def test_the_partitions_of_a_super_stream_are_recorded(amqp_url: str, engine: sa.Engine, database_url: str) -> None:
+    """A super stream's name stands for its partitions."""
+    name = unique_name()
+    partitions = [f"{name}-{n}" for n in range(2)]
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+        for place, partition in enumerate(partitions):
+            declare_stream(amqp_url, partition)
+            channel.queue_bind(partition, name, str(place), arguments={"x-stream-partition-order": place})
+        try:
+            for partition in partitions:
+                publish_plain(amqp_url, partition, orders(5))
+            with recording(amqp_url, engine, name, keys=["order_id"]):
+                for partition in partitions:
+                    wait_recorded(amqp_url, engine, partition)
+            assert [seen.super_stream for seen in status(amqp_url, engine, [name])] == [name, name]
+        finally:
+            channel.exchange_delete(name)
+            for partition in partitions:
+                delete_stream(amqp_url, partition)
+
+
+def test_verify_finds_each_kind_of_difference_and_repair_mends_it(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """A deleted row, an added row, a moved row, a changed value, a doubled row and a lost time are each named."""
+    publish_plain(amqp_url, stream_name, orders(20))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    damage = [
+        "DELETE FROM relatum.relationships WHERE stream_offset = 1",
+        "INSERT INTO relatum.relationships SELECT * FROM relatum.relationships WHERE stream_offset = 2",
+        "UPDATE relatum.relationships SET stream_offset = 99 WHERE stream_offset = 3",
+        "UPDATE relatum.relationships SET value = 'other' WHERE stream_offset = 4",
+        "UPDATE relatum.relationships SET time_us = time_us + 1 WHERE stream_offset = 5",
+        "DELETE FROM relatum.time_blocks",
+    ]
+    with engine.begin() as connection:
+        for statement in damage:
+            connection.execute(sa.text(statement))
+    report = verify(amqp_url, engine, [stream_name])
+    found = {(difference.kind, difference.offset) for difference in report.streams[0].differences}
+    rows = {("missing", 1), ("duplicate", 2), ("missing", 3), ("unsound", 99), ("missing", 4), ("unsound", 4)}
+    assert found == rows | {("missing", 5), ("unsound", 5)} | {("time_missing", n) for n in range(20)}
+    planned = repair(report, engine)
+    assert not verify(amqp_url, engine, [stream_name]).ok, "a dry run changes nothing"
+    assert repair(report, engine, dry_run=False) == planned
+    assert verify(amqp_url, engine, [stream_name]).ok
+
+
+def test_the_metrics_tell_what_was_recorded(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Prometheus sees messages, rows, skipped values and the last offset."""
+    publish_plain(amqp_url, stream_name, [*orders(4), (b"", {"order_id": "x" * 2000})])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]) as recorder:
+        wait_recorded(amqp_url, engine, stream_name)
+        read = recorder.metrics.get_sample_value
+        labels = {"stream": stream_name}
+        wait_until(lambda: read("relatum_messages_total", labels) == 5, what="messages counted")
+        assert read("relatum_rows_total", labels) == 4
+        assert read("relatum_recorded_offset", labels) == 4
+        assert read("relatum_skipped_values_total", labels | {"reason": "too_long"}) == 1
+        wait_until(lambda: read("relatum_lag_offsets", labels) == 0, what="no lag")
+
+
+def test_recording_over_amqp_gives_the_same_rows(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Where the stream port does not answer, AMQP 0.9.1 serves."""
+    address = BrokerAddress.parse(amqp_url)
+    without_stream_port = BrokerAddress(
+        address.host, address.user, address.password, address.vhost, amqp_port=address.amqp_port
+    )
+    publish_plain(amqp_url, stream_name, orders(20))
+    recorder = Recorder(without_stream_port, engine, [stream_name], keys=["order_id", "host"])
+    stop = threading.Event()
+    thread = threading.Thread(target=recorder.run, args=[stop])
+    thread.start()
+    try:
+        wait_recorded(amqp_url, engine, stream_name)
+    finally:
+        stop.set()
+        thread.join(30)
+    assert len(rows_of(engine, stream_name)) == 40
+
+
+def test_a_removed_key_is_recorded_no_more(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Its rows go away with the next prune."""
+    publish_plain(amqp_url, stream_name, orders(5))
+    with recording(amqp_url, engine, stream_name, keys=["order_id", "host"]):
+        wait_recorded(amqp_url, engine, stream_name)
+        remove_key(engine, "host")
+        wait_until(lambda: _tail_keys(engine) == 1, what="the recorder drops the key")
+    assert {key for key, _, _ in rows_of(engine, stream_name)} == {"order_id"}
+    assert prune(amqp_url, engine).rows[""] == 5

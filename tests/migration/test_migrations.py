@@ -1,0 +1,83 @@
+"""The schema: up, down, and equal to the models."""
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+import relatum_migrations
+from relatum.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
+from relatum.store import add_keys, make_engine, metadata
+
+
+def test_migrations_make_what_the_models_say(empty_database_url: str) -> None:
+    """Models and migrations are two descriptions of one schema."""
+    relatum_migrations.upgrade(empty_database_url)
+    engine = make_engine(empty_database_url)
+    options = {
+        "include_schemas": True,
+        "version_table_schema": "relatum",
+        "include_name": lambda name, kind, parents: kind != "schema" or name == "relatum",
+        "compare_type": True,
+        "compare_server_default": True,
+    }
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), metadata) == []
+    engine.dispose()
+
+
+def test_up_and_down_and_up_again(empty_database_url: str) -> None:
+    """Going back drops everything of ours, and coming again works; a second upgrade changes nothing."""
+    assert relatum_migrations.current(empty_database_url) is None
+    relatum_migrations.upgrade(empty_database_url)
+    relatum_migrations.upgrade(empty_database_url)
+    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+    relatum_migrations.downgrade(empty_database_url, "base")
+    assert relatum_migrations.current(empty_database_url) is None
+    relatum_migrations.upgrade(empty_database_url)
+    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+
+
+def test_the_sql_for_review_makes_the_same_schema(empty_database_url: str) -> None:
+    """What a DBA runs by hand is what the command runs."""
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(relatum_migrations.sql())
+    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+
+
+def test_the_roles_may_just_what_they_need(database_url: str) -> None:
+    """A consumer reads, a recorder writes rows, neither changes the schema."""
+    engine = make_engine(database_url)
+    with engine.connect() as connection:
+
+        def may(role: str, table: str, what: str) -> bool:
+            query = sa.text("SELECT has_table_privilege(:role, :table, :what)")
+            return bool(
+                connection.execute(query, {"role": role, "table": f"relatum.{table}", "what": what}).scalar_one()
+            )
+
+        assert may("relatum_consumer", "relationships", "SELECT")
+        assert not may("relatum_consumer", "relationships", "INSERT")
+        assert may("relatum_recorder", "relationships", "INSERT")
+        assert not may("relatum_recorder", "relationships", "TRUNCATE")
+        assert not may("relatum_recorder", "alembic_version", "UPDATE")
+    engine.dispose()
+
+
+def test_a_database_without_the_schema_is_named(empty_database_url: str) -> None:
+    """The error says which command to run."""
+    engine = make_engine(empty_database_url)
+    with pytest.raises(SchemaMissing, match="relatum migrate"):
+        add_keys(engine, ["order_id"])
+    engine.dispose()
+
+
+def test_what_is_no_database_is_a_clear_error() -> None:
+    """Neither a bad URL nor an absent server shows a password."""
+    with pytest.raises(ConfigurationError) as caught:
+        make_engine("mysql://user:secret@host/name")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(DatabaseUnavailable) as absent:
+        relatum_migrations.upgrade("postgresql://user:secret@127.0.0.1:1/name")
+    assert "secret" not in str(absent.value)

@@ -1,0 +1,67 @@
+"""Recorders inside a test, and what the table holds afterwards."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.reading import StreamReader
+from relatum.recording import Recorder
+from tests.support._waiting import wait_until
+
+
+@contextmanager
+def recording(
+    broker_url: str, engine: sa.Engine, *streams: str, keys: Iterable[str | KeyDefinition] = ()
+) -> Iterator[Recorder]:
+    """Run a recorder in a thread; leaving finishes its batch and waits for its end."""
+    recorder = Recorder(broker_url, engine, streams, keys=keys)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            recorder.run(stop)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    thread = threading.Thread(target=run, name="recorder of the test")
+    thread.start()
+    try:
+        yield recorder
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive(), "the recorder stops when it is told to"
+    assert not failures, failures
+
+
+def recorded_to(engine: sa.Engine, stream: str) -> int:
+    """The end of a stream's coverage; 0 where it was never recorded."""
+    query = sa.text(
+        "SELECT max(to_offset) FROM relatum.coverage JOIN relatum.streams USING (stream_id) "
+        "WHERE name = :name AND replaced_at IS NULL AND kind = 'recorded'"
+    )
+    with engine.connect() as connection:
+        return connection.execute(query, {"name": stream}).scalar_one() or 0
+
+
+def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: float = 30.0) -> int:
+    """Wait until everything that is in the stream now is recorded; gives the end of its coverage."""
+    with StreamReader.open(broker_url) as reader:
+        last = reader.bounds(stream).last
+    end = 0 if last is None else last + 1
+    wait_until(lambda: recorded_to(engine, stream) >= end, limit_s=limit_s, what=f"coverage of {stream} up to {end}")
+    return recorded_to(engine, stream)
+
+
+def rows_of(engine: sa.Engine, stream: str) -> list[tuple[str, str, int]]:
+    """The stream's rows as people's own SQL sees them: (key, value, offset), in order of offsets and keys."""
+    query = sa.text(
+        "SELECT key, value, stream_offset FROM relatum.relations WHERE stream = :name ORDER BY stream_offset, key"
+    )
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(query, {"name": stream})]
