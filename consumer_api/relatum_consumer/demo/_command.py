@@ -134,7 +134,7 @@ def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]
             servers, engine, data, lambda name, count: bars.advance(tasks[name], count)
         )
     messages = sum(total for _, total in totals(data))
-    heading(f"2. {messages:,} messages are published ({published_s:.1f} s), and recorded {recorded_s:.1f} s later.")
+    heading(f"2. {messages:,} messages are published ({published_s:.1f} s), and recorded {recorded_s:.2f} s later.")
     return {"messages": messages, "publish_s": published_s, "recorded_after_s": recorded_s}
 
 

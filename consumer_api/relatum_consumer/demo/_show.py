@@ -22,13 +22,13 @@ def heading(text: str) -> None:
 
 
 def describe_flight(flight: Message) -> str:
-    """A flight in one line."""
+    """A flight in two lines."""
     row = json.loads(flight.body)
     assert flight.time is not None
     left = "was to leave" if row["dep_time"] is None else "left"
     return (
-        f"{row['carrier']} {row['flight']} from {row['origin']} to {row['dest']}, tail number {row['tailnum']}, "
-        f"which {left} at {flight.time:%Y-%m-%d %H:%M} UTC (message {flight.id})"
+        f"{row['carrier']} {row['flight']} from {row['origin']} to {row['dest']}, tail number {row['tailnum']},\n"
+        f"   which {left} at {flight.time:%Y-%m-%d %H:%M} UTC (message {flight.id})"
     )
 
 
@@ -53,19 +53,20 @@ def milliseconds(seconds: float) -> str:
 
 def print_timed(timed: Sequence[Timed]) -> None:
     """The questions, their answers and both times."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="")
-    table.add_column("   question (by what), and answer")
+    table = Table(box=box.SIMPLE_HEAD, header_style="")
+    table.add_column("question and answer")
     for name in ("Relatum", "scanning", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in timed:
-        question = Text(f"   {each.question.words} ({each.question.how})\n", style="bold")
-        answer = Text(f"   {describe(each.answer, each.question.stream)}", style="not bold")
+        question = Text(f"{each.question.words}\n", style="bold")
+        answer = Text(f"by {each.question.how}: {describe(each.answer, each.question.stream)}", style="not bold")
         ratio = f"{each.scan_s / each.relatum_s:,.0f} x"
         table.add_row(question + answer, milliseconds(each.relatum_s), milliseconds(each.scan_s), ratio)
     console.print(table)
     console.print(
-        f"   Relatum: the index in PostgreSQL, then a read at an offset, payload included: the median of {REPEATS} times."
-        "\n   Scanning: every message of the stream, read and tested once by the same reader."
+        "   Relatum: the index in PostgreSQL, then a read at an offset, the message's\n"
+        f"   body included; the median of {REPEATS} times.\n"
+        "   Scanning: the same reader reads the whole stream and tests each message, once.\n"
     )
 
 

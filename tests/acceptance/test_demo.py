@@ -1,0 +1,83 @@
+"""The demo: the installed command on real data, and that it would notice a wrong answer."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.command import ExitCode
+from relatum.reading import StreamReader
+from relatum_consumer import Relations
+from relatum_consumer.demo._asking import Demonstration
+from relatum_consumer.demo._data import FLIGHTS, Dataset, load
+from relatum_consumer.demo._publish import STREAMS, Servers, publish_and_record
+from tests.acceptance._command import Relatum
+from tests.support import delete_stream, unique_name
+
+
+@pytest.fixture
+def prefix(amqp_url: str) -> Iterator[str]:
+    """What stands before the names of this test's streams."""
+    prefix = unique_name("relatum-demo") + "-"
+    yield prefix
+    for name in STREAMS:
+        delete_stream(amqp_url, prefix + name)
+
+
+def test_demo_answers_as_the_data_frames_do(amqp_url: str, stream_url: str, database_url: str, prefix: str) -> None:
+    """The command publishes, records and finds, and each answer is right; it never touches streams that exist."""
+    relatum = Relatum(amqp_url, stream_url, database_url)
+    arguments = ("demo", "--flights", "500", "--checked", "50", "--prefix", prefix, "--json")
+    ended = relatum.run(*arguments)
+    assert ended.returncode == ExitCode.OK, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result["differences"] == []
+    assert result["checked"] > 200
+    assert len(result["questions"]) == 5
+    assert all(question["answer"] for question in result["questions"])
+    again = relatum.run(*arguments)
+    assert again.returncode == ExitCode.CONFIGURATION
+    assert "--prefix" in again.stderr
+
+
+@pytest.fixture
+def data() -> Dataset:
+    """A small part of the data, published in a second."""
+    whole = load(600)
+    return replace(whole, weather=whole.weather.head(600))
+
+
+def test_demo_notices_wrong_answers(
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, prefix: str, data: Dataset
+) -> None:
+    """Where the data frames say something else than the streams, each such answer is reported as a difference."""
+    servers = Servers(amqp_url, stream_url, database_url, prefix)
+    publish_and_record(servers, engine, data, lambda _stream, _count: None)
+    planes = data.planes.assign(message_id=[f"other-{number}" for number in range(len(data.planes))])
+    with (
+        Relations(broker=amqp_url, database=database_url, stream_url=stream_url) as relations,
+        StreamReader.open(servers.address) as reader,
+    ):
+        right = Demonstration(servers, data, relations, reader)
+        asked, differences = right.check_many(40, seed=1)
+        assert asked > 150
+        assert differences == []
+        wrong = Demonstration(servers, replace(data, planes=planes), relations, reader)
+        _, differences = wrong.check_many(40, seed=1)
+    assert differences
+    assert {difference.question for difference in differences} == {"Which plane was it?"}
+
+
+def test_demo_data_leave_out_what_is_missing(data: Dataset) -> None:
+    """A flight without a tail number has no such header, and each message's time is an integer."""
+    messages = list(data.messages(FLIGHTS))
+    rows = data.flights.to_dict("records")
+    assert len(messages) == len(rows) == 600
+    for message, row in zip(messages, rows, strict=True):
+        assert ("tailnum" in message.headers) == isinstance(row["tailnum"], str)
+        assert type(message.headers["relatum_time"]) is int
+        assert b"NaN" not in message.body
+    times = [message.headers["relatum_time"] for message in messages]
+    assert times == sorted(times)
