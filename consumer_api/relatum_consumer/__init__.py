@@ -5,10 +5,12 @@ messages with a `Status`.
 """
 
 from relatum_consumer._answer import Answer, Hit, Status
+from relatum_consumer._async_relations import AsyncRelations
 from relatum_consumer._relations import Relations
 
 __all__ = [
     "Answer",
+    "AsyncRelations",
     "Hit",
     "Relations",
     "Status",

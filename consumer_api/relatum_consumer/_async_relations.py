@@ -1,0 +1,235 @@
+"""The asyncio face of look-ups."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import sqlalchemy as sa
+
+from relatum._ids import MessageId
+from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, OffsetNotFound, RelatumError, StreamNotFound
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message
+from relatum_consumer._answer import Answer
+from relatum_consumer._database import Database
+from relatum_consumer._lookups import Lookups, Names
+from relatum_consumer._requests import Bounds, Partitions, Pause, Read, Request, Scan, Select, Steps
+from relatum_consumer._statements import Order
+
+_Result = TypeVar("_Result")
+
+
+class AsyncRelations:
+    """Finds the messages that belong together, and reads them: `Relations` for asyncio, method by method.
+
+    An asynchronous context manager; tasks of one event loop may share one. Arguments, results and errors are those of
+    `Relations`, where they are told.
+
+    A statement runs in one of `pool_size` threads of its own; the thread takes a connection, runs one SELECT and gives
+    it back. A call that is cancelled leaves that to the thread: nothing is half done and nothing leaks. Streams are
+    read by the event loop itself.
+    """
+
+    def __init__(
+        self,
+        broker: str | BrokerAddress,
+        database: str | sa.Engine,
+        *,
+        stream_url: str | None = None,
+        transport: Literal["auto", "stream", "amqp"] = "auto",
+        timeout_s: float = 10.0,
+        pool_size: int = 5,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+        self._database = Database(database, pool_size=pool_size)
+        self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
+        self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
+        self._lookups = Lookups(self._address.vhost)
+        self._lock = asyncio.Lock()
+        self._reader: AsyncStreamReader | None = None
+        self._is_closed = False
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    async def read(self, stream: str, offset: int) -> Message:
+        """The message at an offset of a stream. See `Relations.read`."""
+        reader = await self._open_reader()
+        return await reader.read(stream, offset)
+
+    async def read_many(
+        self, ids: Iterable[MessageId | tuple[str, int]]
+    ) -> AsyncGenerator[Message | NotFound | AccessRefused, None]:
+        """The messages of many ids, in the order of the ids. See `Relations.read_many`."""
+        reader = await self._open_reader()
+        async for result in reader.read_many(MessageId(*each) for each in ids):
+            yield result
+
+    # --- by key -------------------------------------------------------------------------------------------
+
+    async def related(
+        self,
+        message: Message,
+        to: Names = None,
+        *,
+        by: Names = None,
+        limit: int | None = None,
+        order: Order = "oldest",
+        complete: bool = False,
+    ) -> Answer:
+        """The messages that share a key's value with a message, never the message itself. See `Relations.related`."""
+        return await self._run(self._lookups.related(message, to, by, limit, order, complete=complete))
+
+    async def find(
+        self,
+        key: str,
+        value: Any,
+        *,
+        streams: Names = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        order: Order = "oldest",
+        complete: bool = False,
+    ) -> Answer:
+        """The messages that carry a key's value. See `Relations.find`."""
+        return await self._run(self._lookups.find(key, value, streams, since, until, limit, order, complete=complete))
+
+    async def wait_related(
+        self,
+        message: Message,
+        to: Names = None,
+        *,
+        by: Names = None,
+        timeout_s: float,
+        limit: int | None = None,
+        order: Order = "oldest",
+    ) -> Answer:
+        """The same as `related`, waiting until there is at least one message. See `Relations.wait_related`."""
+        return await self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s))
+
+    # --- by time ------------------------------------------------------------------------------------------
+
+    async def after(
+        self,
+        moment: Message | datetime,
+        stream: str,
+        *,
+        by: str | None = None,
+        inclusive: bool = False,
+        complete: bool = False,
+    ) -> Answer:
+        """The next message in time in a stream. See `Relations.after`."""
+        return await self._run(
+            self._lookups.beside("after", moment, stream, by, inclusive=inclusive, complete=complete)
+        )
+
+    async def before(
+        self,
+        moment: Message | datetime,
+        stream: str,
+        *,
+        by: str | None = None,
+        inclusive: bool = False,
+        complete: bool = False,
+    ) -> Answer:
+        """The previous message in time in a stream: the mirror of `after`. See `Relations.before`."""
+        return await self._run(
+            self._lookups.beside("before", moment, stream, by, inclusive=inclusive, complete=complete)
+        )
+
+    async def nearest(
+        self, moment: Message | datetime, stream: str, *, by: str | None = None, complete: bool = False
+    ) -> Answer:
+        """The message nearest in time in a stream, and never the message itself. See `Relations.nearest`."""
+        return await self._run(self._lookups.beside("nearest", moment, stream, by, complete=complete))
+
+    async def window(
+        self,
+        moment: Message | datetime,
+        stream: str,
+        *,
+        before_s: float = 0.0,
+        after_s: float = 0.0,
+        by: str | None = None,
+        complete: bool = False,
+    ) -> Answer:
+        """All messages of a stream around a moment, but not the message itself. See `Relations.window`."""
+        return await self._run(self._lookups.window(moment, stream, before_s, after_s, by, complete=complete))
+
+    # --- carrying out -------------------------------------------------------------------------------------
+
+    async def _run(self, steps: Steps[_Result]) -> _Result:
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = await self._carry_out(request)
+                except RelatumError as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as stop:
+            result: _Result = stop.value
+            return result
+
+    async def _carry_out(self, request: Request) -> Any:
+        if type(request) is Select:
+            return await self._select(request)
+        if type(request) is Read:
+            return await self._read(request.ids)
+        if type(request) is Pause:
+            return await asyncio.sleep(request.seconds)
+        reader = await self._open_reader()
+        if type(request) is Bounds:
+            return await reader.bounds(request.stream)
+        if type(request) is Partitions:
+            return await reader.partitions(request.super_stream)
+        assert type(request) is Scan, "there are no other requests"
+        messages = reader.iterate(request.stream, request.start, stop=request.stop)
+        return [message async for message in messages if request.keep(message)]
+
+    async def _select(self, request: Select) -> list[Any]:
+        if self._is_closed:
+            raise BrokerUnavailable("these relations are closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._database.select, request)
+
+    async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
+        reader = await self._open_reader()
+        if len(ids) > 1:
+            return [result async for result in reader.read_many(ids)]
+        try:
+            return [await reader.read(*ids[0])]
+        except (OffsetNotFound, StreamNotFound) as error:
+            return [error]
+
+    async def _open_reader(self) -> AsyncStreamReader:
+        if self._reader is None:
+            async with self._lock:
+                if self._is_closed:
+                    raise BrokerUnavailable("these relations are closed")
+                if self._reader is None:
+                    self._reader = await AsyncStreamReader.open(self._address, **self._options)
+        assert self._reader is not None, "it was opened"
+        return self._reader
+
+    async def close(self) -> None:
+        """Close all connections. Calls under way in other tasks may fail."""
+        async with self._lock:
+            self._is_closed = True
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+        self._threads.shutdown(wait=False)
+        self._database.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
