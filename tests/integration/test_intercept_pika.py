@@ -192,7 +192,12 @@ def test_an_unroutable_message_comes_back_as_it_was_published(connection: Blocki
     """The error is pika's and ours; what it returns is the caller's message, without what we added."""
     channel = relatum.intercept(connection).channel()
     channel.confirm_delivery()
-    for given in (None, pika.BasicProperties(), pika.BasicProperties(headers={}), pika.BasicProperties(headers={"a": 1})):
+    for given in (
+        None,
+        pika.BasicProperties(),
+        pika.BasicProperties(headers={}),
+        pika.BasicProperties(headers={"a": 1}),
+    ):
         with pytest.raises(pika.exceptions.UnroutableError) as caught:
             channel.basic_publish("", unique_name(), b"body", given, mandatory=True)
         assert isinstance(caught.value, PublishUnroutable)
@@ -247,9 +252,7 @@ def test_a_lost_connection_leaves_the_outcome_unknown(amqp_url: str, stream_url:
     assert error.settle()[0].offset >= 1
 
 
-def test_a_message_that_never_arrived_is_settled_as_rejected(
-    amqp_url: str, stream_url: str, stream_name: str
-) -> None:
+def test_a_message_that_never_arrived_is_settled_as_rejected(amqp_url: str, stream_url: str, stream_name: str) -> None:
     """Nothing arrives at the broker: once it must have given up the connection, the message is known to be nowhere."""
     with Proxy.to(amqp_url) as proxy:
         parameters = pika.URLParameters(proxy.url(amqp_url))

@@ -1,0 +1,352 @@
+"""Intercepted aio-pika connections against a real broker."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aio_pika
+import pytest
+import wrapt
+from aio_pika.exceptions import AMQPConnectionError, DeliveryError, PublishError
+from aiormq.abc import DeliveredMessage
+
+import relatum
+from relatum.errors import (
+    HeadersRefused,
+    InvalidRelationshipKey,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
+from tests.support import unique_name
+from tests.support.proxy import Proxy
+
+CONNECT = [aio_pika.connect, aio_pika.connect_robust]
+
+
+def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a scenario in a loop of its own, with a limit."""
+
+    async def limited() -> Any:
+        async with asyncio.timeout(60):
+            return await scenario()
+
+    return asyncio.run(limited())
+
+
+async def queue_of(channel: Any) -> Any:
+    """A new queue that goes with its connection."""
+    return await channel.declare_queue(unique_name(), exclusive=True)
+
+
+async def get(queue: Any) -> Any:
+    """The next message of a queue."""
+    return await queue.get(no_ack=True, timeout=5)
+
+
+@pytest.mark.parametrize("connect", CONNECT)
+def test_messages_get_what_they_lack(amqp_url: str, connect: Any) -> None:
+    """The connection stays what it is; a message arrives with an id and a time; the caller's stays as it was."""
+
+    async def scenario() -> None:
+        connection = await connect(amqp_url)
+        async with connection:
+            kind = type(connection)
+            assert relatum.intercept(connection, keys=["order_id"]) is connection
+            channel = await connection.channel()
+            assert type(connection) is kind
+            queue = await queue_of(channel)
+            message = aio_pika.Message(b"body", headers={"order_id": "1"}, type="made")
+            await channel.default_exchange.publish(message, queue.name)
+            assert message.message_id is None
+            assert message.headers == {"order_id": "1"}
+            got = await get(queue)
+            assert len(got.message_id) == 36
+            assert set(got.headers) == {"order_id", "relatum_time"}
+            assert (got.body, got.type) == (b"body", "made")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("connect", CONNECT)
+def test_what_is_open_already_is_covered(amqp_url: str, connect: Any) -> None:
+    """Channels and exchanges from before, and the channel underneath, publish through us too."""
+
+    async def scenario() -> None:
+        async with await connect(amqp_url) as connection:
+            channel = await connection.channel()
+            queue = await queue_of(channel)
+            exchange = await channel.declare_exchange(unique_name(), auto_delete=True)
+            await queue.bind(exchange, "key")
+            relatum.intercept(connection)
+            await exchange.publish(aio_pika.Message(b"1"), "key")
+            await channel.default_exchange.publish(aio_pika.Message(b"2"), queue.name)
+            underlay = await channel.get_underlay_channel()
+            await underlay.basic_publish(b"3", routing_key=queue.name)
+            for _ in range(3):
+                assert "relatum_time" in (await get(queue)).headers
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("connect", CONNECT)
+def test_release_leaves_no_trace(amqp_url: str, connect: Any) -> None:
+    """Afterwards messages go out bare, on channels from before, from meanwhile and from later."""
+
+    async def scenario() -> None:
+        async with await connect(amqp_url) as connection:
+            early = await connection.channel()
+            before = set(vars(connection)), set(vars(early))
+            relatum.intercept(connection)
+            late = await connection.channel()
+            queue = await queue_of(late)
+            await early.default_exchange.publish(aio_pika.Message(b""), queue.name)
+            await get(queue)
+            assert relatum.release(connection) is connection
+            assert (set(vars(connection)), set(vars(early))) == before
+            for channel in (early, late, await connection.channel()):
+                await channel.default_exchange.publish(aio_pika.Message(b""), queue.name)
+                assert (await get(queue)).headers == {}
+
+    run(scenario)
+
+
+def test_bad_keys_and_header_bombs_are_refused(amqp_url: str) -> None:
+    """Nothing of them reaches the broker, and the channel stays usable."""
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            channel = await relatum.intercept(connection, keys=["order_id"]).channel()
+            queue = await queue_of(channel)
+            deep: dict[str, Any] = {}
+            for _ in range(900):
+                deep = {"in": deep}
+            publish = channel.default_exchange.publish
+            with pytest.raises(InvalidRelationshipKey):
+                await publish(aio_pika.Message(b"", headers={"order_id": 1.5}), queue.name)
+            with pytest.raises(HeadersRefused):
+                await publish(aio_pika.Message(b"", headers=deep), queue.name)
+            await publish(aio_pika.Message(b"good"), queue.name)
+            assert (await get(queue)).body == b"good"
+
+    run(scenario)
+
+
+def test_unroutable_and_nacked_are_both_errors(amqp_url: str) -> None:
+    """aio-pika's own results and errors, the errors ours too; what comes back is the caller's message."""
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            relatum.intercept(connection)
+            message = aio_pika.Message(b"", headers={"a": 1})
+            quiet = await connection.channel()
+            result = await quiet.default_exchange.publish(message, unique_name())
+            assert isinstance(result, DeliveredMessage)
+            assert result.header.properties.headers == {"a": 1}
+            loud = await connection.channel(on_return_raises=True)
+            with pytest.raises(PublishError) as unroutable:
+                await loud.default_exchange.publish(message, unique_name())
+            assert isinstance(unroutable.value, PublishUnroutable)
+            assert unroutable.value.in_stream is False
+            assert unroutable.value.message.header.properties.headers == {"a": 1}
+            full = await loud.declare_queue(
+                unique_name(), exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+            )
+            with pytest.raises(DeliveryError) as nacked:
+                for _ in range(10):
+                    await loud.default_exchange.publish(message, full.name)
+            assert isinstance(nacked.value, PublishNacked)
+
+    run(scenario)
+
+
+def test_two_unroutable_messages_of_one_id_are_both_reported(amqp_url: str) -> None:
+    """aio-pika alone confirms one of two in flight under one id; through us each comes back as what it is."""
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            channel = await relatum.intercept(connection).channel()
+            for _ in range(50):
+                name = unique_name()
+                results = await asyncio.gather(
+                    *(
+                        channel.default_exchange.publish(aio_pika.Message(b"", message_id="same"), name)
+                        for _ in range(3)
+                    )
+                )
+                assert all(isinstance(result, DeliveredMessage) for result in results)
+
+    run(scenario)
+
+
+def test_a_publish_given_up_does_not_confuse_the_next_of_its_id(amqp_url: str) -> None:
+    """The broker's late answer to a message given up is not taken for the next one of that id."""
+
+    async def scenario() -> None:
+        with Proxy.to(amqp_url) as proxy:
+            async with await aio_pika.connect(proxy.url(amqp_url)) as connection:
+                channel = await relatum.intercept(connection).channel()
+                queue = await queue_of(channel)
+                proxy.mode = "blackhole_replies"
+                with pytest.raises(PublishOutcomeUnknown) as caught:
+                    await channel.default_exchange.publish(
+                        aio_pika.Message(b"", message_id="same"), unique_name(), timeout=0.2
+                    )
+                assert isinstance(caught.value, TimeoutError)
+                second = asyncio.create_task(
+                    channel.default_exchange.publish(aio_pika.Message(b"", message_id="same"), queue.name, timeout=0.3)
+                )
+                # Nothing of the second is sent while the broker may still answer for the first.
+                with pytest.raises(TimeoutError) as waited:
+                    await second
+                assert not isinstance(waited.value, PublishOutcomeUnknown)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("connect", CONNECT)
+def test_a_half_open_link_is_an_unknown_outcome(amqp_url: str, stream_url: str, stream_name: str, connect: Any) -> None:
+    """No bare CancelledError reaches the caller, whose task nobody cancelled; the stream settles the outcome."""
+
+    async def scenario() -> None:
+        with Proxy.to(amqp_url) as proxy:
+            connection = await connect(proxy.url(amqp_url) + "?heartbeat=1")
+            relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
+            channel = await connection.channel()
+            await channel.default_exchange.publish(aio_pika.Message(b"first"), stream_name)
+            proxy.mode = "blackhole_replies"
+            with pytest.raises(AMQPConnectionError) as caught:
+                await channel.default_exchange.publish(aio_pika.Message(b"second"), stream_name)
+            error: Any = caught.value
+            assert isinstance(error, PublishOutcomeUnknown)
+            assert error.in_stream is None
+            (place,) = await error.settle()
+            assert place.stream == stream_name
+            proxy.mode = "pass"
+            await connection.close()
+
+    run(scenario)
+
+
+def test_a_message_that_never_arrived_is_settled_as_rejected(amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """Once the broker must have given up the connection, the message is known to be nowhere."""
+
+    async def scenario() -> None:
+        with Proxy.to(amqp_url) as proxy:
+            connection = await aio_pika.connect(proxy.url(amqp_url) + "?heartbeat=1")
+            relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
+            channel = await connection.channel()
+            proxy.mode = "blackhole"
+            with pytest.raises(PublishOutcomeUnknown) as caught:
+                await channel.default_exchange.publish(aio_pika.Message(b""), stream_name)
+            error: Any = caught.value
+            with pytest.raises(PublishRejected):
+                await error.settle()
+            await connection.close()
+
+    run(scenario)
+
+
+def test_a_deadline_of_ours_ends_a_publish(amqp_url: str, stream_name: str) -> None:
+    """With confirm_timeout_s, a publish without a time-out of its own ends in time, its outcome unknown."""
+
+    async def scenario() -> None:
+        with Proxy.to(amqp_url) as proxy:
+            connection = await aio_pika.connect(proxy.url(amqp_url))
+            channel = await relatum.intercept(connection, confirm_timeout_s=0.3).channel()
+            proxy.mode = "blackhole_replies"
+            with pytest.raises(PublishOutcomeUnknown) as caught:
+                await channel.default_exchange.publish(aio_pika.Message(b""), stream_name)
+            assert isinstance(caught.value, TimeoutError)
+            proxy.reset()
+            await connection.close()
+
+    run(scenario)
+
+
+def test_a_cancellation_of_the_callers_own_stays_one(amqp_url: str, stream_name: str) -> None:
+    """Who cancels a publish, or times it out, gets what asyncio gives."""
+
+    async def scenario() -> None:
+        with Proxy.to(amqp_url) as proxy:
+            connection = await aio_pika.connect(proxy.url(amqp_url))
+            channel = await relatum.intercept(connection).channel()
+            proxy.mode = "blackhole_replies"
+            with pytest.raises(TimeoutError) as caught:
+                async with asyncio.timeout(0.1):
+                    await channel.default_exchange.publish(aio_pika.Message(b""), stream_name)
+            assert not isinstance(caught.value, PublishOutcomeUnknown)
+            task = asyncio.create_task(channel.default_exchange.publish(aio_pika.Message(b""), stream_name))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            proxy.reset()
+            await connection.close()
+
+    run(scenario)
+
+
+def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_name: str) -> None:
+    """In-flight publishes end as unknown at a reset; after the reconnect, channels and exchanges go on through us."""
+
+    async def scenario() -> None:
+        with Proxy.to(amqp_url) as proxy:
+            connection = await aio_pika.connect_robust(proxy.url(amqp_url), reconnect_interval=0.1)
+            channel = await connection.channel()
+            exchange = await channel.declare_exchange(unique_name(), auto_delete=True)
+            relatum.intercept(connection)
+            queue = await queue_of(channel)
+            await queue.bind(exchange, "key")
+            proxy.mode = "blackhole_replies"
+            flying = [
+                asyncio.create_task(exchange.publish(aio_pika.Message(b"lost"), "key", timeout=20)) for _ in range(10)
+            ]
+            underlay = await channel.get_underlay_channel()
+            while len(underlay.confirmations) < 10:
+                await asyncio.sleep(0)
+            proxy.mode = "pass"
+            proxy.reset()
+            results = await asyncio.gather(*flying, return_exceptions=True)
+            assert all(isinstance(result, PublishOutcomeUnknown) for result in results), results
+            await connection.ready()
+            await channel.ready()
+            await exchange.publish(aio_pika.Message(b"after"), "key")
+            got = await get(queue)
+            while got.body != b"after":
+                got = await get(queue)
+            assert "relatum_time" in got.headers
+            await connection.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_instrumentation_of_the_class_composes(amqp_url: str, ours_first: bool) -> None:
+    """OpenTelemetry patches `Exchange.publish` on the class; whoever comes first, both see each message."""
+    seen: list[Any] = []
+
+    async def traced(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        message = args[0]
+        message.headers["traceparent"] = "00-1"
+        seen.append(message)
+        return await wrapped(*args, **kwargs)
+
+    async def scenario() -> None:
+        async with await aio_pika.connect_robust(amqp_url) as connection:
+            if ours_first:
+                relatum.intercept(connection)
+            original = aio_pika.Exchange.publish
+            wrapt.wrap_function_wrapper(aio_pika.Exchange, "publish", traced)
+            try:
+                relatum.intercept(connection)
+                channel = await connection.channel()
+                queue = await queue_of(channel)
+                await channel.default_exchange.publish(aio_pika.Message(b""), queue.name)
+                assert set((await get(queue)).headers) == {"traceparent", "relatum_time"}
+                assert len(seen) == 1
+            finally:
+                aio_pika.Exchange.publish = original
+
+    run(scenario)
