@@ -21,10 +21,9 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.limits import INTEGER_MAX
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan, not_there
+from relatum.reading._operations import Scan, check_offset, not_there
 from relatum.reading._window import Result, Window
 
 QUIET_S: Final = 0.5
@@ -115,8 +114,7 @@ class AmqpOperations:
 
     def read(self, stream: str, offset: int) -> Generator[Command, Any, Message]:
         """The message at an offset."""
-        if not 0 <= offset <= INTEGER_MAX:
-            raise not_there(stream, offset, StreamBounds(None, None))
+        check_offset(stream, offset)
         found = yield from self._at_or_after(stream, offset)
         if found is not None and found.offset == offset:
             return _message(stream, found)
@@ -197,7 +195,7 @@ class AmqpOperations:
     def read_many(self, window: Window) -> Generator[Command | Result, Any, None]:
         """The results of a window, in the order asked for."""
         while wanted := window.open():
-            for stream, offsets in wanted.items():
+            for stream, offsets in window.valid(wanted).items():
                 try:
                     yield from self._runs(stream, offsets, window)
                 except (NotFound, AccessRefused) as error:

@@ -6,7 +6,6 @@ from typing import Final
 
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, NotFound
-from relatum.reading._batches import StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Attach, StreamOperations, not_there
 from relatum.reading._plan import Density, Request, StreamPlan
@@ -54,20 +53,13 @@ class ManyReader:
         """Read part after part until no id is left."""
         while wanted := self._window.open():
             self._plans = {
-                stream: StreamPlan(self._valid(stream, offsets), self._density(stream))
-                for stream, offsets in wanted.items()
+                stream: StreamPlan(offsets, self._density(stream))
+                for stream, offsets in self._window.valid(wanted).items()
             }
             yield from self._part()
             yield from self._explain()
             yield from self._window.ready()
             self._window.close()
-
-    def _valid(self, stream: str, offsets: list[int]) -> list[int]:
-        for offset in offsets:
-            if not 0 <= offset < 1 << 63:
-                error = not_there(stream, offset, StreamBounds(None, None))
-                self._window.put(MessageId(stream, offset), error)
-        return [offset for offset in offsets if 0 <= offset < 1 << 63]
 
     def _density(self, stream: str) -> Density:
         if stream not in self._densities and len(self._densities) >= DENSITIES_MAX:

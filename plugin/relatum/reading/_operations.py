@@ -21,6 +21,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
+from relatum.limits import INTEGER_MAX
 from relatum.reading._batches import StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._start import Beginning
@@ -137,8 +138,7 @@ class StreamOperations:
 
     def read(self, stream: str, offset: int) -> Steps[Message]:
         """The message at an offset: one round trip, and one more to say why there is none."""
-        if not 0 <= offset < 1 << 63:
-            raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None)
+        check_offset(stream, offset)
         pair = self.attach(stream, StartSpec(Start.OFFSET, offset))
         yield from self._finish(pair)
         for chunk in pair.chunks:
@@ -293,6 +293,12 @@ class _Subscription:
     def close(self) -> None:
         """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
         self._session.send(frames.unsubscribe(self._session.next_correlation(), self._number))
+
+
+def check_offset(stream: str, offset: int) -> None:
+    """Raise for a number that no message can lie at."""
+    if not 0 <= offset <= INTEGER_MAX:
+        raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None)
 
 
 def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:

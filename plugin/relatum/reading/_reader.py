@@ -202,7 +202,7 @@ class StreamReader:
         Raises:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
-        return self._transport.batches(stream, Scan(beginning(start), None, follow, _credit(credit)), idle_s)
+        return self._transport.batches(stream, Scan(beginning(start), None, follow, credit_of(credit)), idle_s)
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
@@ -217,7 +217,8 @@ class StreamReader:
         self.close()
 
 
-def _credit(credit: int) -> int:
+def credit_of(credit: int) -> int:
+    """A credit that the protocol can say."""
     if not 1 <= credit <= 0x7FFF:
         raise InvalidInput(f"A credit is 1 to 32,767 chunks, not {credit}.")
     return credit

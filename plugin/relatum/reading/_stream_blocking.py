@@ -108,21 +108,8 @@ class BlockingStreams:
             finally:
                 self._release(connection)
 
-    def _named(self, error: NotFound) -> NotFound:
-        """`NotAStream` for a queue of another kind: the stream protocol does not know those, AMQP 0.9.1 does."""
-        if not isinstance(error, StreamNotFound) or self._address.amqp_port is None:
-            return error
-        try:
-            amqp = BlockingAmqp(self._address, timeout_s=self._timeout_s, tls=self._tls_given)
-        except RelatumError:
-            return error
-        try:
-            is_other = amqp.exists(error.stream)
-        except RelatumError:
-            return error
-        finally:
-            amqp.close()
-        return not_a_stream(error.stream) if is_other else error
+    def _named(self, error: StreamNotFound) -> NotFound:
+        return name_missing(error, self._address, self._timeout_s, self._tls_given)
 
     # --- single questions ---------------------------------------------------------------------------------
 
@@ -210,3 +197,16 @@ def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
             records, first = records[begin - first :], begin
         if records:
             yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
+
+
+def name_missing(
+    error: StreamNotFound, address: BrokerAddress, timeout_s: float, tls: ssl.SSLContext | None
+) -> NotFound:
+    """`NotAStream` for a queue of another kind: the stream protocol does not know those, AMQP 0.9.1 does."""
+    if address.amqp_port is None:
+        return error
+    try:
+        with contextlib.closing(BlockingAmqp(address, timeout_s=timeout_s, tls=tls)) as amqp:
+            return not_a_stream(error.stream) if amqp.exists(error.stream) else error
+    except RelatumError:
+        return error

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, NotFound
+from relatum.errors import AccessRefused, NotFound, OffsetNotFound
 from relatum.reading._message import Message
+from relatum.reading._operations import check_offset
 
 WINDOW_MESSAGES: Final = 1024
 """Ids planned together: the more, the more neighbours are found; a held message takes about 1 kB with its record."""
@@ -53,6 +54,20 @@ class Window:
         for stream, offset in sorted(self._uses):
             wanted.setdefault(stream, []).append(offset)
         return wanted
+
+    def valid(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
+        """What of a part can be asked for; numbers that are no offsets get their error at once."""
+        for stream, offsets in wanted.items():
+            for offset in offsets:
+                try:
+                    check_offset(stream, offset)
+                except OffsetNotFound as error:
+                    self.put(MessageId(stream, offset), error)
+        missing = self.missing()
+        return {
+            stream: [offset for offset in offsets if MessageId(stream, offset) in missing]
+            for stream, offsets in wanted.items()
+        }
 
     def put(self, asked: MessageId, result: Result) -> None:
         """Hold a result until its turn; dropped where too much is held already: it will be asked for again."""

@@ -1,0 +1,318 @@
+"""Reading streams over AMQP 0.9.1 with aio-pika, for asyncio. The only module that imports it."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from typing import Any, Final, TypeVar
+
+from relatum._ids import MessageId
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    ConnectionLost,
+    NotFound,
+    ReadTimeout,
+    RelatumError,
+)
+from relatum.reading._address import BrokerAddress
+from relatum.reading._amqp_operations import (
+    AmqpOperations,
+    Answer,
+    Command,
+    Consume,
+    Count,
+    Delivery,
+    Next,
+    cancelled,
+    offset_of,
+    refused,
+)
+from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._message import Message
+from relatum.reading._operations import Scan
+from relatum.reading._window import Result, Window
+
+try:
+    import aio_pika
+    import aiormq
+except ImportError as error:  # pragma: no cover - the extra is installed in tests
+    raise ConfigurationError("Reading over AMQP 0.9.1 with asyncio needs the extra `aio` (aio-pika).") from error
+
+HEARTBEAT_S: Final = 20
+
+_Result = TypeVar("_Result")
+
+
+class _Properties:
+    """A delivery's properties under pika's names; pamqp calls the type `message_type`."""
+
+    def __init__(self, properties: Any) -> None:
+        self._properties = properties
+
+    @property
+    def type(self) -> Any:
+        return self._properties.message_type
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._properties, name)
+
+
+class _Consumer:
+    """One channel with at most one consumer: what one operation uses at a time."""
+
+    def __init__(self, connection: Any, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._channel: Any = None
+        self._stream = ""
+        self._deliveries: list[Delivery] = []
+        self._unsettled = 0
+        self._arrived = asyncio.Event()
+        self._failure: RelatumError | None = None
+
+    async def do(self, command: Command) -> Answer:
+        """Carry out one command of `AmqpOperations`."""
+        if isinstance(command, Next):
+            return await self._next(command.timeout_s)
+        self._stream = command.stream
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.close()
+                self._failure = None
+                self._channel = await self._connection.channel(publisher_confirms=False)
+                if isinstance(command, Count):
+                    declared = await self._channel.queue_declare(command.stream, passive=True)
+                    return int(declared.message_count)
+                await self._consume(command)
+        except TimeoutError as error:
+            raise ReadTimeout("The broker did not answer in time.") from error
+        except aiormq.exceptions.ChannelClosed as error:
+            raise self._refused(error) from error
+        except (aiormq.exceptions.AMQPError, ConnectionError, RuntimeError) as error:
+            raise ConnectionLost("The AMQP connection to the broker was lost.") from error
+        return None
+
+    async def _consume(self, command: Consume) -> None:
+        channel = self._channel
+
+        async def on_delivery(message: Any) -> None:
+            offset = offset_of(message.header.properties.headers)
+            if channel is self._channel and offset is not None:
+                self._unsettled = message.delivery.delivery_tag
+                properties = _Properties(message.header.properties)
+                self._deliveries.append(Delivery(offset, properties, message.body))
+                self._arrived.set()
+
+        channel.closing.add_done_callback(lambda closing: self._on_end(channel, closing))
+        await channel.basic_qos(prefetch_count=command.prefetch)
+        await channel.basic_consume(command.stream, on_delivery, arguments={"x-stream-offset": command.argument})
+
+    def _on_end(self, channel: Any, closing: "asyncio.Future[Any]") -> None:
+        if channel is not self._channel:
+            return
+        error = None if closing.cancelled() else closing.exception()
+        if isinstance(error, aiormq.exceptions.ChannelClosed):
+            self._failure = self._refused(error)
+        else:
+            self._failure = ConnectionLost("The AMQP connection to the broker was lost.")
+        self._arrived.set()
+
+    def _refused(self, error: Any) -> RelatumError:
+        code = getattr(error, "reply_code", None) or _code_of(error)
+        return refused(self._stream, code, str(error))
+
+    async def _next(self, timeout_s: float) -> list[Delivery]:
+        if self._unsettled:
+            await self._channel.basic_ack(self._unsettled, multiple=True)
+            self._unsettled = 0
+        if not self._deliveries:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    while not self._deliveries and self._failure is None:
+                        await self._arrived.wait()
+                        self._arrived.clear()
+                        self._check_cancelled()
+        if self._failure is not None and not self._deliveries:
+            raise self._failure
+        deliveries, self._deliveries = self._deliveries, []
+        return deliveries
+
+    def _check_cancelled(self) -> None:
+        if self._channel is not None and not self._channel.consumers:
+            self._failure = cancelled(self._stream)
+
+    async def close(self) -> None:
+        """End the consumer by closing its channel."""
+        channel, self._channel = self._channel, None
+        self._deliveries, self._unsettled = [], 0
+        if channel is not None and not channel.is_closed:
+            with contextlib.suppress(aiormq.exceptions.AMQPError, ConnectionError, RuntimeError):
+                await channel.close()
+
+
+def _code_of(error: Any) -> int:
+    """The reply code of a channel error; aiormq has a class for each and not always the code."""
+    classes = {
+        aiormq.exceptions.ChannelNotFoundEntity: 404,
+        aiormq.exceptions.ChannelAccessRefused: 403,
+        aiormq.exceptions.ChannelPreconditionFailed: 406,
+        aiormq.exceptions.ChannelLockedResource: 405,
+    }
+    return next((code for kind, code in classes.items() if isinstance(error, kind)), 0)
+
+
+class AsyncAmqp:
+    """The asyncio face over AMQP 0.9.1. One connection; each call has a channel to itself."""
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        *,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        mechanism: str = "PLAIN",
+    ) -> None:
+        if address.amqp_port is None:
+            raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
+        if mechanism != "PLAIN":
+            raise ConfigurationError("aio-pika logs in with PLAIN only; use the stream protocol for EXTERNAL.")
+        self._address = address
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._operations = AmqpOperations(timeout_s)
+        self._connection: Any = None
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+        self.server_properties: dict[str, Any] = {}
+
+    async def open(self) -> None:
+        """Connect, so that what is wrong shows at once."""
+        connection = await self._connected()
+        self.server_properties = dict(connection.server_properties or {})
+
+    async def _connected(self) -> Any:
+        if self._is_closed:
+            raise BrokerUnavailable("The reader is closed.")
+        async with self._connecting:
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _connect(self) -> Any:
+        address = self._address
+        where = f"{address.host}:{address.amqp_port}"
+        try:
+            url = aio_pika.connection.make_url(
+                host=address.host,
+                port=address.amqp_port or 5672,
+                login=address.user,
+                password=address.password,
+                virtualhost=address.vhost,
+                ssl=address.amqp_tls,
+                heartbeat=HEARTBEAT_S,
+            )
+            connection = aiormq.Connection(url, context=self._tls)
+            async with asyncio.timeout(self._timeout_s):
+                await connection.connect()
+        except (aiormq.exceptions.ProbableAuthenticationError, aiormq.exceptions.AuthenticationError) as error:
+            raise AccessRefused(f"The broker at {where} refuses the user {address.user!r}.") from error
+        except ssl.SSLCertVerificationError as error:
+            message = f"The certificate of {where} is not trusted: {error.verify_message}."
+            raise ConfigurationError(message) from error
+        except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
+            if "access" in str(error).lower() or "not found" in str(error).lower():
+                message = f"The broker at {where} refuses the user {address.user!r} or the virtual host."
+                raise AccessRefused(message) from error
+            raise BrokerUnavailable(f"No AMQP 0.9.1 at {where}.") from error
+        return connection
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._is_closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed:
+            with contextlib.suppress(aiormq.exceptions.AMQPError, OSError):
+                await connection.close()
+
+    async def _steps(self, make: Callable[[], Generator[Any, Any, _Result]]) -> AsyncGenerator[Any, None]:
+        """Drive an operation: its commands are carried out, what else it yields is handed on, its result last."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            consumer = _Consumer(await self._connected(), self._timeout_s)
+            has_yielded = False
+            steps = make()
+            try:
+                step = next(steps)
+                while True:
+                    if isinstance(step, (Consume, Next, Count)):
+                        try:
+                            answer = await consumer.do(step)
+                        except (NotFound, AccessRefused) as error:
+                            step = steps.throw(error)
+                        else:
+                            step = steps.send(answer)
+                    else:
+                        has_yielded = True
+                        yield step
+                        step = next(steps)
+            except StopIteration as done:
+                yield _Done(done.value)
+                return
+            except ConnectionLost:
+                # Reading changes nothing: once more on a new connection, while nothing was handed on.
+                if has_yielded or time.monotonic() >= deadline:
+                    raise
+                await self._drop()
+            finally:
+                steps.close()
+                await consumer.close()
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(aiormq.exceptions.AMQPError, OSError, RuntimeError):
+                await connection.close()
+
+    async def _ask(self, make: Callable[[], Generator[Any, Any, _Result]]) -> _Result:
+        async with contextlib.aclosing(self._steps(make)) as steps:
+            async for step in steps:
+                if isinstance(step, _Done):
+                    return step.value  # type: ignore[no-any-return]
+        raise ConnectionLost("The AMQP connection to the broker was lost.")
+
+    async def read(self, stream: str, offset: int) -> Message:
+        return await self._ask(lambda: self._operations.read(stream, offset))
+
+    async def bounds(self, stream: str) -> StreamBounds:
+        return await self._ask(lambda: self._operations.bounds(stream))
+
+    async def partitions(self, super_stream: str) -> list[str]:
+        """AMQP 0.9.1 cannot say: none."""
+        return []
+
+    async def routes(self, exchange: str, routing_key: str) -> None:
+        """AMQP 0.9.1 cannot say."""
+        return
+
+    async def read_many(self, ids: Iterable[MessageId], window: int) -> AsyncGenerator[Result, None]:
+        async with contextlib.aclosing(self._steps(lambda: self._operations.read_many(Window(ids, window)))) as steps:
+            async for step in steps:
+                if not isinstance(step, _Done):
+                    yield step
+
+    async def batches(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[RecordBatch | None, None]:
+        async with contextlib.aclosing(self._steps(lambda: self._operations.scan(stream, scan, idle_s))) as steps:
+            async for step in steps:
+                if not isinstance(step, _Done):
+                    yield step
+
+
+class _Done:
+    """An operation's result, at the end of its steps: an async generator cannot return one."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

@@ -1,0 +1,166 @@
+"""The asyncio reader: the same interface as the blocking one, over both transports."""
+
+import contextlib
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from relatum._ids import MessageId
+from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout, RelatumError
+from relatum.reading._address import BrokerAddress
+from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._choice import Choice, TransportName, choose, is_same_broker
+from relatum.reading._message import Message
+from relatum.reading._operations import Scan
+from relatum.reading._reader import CREDIT, IDLE_S, credit_of
+from relatum.reading._start import Start, beginning
+from relatum.reading._stream_asyncio import AsyncStreams
+from relatum.reading._window import WINDOW_MESSAGES, Result
+from relatum.wire._session import Mechanism
+
+
+class AsyncTransport(Protocol):
+    """What a transport offers the asyncio reader."""
+
+    async def read(self, stream: str, offset: int) -> Message: ...
+    async def bounds(self, stream: str) -> StreamBounds: ...
+    async def partitions(self, super_stream: str) -> list[str]: ...
+    async def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
+    def read_many(self, ids: Iterable[MessageId], window: int) -> AsyncGenerator[Result, None]: ...
+    def batches(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[RecordBatch | None, None]: ...
+    async def close(self) -> None: ...
+
+
+class AsyncStreamReader:
+    """Reads streams with asyncio; arguments, results and errors as of `StreamReader`. Tasks may share one.
+
+    A cancelled call leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that end
+    early.
+    """
+
+    def __init__(self, transport: AsyncTransport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self.transport: Literal["stream", "amqp"] = name
+
+    @classmethod
+    async def open(
+        cls,
+        address: BrokerAddress | str,
+        *,
+        transport: TransportName = "auto",
+        timeout_s: float = 10.0,
+        ssl_context: ssl.SSLContext | None = None,
+        mechanism: Literal["PLAIN", "EXTERNAL"] = "PLAIN",
+    ) -> Self:
+        """A reader that is connected; see `StreamReader.open`. AMQP 0.9.1 needs the extra `aio`."""
+        if isinstance(address, str):
+            address = BrokerAddress.parse(address)
+        choice = choose(address, transport)
+        streams: AsyncStreams | None = None
+        if choice is not Choice.AMQP:
+            streams = AsyncStreams(address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism))
+            try:
+                await streams.open()
+            except (BrokerUnavailable, ProtocolError, ReadTimeout):
+                if choice is Choice.STREAM:
+                    raise
+                streams = None
+        if streams is not None and choice is Choice.STREAM:
+            return cls(streams, "stream", timeout_s)
+        return await cls._over_amqp(address, streams, timeout_s, ssl_context, mechanism)
+
+    @classmethod
+    async def _over_amqp(
+        cls,
+        address: BrokerAddress,
+        streams: AsyncStreams | None,
+        timeout_s: float,
+        tls: ssl.SSLContext | None,
+        mechanism: str,
+    ) -> Self:
+        """AMQP 0.9.1, unless what answered the guessed stream port proves to be the same broker."""
+        try:
+            # Imported here: aio-pika is an extra, and the stream protocol does without.
+            from relatum.reading._amqp_asyncio import AsyncAmqp
+
+            amqp = AsyncAmqp(address, timeout_s=timeout_s, tls=tls, mechanism=mechanism)
+            await amqp.open()
+        except RelatumError:
+            if streams is not None:
+                await streams.close()
+            raise
+        if streams is None:
+            return cls(amqp, "amqp", timeout_s)
+        if is_same_broker(streams.server_properties, amqp.server_properties):
+            await amqp.close()
+            return cls(streams, "stream", timeout_s)
+        await streams.close()
+        return cls(amqp, "amqp", timeout_s)
+
+    async def read(self, stream: str, offset: int) -> Message:
+        """The message at an offset; see `StreamReader.read`."""
+        return await self._transport.read(stream, offset)
+
+    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> AsyncIterator[Result]:
+        """The messages of many ids, in the order of the ids; see `StreamReader.read_many`."""
+        return self._transport.read_many(ids, window)
+
+    async def iterate(
+        self,
+        stream: str,
+        start: Start = "first",
+        *,
+        stop: int | None = None,
+        follow: bool = False,
+        idle_timeout_s: float | None = None,
+    ) -> AsyncGenerator[Message, None]:
+        """The messages of a stream from a point on; see `StreamReader.iterate`."""
+        scan = Scan(beginning(start), stop, follow, CREDIT)
+        idle_s = self._timeout_s if not follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        async with contextlib.aclosing(self._transport.batches(stream, scan, idle_s)) as batches:
+            async for batch in batches:
+                if batch is not None:
+                    for message in batch.each_message():
+                        yield message
+                elif not follow:
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s} s.")
+                elif idle_timeout_s is not None:
+                    return
+
+    async def bounds(self, stream: str) -> StreamBounds:
+        """The first and the last offset of a stream; both None while it is empty."""
+        return await self._transport.bounds(stream)
+
+    async def partitions(self, super_stream: str) -> list[str]:
+        """The streams of a super stream in their order; see `StreamReader.partitions`."""
+        return await self._transport.partitions(super_stream)
+
+    async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
+        """The streams an exchange routes a key to; see `StreamReader.routes`."""
+        return await self._transport.routes(exchange, routing_key)
+
+    def batches(
+        self,
+        stream: str,
+        start: Start = "first",
+        *,
+        follow: bool = True,
+        credit: int = CREDIT,
+        idle_s: float = 1.0,
+    ) -> AsyncGenerator[RecordBatch | None, None]:
+        """The stream's records in batches, undecoded; see `StreamReader.batches`."""
+        return self._transport.batches(stream, Scan(beginning(start), None, follow, credit_of(credit)), idle_s)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,196 @@
+"""Reading streams over the stream protocol, with asyncio."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import Final, TypeVar
+
+from relatum._ids import MessageId
+from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound, StreamNotFound
+from relatum.reading._address import BrokerAddress
+from relatum.reading._async_socket import AsyncConnection
+from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._many import ManyReader
+from relatum.reading._message import Message
+from relatum.reading._operations import Scan, StreamOperations
+from relatum.reading._plan import Density
+from relatum.reading._socket import HEARTBEAT_S, login_for, tls_context_for
+from relatum.reading._stream_blocking import CONNECTIONS_KEPT, batches_of, name_missing
+from relatum.reading._window import Result, Window
+from relatum.wire._chunk import Chunk
+from relatum.wire._session import Mechanism, Steps
+
+CONNECTIONS_MAX: Final = 16
+"""Connections one reader has at most for single questions; more tasks wait their turn."""
+
+_Result = TypeVar("_Result")
+Operation = Callable[[StreamOperations], Steps[_Result]]
+
+
+class AsyncStreams:
+    """The asyncio face over the stream protocol. Tasks may share it: each call has a connection to itself.
+
+    Args: as `BlockingStreams`; `open` connects.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        *,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        mechanism: Mechanism = Mechanism.PLAIN,
+    ) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._login = login_for(address, mechanism)
+        self._tls_given = tls
+        self._tls = tls_context_for(address, tls)
+        self._idle: list[AsyncConnection] = []
+        self._densities: dict[str, Density] = {}
+        self._is_closed = False
+        self._turns = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._keeper: asyncio.Task[None] | None = None
+        self.server_properties: dict[str, str] = {}
+
+    async def open(self) -> None:
+        """Connect once, so that what is wrong shows at once."""
+        connection = await self._connect()
+        self.server_properties = connection.session.server_properties
+        await self._release(connection)
+        self._keeper = asyncio.create_task(self._keep_alive(), name="relatum-heartbeats")
+
+    async def _keep_alive(self) -> None:
+        """Heartbeats for idle connections; one that fails is dropped when it is used next."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S / 4)
+            for connection in list(self._idle):
+                with contextlib.suppress(OSError):
+                    await connection.keep_alive()
+
+    async def _connect(self) -> AsyncConnection:
+        return await AsyncConnection.open(self._address, self._login, self._tls, self._timeout_s)
+
+    async def _acquire(self) -> AsyncConnection:
+        if self._is_closed:
+            raise BrokerUnavailable("The reader is closed.")
+        if not self._idle:
+            return await self._connect()
+        connection = self._idle.pop()
+        connection.has_received = False
+        return connection
+
+    async def _release(self, connection: AsyncConnection) -> None:
+        if not connection.is_usable:
+            return
+        if not self._is_closed and len(self._idle) < CONNECTIONS_KEPT:
+            self._idle.append(connection)
+        else:
+            await connection.close()
+
+    async def close(self) -> None:
+        """Close all idle connections; those in use close when they are given back."""
+        self._is_closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.close()
+
+    async def _ask(self, operation: Operation[_Result]) -> _Result:
+        """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
+        deadline = time.monotonic() + self._timeout_s
+        async with self._turns:
+            while True:
+                connection = await self._acquire()
+                try:
+                    return await connection.run(operation(connection.operations), deadline)
+                except ConnectionLost:
+                    if connection.has_received or time.monotonic() >= deadline:
+                        raise
+                except StreamNotFound as error:
+                    raise await self._named(error) from None
+                finally:
+                    await self._release(connection)
+
+    async def _named(self, error: StreamNotFound) -> NotFound:
+        """`NotAStream` for a queue of another kind; asked in a thread, it is an error's path."""
+        if self._address.amqp_port is None:
+            return error
+        return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s, self._tls_given)
+
+    async def read(self, stream: str, offset: int) -> Message:
+        return await self._ask(lambda operations: operations.read(stream, offset))
+
+    async def bounds(self, stream: str) -> StreamBounds:
+        return await self._ask(lambda operations: operations.bounds(stream))
+
+    async def partitions(self, super_stream: str) -> list[str]:
+        return await self._ask(lambda operations: operations.partitions(super_stream))
+
+    async def routes(self, exchange: str, routing_key: str) -> list[str]:
+        return await self._ask(lambda operations: operations.routes(exchange, routing_key))
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        connection = await self._acquire()
+        try:
+            yield connection
+        except (asyncio.CancelledError, GeneratorExit):
+            connection.abandon()
+            raise
+        finally:
+            await self._release(connection)
+
+    async def read_many(self, ids: Iterable[MessageId], window: int) -> AsyncGenerator[Result, None]:
+        """See `AsyncStreamReader.read_many`."""
+        async with self._connection() as connection:
+            steps = ManyReader(connection.operations, Window(ids, window), self._densities).run()
+            try:
+                step = next(steps)
+                while True:
+                    if step is None:
+                        step = steps.send(await connection.exchange(time.monotonic() + self._timeout_s))
+                    else:
+                        yield await self._named(step) if isinstance(step, StreamNotFound) else step
+                        step = next(steps)
+            except StopIteration:
+                return
+
+    async def chunks(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[Chunk | None, None]:
+        """The chunks of a scan as they come, None when none came for `idle_s`."""
+        async with self._connection() as connection:
+            steps = connection.operations.chunks(stream, scan)
+            try:
+                step = next(steps)
+                while True:
+                    if step is not None:
+                        yield step
+                        step = next(steps)
+                        continue
+                    events = await connection.wait(idle_s)
+                    if events is None:
+                        yield None
+                    step = steps.send(events or [])
+            except StopIteration:
+                return
+            except StreamNotFound as error:
+                raise await self._named(error) from None
+            finally:
+                steps.close()
+                if connection.is_usable:
+                    await connection.flush()
+
+    async def batches(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[RecordBatch | None, None]:
+        """See `AsyncStreamReader.batches`."""
+        async with contextlib.aclosing(self.chunks(stream, scan, idle_s)) as chunks:
+            async for chunk in chunks:
+                if chunk is None:
+                    yield None
+                    continue
+                for batch in batches_of(stream, chunk, scan):
+                    yield batch
