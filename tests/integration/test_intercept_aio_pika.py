@@ -45,6 +45,13 @@ async def get(queue: Any) -> Any:
     return await queue.get(no_ack=True, timeout=5)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Let other tasks run until the condition holds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the clients signal nothing here
+            await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("connect", CONNECT)
 def test_messages_get_what_they_lack(amqp_url: str, connect: Any) -> None:
     """The connection stays what it is; a message arrives with an id and a time; the caller's stays as it was."""
@@ -153,9 +160,13 @@ def test_unroutable_and_nacked_are_both_errors(amqp_url: str) -> None:
             full = await loud.declare_queue(
                 unique_name(), exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
             )
-            with pytest.raises(DeliveryError) as nacked:
+
+            async def overfill() -> None:
                 for _ in range(10):
                     await loud.default_exchange.publish(message, full.name)
+
+            with pytest.raises(DeliveryError) as nacked:
+                await overfill()
             assert isinstance(nacked.value, PublishNacked)
 
     run(scenario)
@@ -304,8 +315,7 @@ def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_name: 
                 asyncio.create_task(exchange.publish(aio_pika.Message(b"lost"), "key", timeout=20)) for _ in range(10)
             ]
             underlay = await channel.get_underlay_channel()
-            while len(underlay.confirmations) < 10:
-                await asyncio.sleep(0)
+            await until(lambda: len(underlay.confirmations) == 10)
             proxy.mode = "pass"
             proxy.reset()
             results = await asyncio.gather(*flying, return_exceptions=True)

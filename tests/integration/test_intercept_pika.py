@@ -212,9 +212,13 @@ def test_a_nacked_message_is_both_errors(connection: BlockingConnection, amqp_ur
     channel = relatum.intercept(connection).channel()
     channel.queue_declare(name, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     channel.confirm_delivery()
-    with pytest.raises(pika.exceptions.NackError) as caught:
+
+    def overfill() -> None:
         for _ in range(10):
             channel.basic_publish("", name, b"")
+
+    with pytest.raises(pika.exceptions.NackError) as caught:
+        overfill()
     assert isinstance(caught.value, PublishNacked)
     assert caught.value.in_stream is False
     channel.queue_delete(name)

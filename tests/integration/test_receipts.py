@@ -1,0 +1,355 @@
+"""Receipts: publish with a confirm, wait for the offsets."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import aio_pika
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+from pika.adapters.select_connection import SelectConnection
+
+import relatum
+from relatum.errors import (
+    ConfigurationError,
+    InvalidRelationshipKey,
+    NotRecordedInTime,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishUnroutable,
+)
+from relatum.reading import StreamReader
+from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+from tests.support.proxy import Proxy
+
+
+@pytest.fixture
+def channel(amqp_url: str, stream_url: str, database_url: str) -> Iterator[BlockingChannel]:
+    """A channel of a connection whose process records too."""
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+        yield connection.channel()
+        relatum.release(connection)
+
+
+@pytest.fixture
+def other_stream(amqp_url: str) -> Iterator[str]:
+    """The name of another new stream."""
+    name = unique_name()
+    declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+@pytest.fixture
+def fanout(amqp_url: str, stream_name: str, other_stream: str) -> Iterator[str]:
+    """An exchange that leads to both streams."""
+    name = unique_name()
+    with broker_connection(amqp_url) as connection:
+        bare = connection.channel()
+        bare.exchange_declare(name, "fanout")
+        for stream in (stream_name, other_stream):
+            bare.queue_bind(stream, name)
+        yield name
+        bare.exchange_delete(name)
+
+
+def body_at(stream_url: str, place: relatum.MessageId) -> bytes:
+    """What lies there."""
+    with StreamReader.open(stream_url) as reader:
+        return reader.read(place.stream, place.offset).body
+
+
+def test_a_receipt_gives_the_offset(channel: BlockingChannel, stream_url: str, stream_name: str) -> None:
+    """The place a receipt names holds that very message; the channel is put into confirm mode for it."""
+    for number in range(20):
+        body = b"%d" % number
+        properties = pika.BasicProperties(headers={"order_id": "1"})
+        receipt = relatum.publish(channel, "", stream_name, body, properties)
+        assert receipt.is_confirmed
+        (place,) = receipt.wait()
+        assert place.stream == stream_name
+        assert body_at(stream_url, place) == body
+        assert properties == pika.BasicProperties(headers={"order_id": "1"})
+        assert receipt.wait() == (place,)
+
+
+def test_a_receipt_gives_one_place_for_each_stream(
+    channel: BlockingChannel, stream_url: str, stream_name: str, other_stream: str, fanout: str
+) -> None:
+    """An exchange that leads to two streams: two places, by the streams' names, each with the message."""
+    places = relatum.publish(channel, fanout, "", b"both").wait()
+    assert [place.stream for place in places] == sorted([stream_name, other_stream])
+    assert all(body_at(stream_url, place) == b"both" for place in places)
+
+
+def test_a_queue_that_is_no_stream_has_no_places(channel: BlockingChannel) -> None:
+    """A message to a classic queue by the default exchange is confirmed and lies in no stream."""
+    name = unique_name()
+    channel.queue_declare(name, exclusive=True)
+    assert relatum.publish(channel, "", name, b"").wait() == ()
+
+
+def test_unroutable_and_nacked_raise_at_once(channel: BlockingChannel) -> None:
+    """Over a blocking connection both are known when publish returns; both say that the message is nowhere."""
+    with pytest.raises(PublishUnroutable) as unroutable:
+        relatum.publish(channel, "", unique_name(), b"", pika.BasicProperties(type="mine"))
+    assert unroutable.value.in_stream is False
+    assert isinstance(unroutable.value, pika.exceptions.UnroutableError)
+    assert unroutable.value.messages[0].properties == pika.BasicProperties(type="mine")
+    full = unique_name()
+    channel.queue_declare(full, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+
+    def overfill() -> None:
+        for _ in range(10):
+            relatum.publish(channel, "", full, b"")
+
+    with pytest.raises(PublishNacked) as nacked:
+        overfill()
+    assert nacked.value.in_stream is False
+    assert relatum.publish(channel, "", unique_name(), b"", mandatory=False).is_confirmed
+
+
+def test_not_recorded_in_time_says_where_the_message_is(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """Without a recorder the message is confirmed and in the stream, and the wait ends in time."""
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, recorder="external", stream_url=stream_url)
+        receipt = relatum.publish(connection.channel(), "", stream_name, b"alone")
+        with pytest.raises(NotRecordedInTime) as caught:
+            receipt.wait(0.2)
+        assert caught.value.in_stream is True
+        assert caught.value.found == ()
+        (place,) = receipt.settle()
+        assert body_at(stream_url, place) == b"alone"
+        relatum.release(connection)
+
+
+def test_with_the_database_away_publishing_goes_on(amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """PostgreSQL that was never there: messages are published and confirmed, only receipts do not come."""
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection, database="postgresql://nobody@127.0.0.1:9/none", stream_url=stream_url)
+        receipt = relatum.publish(connection.channel(), "", stream_name, b"")
+        assert receipt.is_confirmed
+        with pytest.raises(NotRecordedInTime):
+            receipt.wait(0.2)
+        relatum.release(connection)
+
+
+def test_a_receipt_needs_interception_and_a_database(amqp_url: str, stream_name: str) -> None:
+    """Without either, nothing is sent, and the error says what is missing."""
+    with broker_connection(amqp_url) as connection:
+        with pytest.raises(ConfigurationError, match="not intercepted"):
+            relatum.publish(connection.channel(), "", stream_name, b"")
+        relatum.intercept(connection)
+        with pytest.raises(ConfigurationError, match="database"):
+            relatum.publish(connection.channel(), "", stream_name, b"")
+
+
+def test_a_bad_key_is_refused_before_anything_is_sent(channel: BlockingChannel, stream_name: str) -> None:
+    """Asking for a receipt does not weaken the checks."""
+    with pytest.raises(InvalidRelationshipKey):
+        relatum.publish(channel, "", stream_name, b"", pika.BasicProperties(headers={"order_id": 1.5}))
+
+
+@contextmanager
+def running(url: str, **options: Any) -> Iterator[tuple[SelectConnection, Callable[..., Any]]]:
+    """A callback connection that runs in a thread, intercepted, and a function to call others on that thread."""
+    opened: Future[SelectConnection] = Future()
+
+    def on_open(connection: Any) -> None:
+        relatum.intercept(connection, **options)
+        opened.set_result(connection)
+
+    def on_closed(connection: Any, _reason: BaseException) -> None:
+        connection.ioloop.stop()
+
+    connection = SelectConnection(
+        pika.URLParameters(url),
+        on_open_callback=on_open,
+        on_open_error_callback=lambda _, error: opened.set_exception(RuntimeError(str(error))),
+        on_close_callback=on_closed,
+    )
+    thread = threading.Thread(target=connection.ioloop.start, daemon=True)
+    thread.start()
+    opened.result(10)
+
+    def on_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        answer: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        connection.ioloop.add_callback_threadsafe(call)
+        return answer.result(10)
+
+    yield connection, on_thread
+    if connection.is_open:
+        on_thread(connection.close)
+    thread.join(10)
+    relatum.release(connection)
+    connection.ioloop.close()
+
+
+def open_channel(connection: SelectConnection, on_thread: Callable[..., Any]) -> Any:
+    """A channel of a callback connection."""
+    opened: Future[Any] = Future()
+    on_thread(connection.channel, on_open_callback=opened.set_result)
+    return opened.result(10)
+
+
+@pytest.mark.parametrize("confirming_already", [False, True])
+def test_a_callback_connection_gives_receipts(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str, confirming_already: bool
+) -> None:
+    """Receipts among ordinary publishes: each is decided by its own confirm; the caller's confirms come too."""
+    confirms: list[Any] = []
+    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        if confirming_already:
+            on_thread(channel.confirm_delivery, confirms.append)
+        else:
+            on_thread(relatum.publish, channel, "", stream_name, b"first")
+        receipts = []
+        for number in range(50):
+            on_thread(channel.basic_publish, "", stream_name, b"plain")
+            receipts.append(on_thread(relatum.publish, channel, "", stream_name, b"%d" % number))
+        for number, receipt in enumerate(receipts):
+            (place,) = receipt.wait()
+            assert body_at(stream_url, place) == b"%d" % number
+        assert bool(confirms) == confirming_already
+
+
+def test_a_callback_connection_reports_unroutable_and_nacked(amqp_url: str, stream_url: str, database_url: str) -> None:
+    """The receipt raises what the broker answered, and its callbacks are called."""
+    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        decided = threading.Event()
+        unroutable = on_thread(relatum.publish, channel, "", unique_name(), b"")
+        unroutable.add_done_callback(lambda _: decided.set())
+        with pytest.raises(PublishUnroutable) as caught:
+            unroutable.wait()
+        assert caught.value.in_stream is False
+        assert decided.wait(5)
+        assert isinstance(unroutable.error, PublishUnroutable)
+        full = unique_name()
+        on_thread(
+            channel.queue_declare, full, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+        )
+        answers = [on_thread(relatum.publish, channel, "", full, b"") for _ in range(10)]
+        with pytest.raises(PublishNacked):
+            answers[-1].wait()
+
+
+def test_waiting_on_the_thread_of_confirms_is_an_error(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """The thread that must receive the confirm is told so, instead of waiting for itself."""
+    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        with pytest.raises(ConfigurationError, match="thread"):
+            on_thread(lambda: relatum.publish(channel, "", stream_name, b"").wait())
+
+
+def test_a_lost_callback_connection_leaves_the_outcome_unknown(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """The connection ends before the confirm: the receipt says so, and settles it from the stream."""
+    with Proxy.to(amqp_url) as proxy:
+        options = {"database": database_url, "broker_url": amqp_url, "stream_url": stream_url}
+        with running(proxy.url(amqp_url), **options) as (connection, on_thread):
+            channel = open_channel(connection, on_thread)
+            on_thread(relatum.publish, channel, "", stream_name, b"first").wait()
+            proxy.mode = "blackhole_replies"
+            receipt = on_thread(relatum.publish, channel, "", stream_name, b"second")
+            with pytest.raises(PublishOutcomeUnknown):
+                receipt.wait(0.1)
+            (place,) = receipt.settle()
+            proxy.reset()
+            with pytest.raises(PublishOutcomeUnknown) as caught:
+                receipt.wait()
+            assert caught.value.in_stream is None
+            assert caught.value.settle() == (place,)
+            assert body_at(stream_url, place) == b"second"
+
+
+def test_confirm_mode_from_before_cannot_be_counted(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """Delivery tags of a channel that was confirming before us are not known: an error says what to do."""
+    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+        relatum.release(connection)
+        channel = open_channel(connection, on_thread)
+        on_thread(channel.confirm_delivery, lambda _: None)
+        relatum.intercept(connection, database=database_url, stream_url=stream_url)
+        with pytest.raises(ConfigurationError, match="intercept first"):
+            on_thread(relatum.publish, channel, "", stream_name, b"")
+
+
+@pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
+def test_receipts_can_be_awaited(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str, connect: Any
+) -> None:
+    """Many at once through aio-pika, each with its own place; the caller's messages stay as they were."""
+
+    async def scenario() -> None:
+        async with await connect(amqp_url) as connection:
+            relatum.intercept(connection, database=database_url, stream_url=stream_url)
+            channel = await connection.channel()
+            messages = [aio_pika.Message(b"%d" % number) for number in range(50)]
+            receipts = await asyncio.gather(
+                *(relatum.publish_async(channel, message, stream_name) for message in messages)
+            )
+            places = await asyncio.gather(*(receipt.wait() for receipt in receipts))
+            for number, (place,) in enumerate(places):
+                assert body_at(stream_url, place) == b"%d" % number
+            assert all(message.message_id is None and message.headers == {} for message in messages)
+            assert await receipts[0].settle() == places[0]
+            exchange = channel.default_exchange
+            with pytest.raises(PublishUnroutable):
+                await relatum.publish_async(exchange, messages[0], unique_name())
+            await asyncio.to_thread(relatum.release, connection)
+
+    asyncio.run(scenario())
+
+
+def test_awaited_receipts_need_interception_confirms_and_a_database(amqp_url: str, database_url: str) -> None:
+    """Without one of them, nothing is sent, and the error says what is missing."""
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            message = aio_pika.Message(b"")
+            with pytest.raises(ConfigurationError, match="not intercepted"):
+                await relatum.publish_async(await connection.channel(), message, "x")
+            relatum.intercept(connection)
+            with pytest.raises(ConfigurationError, match="database"):
+                await relatum.publish_async(await connection.channel(), message, "x")
+            relatum.release(connection)
+            relatum.intercept(connection, database=database_url, recorder="external")
+            with pytest.raises(ConfigurationError, match="confirms"):
+                await relatum.publish_async(await connection.channel(publisher_confirms=False), message, "x")
+
+    asyncio.run(scenario())
+
+
+def test_connections_share_one_recorder(amqp_url: str, stream_url: str, database_url: str, stream_name: str) -> None:
+    """Two connections of one process to the same servers have one recorder, which goes with the last of them."""
+    threads = {thread.name for thread in threading.enumerate()}
+    connections = [BlockingConnection(pika.URLParameters(amqp_url)) for _ in range(2)]
+    for connection in connections:
+        relatum.intercept(connection, database=database_url, stream_url=stream_url)
+    assert sum(thread.name == "relatum-embedded" for thread in threading.enumerate()) == 1
+    relatum.release(connections[0])
+    assert relatum.publish(connections[1].channel(), "", stream_name, b"").wait()
+    relatum.release(connections[1])
+    assert {thread.name for thread in threading.enumerate()} <= threads
+    for connection in connections:
+        connection.close()
