@@ -1,0 +1,261 @@
+"""Killing the recorder, the broker and the database under load; then the table must equal the streams, row by row.
+
+The comparison uses neither our reader nor our verification: a bare pika consumer reads the whole stream, and a bare
+psycopg connection the table.
+"""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import psycopg
+import pytest
+
+import relatum_migrations
+from relatum.local import LocalServers
+from relatum.recording import status, verify
+from relatum.store import make_engine
+from tests.acceptance._command import COMMAND, Relatum
+from tests.support import (
+    declare_stream,
+    publish_plain,
+    recorded_to,
+    recording,
+    rows_of,
+    wait_recorded,
+    wait_until,
+)
+
+STREAM = "orders"
+RECORDER_KILLS = 50
+SERVER_KILLS = 10
+PUBLISHED_A_SECOND = 2_000
+
+
+class Load:
+    """Publishes numbered orders in a thread, through whatever happens to the broker."""
+
+    def __init__(self, broker_url: str) -> None:
+        self._url = broker_url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+        self.published = 0
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with suppress(pika.exceptions.AMQPError, OSError):
+                connection = pika.BlockingConnection(pika.URLParameters(self._url))
+                self._publish(connection)
+                connection.close()
+            self._stop.wait(0.1)
+
+    def _publish(self, connection: pika.BlockingConnection) -> None:
+        channel = connection.channel()
+        while not self._stop.is_set():
+            for _ in range(PUBLISHED_A_SECOND // 50):
+                number = self.published
+                headers = {"order_id": f"o{number}", "host": f"h{number % 17}"}
+                channel.basic_publish("", STREAM, b"x" * 100, pika.BasicProperties(headers=headers))
+                self.published += 1
+            connection.process_data_events(0)
+            self._stop.wait(1 / 50)
+
+
+def stream_by_pika(url: str) -> list[tuple[str, str, int]]:
+    """Every message of the stream, read by a bare pika consumer: (key, value, offset) as the table should have it."""
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=500)
+    found = []
+    deliveries = channel.consume(STREAM, arguments={"x-stream-offset": "first"}, inactivity_timeout=3)
+    for method, properties, _ in deliveries:
+        if method is None:
+            break
+        channel.basic_ack(method.delivery_tag)
+        offset = int(properties.headers["x-stream-offset"])
+        found += [(key, properties.headers[key], offset) for key in ("host", "order_id")]
+    connection.close()
+    return found
+
+
+def table_by_psycopg(url: str) -> list[tuple[str, str, int]]:
+    """Every row of the table, in the same order."""
+    with psycopg.connect(url) as connection:
+        return connection.execute(
+            "SELECT k.name, r.value, r.stream_offset FROM relatum.relationships r JOIN relatum.keys k USING (key_id) "
+            "ORDER BY r.stream_offset, k.name"
+        ).fetchall()
+
+
+def assert_equal(servers: LocalServers) -> int:
+    """Compare the whole stream with the whole table."""
+    in_stream = stream_by_pika(servers.broker_url)
+    in_table = table_by_psycopg(servers.database_url)
+    assert len(in_table) == len(in_stream)
+    assert in_table == in_stream
+    return len(in_stream) // 2
+
+
+@pytest.fixture
+def servers(private_servers: LocalServers) -> LocalServers:
+    """Servers of this test's own, with the schema and one stream."""
+    relatum_migrations.upgrade(private_servers.database_url)
+    declare_stream(private_servers.broker_url, STREAM)
+    return private_servers
+
+
+@contextmanager
+def recorder_process(relatum: Relatum, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """The installed command, recording. One holder name, so that a restart needs not wait for the lease."""
+    with log.open("ab") as output:
+        arguments = [COMMAND, "record", STREAM, "--keys", "order_id", "--keys", "host", "--holder", "the-recorder"]
+        process = subprocess.Popen(arguments, env=relatum.environment, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def command(servers: LocalServers) -> Relatum:
+    """The command with these servers' URLs."""
+    return Relatum(servers.broker_url, servers.stream_url, servers.database_url)
+
+
+@pytest.mark.timeout(600)
+def test_a_recorder_killed_fifty_times_loses_and_doubles_nothing(servers: LocalServers, tmp_path: Path) -> None:
+    """SIGKILL at random moments under load; the last run catches up, and every message has its rows once."""
+    chance = random.Random(7)
+    engine = make_engine(servers.database_url)
+    working_kills = 0
+    with Load(servers.broker_url) as load:
+        for _ in range(RECORDER_KILLS):
+            before = recorded_to(engine, STREAM)
+            with recorder_process(command(servers), tmp_path / "recorder.log") as process:
+                wait_until(lambda start=before: recorded_to(engine, STREAM) > start, limit_s=60, what="it records")
+                time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment of death is the test.
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            working_kills += 1
+    with recorder_process(command(servers), tmp_path / "recorder.log"):
+        wait_recorded(servers.broker_url, engine, STREAM, limit_s=60)
+    engine.dispose()
+    assert working_kills == RECORDER_KILLS
+    assert assert_equal(servers) >= min(load.published, 10_000)
+
+
+@pytest.mark.timeout(900)
+def test_a_broker_killed_ten_times_loses_and_doubles_no_row(servers: LocalServers) -> None:
+    """The recorder reconnects and goes on; whatever the broker kept is recorded, once."""
+    engine = make_engine(servers.database_url)
+    with Load(servers.broker_url), recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
+        for _ in range(SERVER_KILLS):
+            before = recorded_to(engine, STREAM)
+            wait_until(lambda start=before: recorded_to(engine, STREAM) > start, limit_s=120, what="it records")
+            servers.rabbitmq.kill()
+            servers.rabbitmq.restart()
+        before = recorded_to(engine, STREAM)
+        wait_until(lambda: recorded_to(engine, STREAM) > before, limit_s=120, what="it records again")
+    with recording(servers.broker_url, engine, STREAM):
+        wait_recorded(servers.broker_url, engine, STREAM, limit_s=60)
+    engine.dispose()
+    assert assert_equal(servers) > 0
+
+
+@pytest.mark.timeout(600)
+def test_a_database_killed_ten_times_loses_and_doubles_no_row(servers: LocalServers) -> None:
+    """Publishing goes on meanwhile; the recorder catches up each time."""
+    engine = make_engine(servers.database_url)
+    with Load(servers.broker_url) as load, recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
+        for _ in range(SERVER_KILLS):
+            published = load.published
+            before = recorded_to(engine, STREAM)
+            wait_until(lambda start=before: recorded_to(engine, STREAM) > start, limit_s=60, what="it records")
+            servers.postgresql.kill()
+            wait_until(lambda start=published: load.published > start, what="publishing goes on without the database")
+            servers.postgresql.restart()
+        before = recorded_to(engine, STREAM)
+        wait_until(lambda: recorded_to(engine, STREAM) > before, limit_s=60, what="it records again")
+    with recording(servers.broker_url, engine, STREAM):
+        wait_recorded(servers.broker_url, engine, STREAM, limit_s=60)
+    engine.dispose()
+    assert assert_equal(servers) > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(servers: LocalServers) -> None:
+    """RabbitMQ does not fsync streams: after a power loss the table is ahead, and offsets are used again."""
+    engine = make_engine(servers.database_url)
+    url = servers.broker_url
+    publish_plain(url, STREAM, orders("kept", 3_000), confirm=False)
+    with recording(url, engine, STREAM, keys=["order_id"]):
+        wait_recorded(url, engine, STREAM)
+    servers.rabbitmq.stop()
+    older = servers.directory / "older"
+    shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
+    servers.rabbitmq.restart()
+    publish_plain(url, STREAM, orders("lost", 1_000), confirm=False)
+    with recording(url, engine, STREAM):
+        wait_recorded(url, engine, STREAM)
+    assert len(rows_of(engine, STREAM)) == 4_000
+
+    servers.rabbitmq.stop()
+    shutil.rmtree(servers.rabbitmq.data)
+    shutil.copytree(older, servers.rabbitmq.data, symlinks=True)
+    servers.rabbitmq.restart()
+    publish_plain(url, STREAM, orders("new", 500), confirm=False)
+    found = verify(url, engine, [STREAM])
+    assert [difference.kind for difference in found.streams[0].differences] == ["replaced"], "verify notices it too"
+    with recording(url, engine, STREAM):
+        wait_until(lambda: recorded_to(engine, STREAM) == 3_500, limit_s=30, what="the stream as it is now is recorded")
+    (seen,) = status(url, engine, [STREAM])
+    assert [event.kind for event in seen.events] == ["tail_lost"]
+    assert seen.generation == 1
+    values = [value for _, value, _ in rows_of(engine, STREAM)]
+    assert values == [f"kept{n}" for n in range(3_000)] + [f"new{n}" for n in range(500)]
+    assert verify(url, engine, [STREAM]).ok
+    engine.dispose()
+
+
+def orders(name: str, count: int) -> list[tuple[bytes, dict[str, str]]]:
+    """Orders whose ids begin with a name."""
+    return [(b"x", {"order_id": f"{name}{n}"}) for n in range(count)]
+
+
+@pytest.mark.timeout(120)
+def test_another_recorder_takes_over_within_seconds(servers: LocalServers, tmp_path: Path) -> None:
+    """When the holder of the lease is killed, one that waits goes on after the lease ran out."""
+    engine = make_engine(servers.database_url)
+    with recorder_process(command(servers), tmp_path / "recorder.log") as process:
+        publish_plain(servers.broker_url, STREAM, orders("a", 10))
+        wait_recorded(servers.broker_url, engine, STREAM)
+        with recording(servers.broker_url, engine, STREAM):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            publish_plain(servers.broker_url, STREAM, orders("b", 10))
+            wait_recorded(servers.broker_url, engine, STREAM, limit_s=10)
+    assert len(rows_of(engine, STREAM)) == 20
+    engine.dispose()
+
+
+def test_the_command_is_installed() -> None:
+    """These tests run what a user runs."""
+    assert COMMAND.exists(), f"no {COMMAND} beside {sys.executable}"

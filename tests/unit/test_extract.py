@@ -1,0 +1,152 @@
+"""What the recorder takes from a message equals what a reader of the message sees, whatever the bytes are."""
+
+import struct
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relatum.keys import InvalidValue, KeyDefinition, SkipReason
+from relatum.reading import Message, TimeSource
+from relatum.recording._extract import Extractor
+
+DEFINITIONS = [
+    KeyDefinition("order_id", key_id=1),
+    KeyDefinition("count", type="integer", key_id=2),
+    KeyDefinition("when", type="timestamp", key_id=3),
+    KeyDefinition("x-device", key_id=4),
+    KeyDefinition("both", source=["order_id", "property:correlation_id"], key_id=5),
+    *[
+        KeyDefinition(name, source=f"property:{name}", key_id=10 + place)
+        for place, name in enumerate(("correlation_id", "message_id", "type", "app_id", "user_id", "reply_to"))
+    ],
+]
+NAMES = [
+    "order_id",
+    "count",
+    "when",
+    "x-device",
+    "x-basic-type",
+    "x-basic-app-id",
+    "relatum_time",
+    "relatum_receipt",
+    "o",
+]
+
+
+def text(value: str) -> bytes:
+    """A string, short or long."""
+    data = value.encode()
+    return b"\xa1" + bytes([len(data)]) + data if len(data) < 256 else b"\xb1" + struct.pack(">I", len(data)) + data
+
+
+def encode(value: Any) -> bytes:
+    """AMQP 1.0's encoding of a value."""
+    if value is None or isinstance(value, bool):
+        return {None: b"\x40", True: b"\x41", False: b"\x42"}[value]
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, int):
+        return b"\x81" + struct.pack(">q", value)
+    if isinstance(value, float):
+        return b"\x82" + struct.pack(">d", value)
+    if isinstance(value, datetime):
+        return b"\x83" + struct.pack(">q", int(value.timestamp() * 1000))
+    if isinstance(value, bytes):
+        return b"\xa0" + bytes([len(value)]) + value
+    if isinstance(value, list):
+        items = b"".join(map(encode, value))
+        return b"\xd0" + struct.pack(">II", len(items) + 4, len(value)) + items
+    assert isinstance(value, dict)
+    items = b"".join(encode(part) for pair in value.items() for part in pair)
+    return b"\xd1" + struct.pack(">II", len(items) + 4, 2 * len(value)) + items
+
+
+def section(code: int, value: bytes) -> bytes:
+    """A section of a message."""
+    return b"\x00\x53" + bytes([code]) + value
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.text(max_size=300)
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.datetimes(datetime(1970, 1, 2), datetime(2100, 1, 1), timezones=st.just(UTC))
+    | st.binary(max_size=40)
+    | st.sampled_from(["42", "", "a|b", "\0", "/queues/a%20b"])
+)
+values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
+maps = st.dictionaries(st.sampled_from(NAMES), values, max_size=6).map(encode)
+sections = st.tuples(
+    st.none() | maps.map(lambda value: section(0x72, value)),
+    st.none() | st.lists(values, max_size=12).map(lambda value: section(0x73, encode(value))),
+    st.none() | maps.map(lambda value: section(0x74, value)),
+    st.none() | st.binary(max_size=20).map(lambda value: section(0x75, encode(value))),
+)
+messages = sections.map(lambda parts: b"".join(part or b"" for part in parts))
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A message with a few bytes changed, cut off or added."""
+    raw = bytearray(draw(messages))
+    for _ in range(draw(st.integers(0, 4))):
+        place = draw(st.integers(0, max(0, len(raw) - 1)))
+        kind = draw(st.sampled_from(["change", "cut", "insert"]))
+        if kind == "change" and raw:
+            raw[place] = draw(st.integers(0, 255))
+        elif kind == "cut":
+            del raw[place : place + draw(st.integers(1, 5))]
+        else:
+            raw[place:place] = draw(st.binary(max_size=5))
+    return bytes(raw)
+
+
+def expected_values(message: Message) -> tuple[list[tuple[int, str]], list[tuple[int, SkipReason]]]:
+    """What each definition makes of the message as a reader sees it."""
+    found, skipped = [], []
+    for definition in DEFINITIONS if message.is_amqp else ():
+        try:
+            value = definition.value_of(message.headers, lambda name: getattr(message.properties, name))
+        except InvalidValue as invalid:
+            skipped.append((definition.key_id, invalid.reason))
+        else:
+            if value is not None:
+                found.append((definition.key_id, value))
+    return found, skipped if message.is_amqp else [(0, SkipReason.UNDECODABLE)]
+
+
+@settings(max_examples=500, deadline=None)
+@given(messages | damaged() | st.binary(max_size=60), st.none() | st.integers(0, 2**41))
+def test_the_recorder_sees_what_a_reader_sees(raw: bytes, chunk_ms: int | None) -> None:
+    """Keys, reasons, time and its source agree, for good messages, damaged ones and random bytes."""
+    message = Message.from_record("s", 7, raw, chunk_ms)
+    extractor = Extractor(DEFINITIONS)
+    extracted = extractor.from_record(raw, chunk_ms)
+    assert (extracted.values, extracted.skips) == expected_values(message)
+    assert (extracted.time_us, extracted.source) == (message.time_us, message.time_source)
+    assert extracted == extractor.from_message(message)
+
+
+def test_times_come_from_the_header_then_the_property_then_the_chunk() -> None:
+    """The most exact one a message has is its time."""
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    properties = section(0x73, encode([None] * 9 + [at]))
+    header = section(0x74, encode({"relatum_time": 5}))
+    extractor = Extractor([])
+    assert extractor.from_record(properties + header, 9)[:2] == (5, TimeSource.HEADER)
+    assert extractor.from_record(properties, 9)[:2] == (int(at.timestamp()) * 10**6, TimeSource.PROPERTY)
+    assert extractor.from_record(section(0x75, encode(b"")), 9)[:2] == (9_000, TimeSource.CHUNK)
+    assert extractor.from_record(b"not AMQP", None)[:2] == (None, TimeSource.UNKNOWN)
+
+
+def test_a_receipt_is_taken_only_where_the_publisher_asked_for_it() -> None:
+    """The recorder writes down the AMQP `message_id` of messages that carry the receipt header."""
+    identified = section(0x73, encode(["m-1"]))
+    extractor = Extractor([])
+    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": True})), 1).receipt == "m-1"
+    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": "yes"})), 1).receipt is None
+    assert extractor.from_record(identified, 1).receipt is None
