@@ -65,4 +65,6 @@ def set_up_logging(log_format: LogFormat, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    # What pika warns of is told by our own errors, in our own words.
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
     logging.getLogger("relatum").setLevel(level.upper())
