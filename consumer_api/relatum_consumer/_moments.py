@@ -94,9 +94,9 @@ class Search:
         key_ids = [TIME] if self.by is None else [TIME, self.by.key_id]
         return uncovered(self.catalog, [self.name], key_ids)
 
-    def is_meant(self, message: Message) -> bool:
-        """Whether a message has a time, and the key's value where one is asked by."""
-        return message.time_us is not None and (self.by is None or self.by.is_of(message))
+    def shares_key(self, message: Message) -> bool:
+        """Whether a message carries the key's value, where one is asked by."""
+        return self.by is None or self.by.is_of(message)
 
     def answer(self, messages: Iterable[Message], lost: Lost, *, is_covered: bool) -> Answer:
         """The answer those messages make."""
@@ -183,8 +183,9 @@ class Nearest:
 
     def consider(self, message: Message) -> bool:
         """Look at one message. False: nobody else need keep it."""
-        if self.search.is_meant(message):
-            place, best = (time_of(message), message.offset), self.place
+        time_us = message.time_us
+        if time_us is not None and self.search.shares_key(message):
+            place, best = (time_us, message.offset), self.place
             if self.direction == "after":
                 is_nearer = place > self.edge and (best is None or place < best)
             else:
@@ -200,7 +201,8 @@ def _by_key(
     """The next message of one key value: one row of the index names it."""
     assert search.by is not None, "only look-ups by key come here"
     while True:
-        parameters = _value_in(search.by, stream, lost) | {"t": edge[0], "o": edge[1], "limit": 1}
+        floor = lost.floors.get(stream.name, 0)
+        parameters = _value_in(search.by, stream) | {"t": edge[0], "o": edge[1], "floor": floor, "limit": 1}
         rows = yield Select(statements.keyed_beside(direction), parameters)
         if not rows:
             return None
@@ -209,13 +211,8 @@ def _by_key(
             return message
 
 
-def _value_in(by: Wanted, stream: PresentStream, lost: Lost) -> dict[str, Any]:
-    return {
-        "key_id": by.key_id,
-        "value": by.value,
-        "stream_id": stream.stream_id,
-        "floor": lost.floors.get(stream.name, 0),
-    }
+def _value_in(by: Wanted, stream: PresentStream) -> dict[str, Any]:
+    return {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id}
 
 
 def _checked(
@@ -331,7 +328,10 @@ class Window:
 
     def holds(self, search: Search, message: Message) -> bool:
         """Whether a message is meant."""
-        return search.is_meant(message) and self.low <= time_of(message) <= self.high and message.id != self.beside
+        time_us = message.time_us
+        if time_us is None or not self.low <= time_us <= self.high:
+            return False
+        return message.id != self.beside and search.shares_key(message)
 
 
 def window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
@@ -374,7 +374,7 @@ def _recorded_within(search: Search, span: Window, lost: Lost) -> Steps[list[Mes
 
 def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost) -> Steps[list[Message]]:
     assert search.by is not None, "only look-ups by key come here"
-    parameters = _value_in(search.by, stream, lost)
+    parameters = _value_in(search.by, stream)
     parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
     rows = yield Select(statements.keyed_between(), parameters)
     others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]

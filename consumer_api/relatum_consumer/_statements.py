@@ -183,7 +183,7 @@ def keyed_beside(direction: Direction) -> str:
     place, at = sa.tuple_(rows.time_us, rows.stream_offset), sa.tuple_(_T, _O)
     after = direction == "after"
     order = (rows.time_us, rows.stream_offset) if after else (rows.time_us.desc(), rows.stream_offset.desc())
-    statement = _one_value().where(place > at if after else place < at)
+    statement = _one_value().where(place > at if after else place < at, rows.stream_offset >= _FLOOR)
     return _text(statement.order_by(*order).limit(_big("limit")))
 
 
@@ -201,7 +201,6 @@ def _one_value() -> sa.Select[Any]:
         rows.key_id == sa.bindparam("key_id", type_=sa.SmallInteger),
         rows.value == sa.bindparam("value", type_=sa.Text),
         rows.stream_id == _STREAM_ID,
-        rows.stream_offset >= _FLOOR,
     )
 
 

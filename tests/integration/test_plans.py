@@ -1,0 +1,148 @@
+"""The plans of look-ups at 1,000,000 rows: an index for each table, whatever the planner knows of the parameters."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.sql import SQL, Literal
+
+from relatum.limits import INTEGER_MAX
+from relatum_consumer import _statements as statements
+from relatum_consumer._statements import WIDTH_CLASSES, WIDTHS_US
+from tests.support import unique_name
+
+ROWS = 1_000_000
+STREAMS = 2_000
+HOT = {"vhost": "/", "key_id_0": 1, "value_0": "hot", "limit": 11}
+ORDERS = {"vhost": "/", "key_id_0": 2, "value_0": "o500", "limit": 11}
+TWO = ORDERS | {"key_id_1": 1, "value_1": "hot"}
+ONE_VALUE = {"key_id": 1, "value": "hot", "stream_id": 1, "floor": 0}
+BLOCKS = {"stream_id": 1, "floor": 0, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
+AT = ROWS // 2 * 1_000
+
+STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one key, one stream": (
+        statements.probe("oldest", keys=1, names=1, bounded=False, floored=False),
+        ORDERS | {"name_0": "s1"},
+    ),
+    "one key, all streams": (statements.probe("oldest", keys=1, names=None, bounded=False, floored=False), ORDERS),
+    "two keys, two streams": (
+        statements.probe("newest", keys=2, names=2, bounded=False, floored=False),
+        TWO | {"name_0": "s1", "name_1": "s2"},
+    ),
+    "a hot value, the oldest": (
+        statements.probe("oldest", keys=1, names=1, bounded=False, floored=False),
+        HOT | {"name_0": "s1"},
+    ),
+    "a hot value, the newest": (
+        statements.probe("newest", keys=1, names=1, bounded=False, floored=False),
+        HOT | {"name_0": "s1"},
+    ),
+    "a hot value, in a span of time": (
+        statements.probe("oldest", keys=1, names=1, bounded=True, floored=False),
+        HOT | {"name_0": "s1", "since": AT, "until": None},
+    ),
+    "a hot value, what is retained": (
+        statements.probe("newest", keys=1, names=1, bounded=False, floored=True),
+        HOT | {"name_0": "s1", "floor_names": ["s1"], "floors": [10]},
+    ),
+    "a hot value, after a moment": (
+        statements.keyed_beside("after"),
+        ONE_VALUE | {"t": AT, "o": 1, "limit": 1},
+    ),
+    "a hot value, before a moment": (
+        statements.keyed_beside("before"),
+        ONE_VALUE | {"t": AT, "o": 1, "limit": 1},
+    ),
+    "a hot value, around a moment": (
+        statements.keyed_between(),
+        ONE_VALUE | {"low": AT - 5_000, "high": AT + 5_000, "limit": 100_000},
+    ),
+    "blocks at and after a moment": (
+        statements.blocks_beside("after"),
+        BLOCKS | {"t": AT, "u": AT, "o": INTEGER_MAX},
+    ),
+    "blocks at and before a moment": (
+        statements.blocks_beside("before"),
+        BLOCKS | {"t": AT, "u": AT, "o": -INTEGER_MAX},
+    ),
+    "more blocks after a moment": (statements.blocks_beyond("after"), BLOCKS | {"t": AT, "u": AT + 500, "o": 7}),
+    "more blocks before a moment": (statements.blocks_beyond("before"), BLOCKS | {"t": AT, "u": AT - 500, "o": 7}),
+    "blocks around a moment": (statements.blocks_between(), BLOCKS | {"low": AT - 5_000, "high": AT + 5_000}),
+    "coverage": (statements.coverage_rows(), {"stream_ids": [1, 2, 3]}),
+    "streams by name": (statements.present_streams(1), {"vhost": "/", "name_0": "s1"}),
+}
+
+FILL = f"""
+INSERT INTO relatum.streams (name) SELECT 's' || n FROM generate_series(1, {STREAMS}) AS n;
+INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail)
+  SELECT n, 0, {ROWS}, '{{1,2}}', true, true FROM generate_series(1, {STREAMS}) AS n;
+INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value)
+  SELECT n, n * 1000::bigint, 1, 1, 'hot' FROM generate_series(0, {ROWS // 2} - 1) AS n;
+INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value)
+  SELECT n / 10, n * 1000::bigint, 1 + n % 10, 2, 'o' || n / 20 FROM generate_series(0, {ROWS // 2} - 1) AS n;
+INSERT INTO relatum.time_blocks (min_us, max_us, first_offset, last_offset, stream_id, width_class)
+  SELECT n * 1000::bigint, (n + 127) * 1000::bigint, n, n + 127, 1 + n / 128 % 2, 9
+  FROM generate_series(0, {ROWS * 10}, 128) AS n;
+"""
+"""No block is wider than 4**9 microseconds; half a million rows share one value in one stream."""
+
+
+@pytest.fixture(scope="module")
+def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database with 1,000,000 rows."""
+    name = unique_name("relatum_plans").replace("-", "_")
+    with psycopg.connect(database_server_url, autocommit=True) as administration:
+        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
+        try:
+            url = f"{database_server_url.rpartition('/')[0]}/{name}"
+            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+                connection.execute(FILL.encode())
+                connection.execute("VACUUM ANALYZE")
+                yield connection
+        finally:
+            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _plan(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a prepared statement as it ran, with what it read."""
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
+    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
+    if connection.execute("SELECT FROM pg_prepared_statements WHERE name = 'look_up'").rowcount:
+        connection.execute("DEALLOCATE look_up")
+    connection.execute(f"SET plan_cache_mode = {mode}".encode())
+    connection.execute(f"PREPARE look_up AS {numbered}".encode())
+    values = SQL(", ").join(Literal(parameters[name]) for name in names)
+    explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE look_up({})").format(values)
+    (plan,) = connection.execute(explain).fetchone() or ()
+    found: dict[str, Any] = plan[0]["Plan"]
+    return found
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from _nodes(inner)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
+    """No table is scanned, nothing big is sorted, and few pages are read, whether values are known or not."""
+    plan = _plan(filled, mode, *STATEMENTS[name])
+    by_table = {node["Relation Name"]: node["Node Type"] for node in _nodes(plan) if "Relation Name" in node}
+    all_streams = name == "one key, all streams"
+    scanned = {table for table, node in by_table.items() if node == "Seq Scan"}
+    assert scanned <= ({"streams"} if all_streams else set()), plan
+    sorted_rows = [node["Actual Rows"] for node in _nodes(plan) if node["Node Type"] == "Sort"]
+    assert max(sorted_rows, default=0) < 2_500
+    pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    assert pages < (5 * STREAMS if all_streams else 500), plan
+
+
+def test_the_limit_bounds_what_a_hot_value_costs(filled: psycopg.Connection[Any]) -> None:
+    """Ten of half a million messages that share one value are as cheap as ten of ten."""
+    plan = _plan(filled, "auto", *STATEMENTS["a hot value, the newest"])
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20
