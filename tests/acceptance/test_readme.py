@@ -1,6 +1,7 @@
 """What the README shows is run, as it stands there."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.support import delete_stream
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
 STREAMS = ("orders", "invoices", "parcels")
 
 
@@ -63,29 +65,37 @@ def test_publisher_and_consumer_work_as_shown(environment: dict[str, str]) -> No
     assert second == "a second parcel? no"
 
 
+def shown_commands() -> set[tuple[str, ...]]:
+    """Each line `relatum …` of README and docs, as words; comments are left out."""
+    lines = (line for document in DOCUMENTS for line in document.read_text().splitlines())
+    return {tuple(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("relatum ")}
+
+
 def test_commands_shown_exist() -> None:
-    """Each `relatum …` the README shows is a command, with the options it is shown with."""
-    shown = re.findall(r"^relatum (\w+)(.*?)(?:#.*)?$", README, re.MULTILINE)
-    assert {command for command, _ in shown} >= {"migrate", "keys", "record", "status"}
-    for command, arguments in shown:
-        described = run(command, "--help")
+    """Each `relatum …` that README and docs show is a command, with the options it is shown with."""
+    shown = shown_commands()
+    assert {words[0] for words in shown} >= {"migrate", "keys", "record", "status"}
+    for words in shown:
+        command = words[:2] if words[0] == "keys" else words[:1]
+        described = run(*command, "--help")
         assert described.returncode == 0, described.stderr
-        for option in re.findall(r"--[\w-]+", arguments):
+        for option in (word for word in words if word.startswith("--")):
             assert option in described.stdout
 
 
 def test_documents_link_to_what_exists() -> None:
     """No link between README, CHANGELOG and docs leads nowhere."""
-    documents = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-    for document in documents:
+    for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.relative_to(ROOT)}: {target}"
 
 
-def test_the_picture_of_the_table_is_what_the_view_gives(environment: dict[str, str], database_url: str) -> None:
-    """The README's SQL runs, and gives the rows of the table shown below it."""
+def test_sql_shown_gives_what_it_should(environment: dict[str, str], database_url: str) -> None:
+    """The SQL of README and docs runs; it gives the messages of the order, and the order beside its invoice."""
     run_example("publisher", environment)
-    [statement] = re.findall(r"```sql\n(.*?)```", README, re.DOTALL)
+    statements = re.findall(r"```sql\n(SELECT.*?)```", README + (ROOT / "docs" / "sql.md").read_text(), re.DOTALL)
     with psycopg.connect(database_url) as connection:
-        rows = connection.execute(statement).fetchall()
+        rows, same, joined = (connection.execute(statement).fetchall() for statement in statements)
     assert sorted((stream, offset) for stream, offset, _ in rows) == sorted((name, 0) for name in STREAMS)
+    assert sorted(same) == sorted(rows)
+    assert joined == [(0, 0)]

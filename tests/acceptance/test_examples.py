@@ -1,0 +1,49 @@
+"""The programs in `examples/` run as they are."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance._command import Relatum
+from tests.support import delete_stream
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STREAMS = ("example-orders", "example-payments", "example-readings", "example-alarms")
+
+PRINTED = {
+    "async_orders.py": ["ordered: 4 chairs", "paid: 480 EUR"],
+    "sensors.py": [
+        "12:00:30 pump-7: 25 °C",
+        "12:01:00 pump-7: 48 °C",
+        "12:01:30 pump-7: 61 °C",
+        "before the alarm: 48 °C",
+    ],
+}
+
+
+@pytest.fixture
+def environment(amqp_url: str, stream_url: str, database_url: str) -> Iterator[dict[str, str]]:
+    """The variables the examples read, and none of their streams there yet."""
+    for name in STREAMS:
+        delete_stream(amqp_url, name)
+    yield Relatum(amqp_url, stream_url, database_url).environment
+    for name in STREAMS:
+        delete_stream(amqp_url, name)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_example_prints_what_it_should(name: str, environment: dict[str, str]) -> None:
+    """Each example ends well and prints what its messages say."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == PRINTED[name]
