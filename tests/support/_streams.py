@@ -101,13 +101,19 @@ def make_streams_survive(server: LocalRabbitMQ) -> None:
     )
 
 
+NOT_YET = ("is down or inaccessible", "does not have a replica on the local node")
+"""What the broker says of its own streams for a moment after its start: 404 on declaring, then 406 on consuming."""
+
+
 def stream_available(amqp_url: str, stream: str) -> bool:
-    """Whether the broker serves the stream; for a moment after its start it calls the stream's node inaccessible."""
+    """Whether the broker serves the stream to consumers; for a moment after its start it does not."""
     with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
         try:
-            connection.channel().queue_declare(stream, passive=True)
+            channel.basic_qos(prefetch_count=1)
+            channel.basic_consume(stream, lambda *_: None, arguments={"x-stream-offset": "next"})
         except pika.exceptions.ChannelClosedByBroker as closed:
-            if "is down or inaccessible" not in closed.reply_text:
+            if not any(words in closed.reply_text for words in NOT_YET):
                 raise
             return False
         return True
