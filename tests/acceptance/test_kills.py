@@ -35,6 +35,11 @@ from tests.support import (
     wait_until,
 )
 
+# A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
+)
+
 STREAM = "orders"
 RECORDER_KILLS = 50
 SERVER_KILLS = 10

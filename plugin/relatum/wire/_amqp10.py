@@ -7,6 +7,7 @@ is found by its descriptor and size, and a map can be searched for wanted names 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from struct import Struct
 from struct import error as struct_error
@@ -228,14 +229,13 @@ def decode_map(raw: bytes, position: int) -> dict[str, Any]:
 
 
 def decode_list(raw: bytes, position: int) -> list[Any]:
-    """A list's values in order."""
-    count, at, end = entries_of(raw, position, "list")
+    """A list's values in order, up to the first that is broken."""
+    count, at, _ = entries_of(raw, position, "list")
     values = []
-    for _ in range(count):
-        value, at = decode_value(raw, at)
-        values.append(value)
-    if at != end:
-        raise UndecodableMessage("an AMQP 1.0 list's size and content differ")
+    with suppress(UndecodableMessage):
+        for _ in range(count):
+            value, at = decode_value(raw, at)
+            values.append(value)
     return values
 
 
@@ -390,7 +390,7 @@ def _binary(raw: bytes, section: Section) -> bytes:
         return raw[section.start + 2 : section.end]
     if code == 0xB0:
         return raw[section.start + 5 : section.end]
-    raise UndecodableMessage("a data section that is not binary")
+    return raw[section.start : section.end]  # Not binary, against the specification: shown as it is.
 
 
 class Head(NamedTuple):
@@ -438,7 +438,7 @@ def _head_of(sections: list[Section]) -> Head:
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
-    """Read some items of a list by their places, in the order they stand; those past its end stay as they are.
+    """Read some items of a list by their places; slots of items past its end, or past a broken one, stay as they are.
 
     Args:
         raw: One message.
@@ -448,9 +448,10 @@ def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any
     """
     count, at, _ = entries_of(raw, position, "list")
     last = max(wanted, default=-1)
-    for place in range(min(count, last + 1)):
-        slot = wanted.get(place)
-        if slot is None:
-            at = end_of_value(raw, at)
-        else:
-            found[slot], at = decode_value(raw, at)
+    with suppress(UndecodableMessage):
+        for place in range(min(count, last + 1)):
+            slot = wanted.get(place)
+            if slot is None:
+                at = end_of_value(raw, at)
+            else:
+                found[slot], at = decode_value(raw, at)
