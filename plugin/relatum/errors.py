@@ -43,6 +43,7 @@ Fields say what failed (`stream`, `offset`, `key`, `reason`); no message holds a
 All of them can be pickled.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -192,7 +193,13 @@ class ReadTimeout(Transient):
 
 
 class NotRecordedInTime(Transient):
-    """The message is confirmed and in its streams, but its rows were not there in time (field `found`)."""
+    """The message is confirmed, but its rows were not there in time; waiting again is fine.
+
+    Fields: `found` (the places known so far), `in_stream` (True, or None where it may have gone to other queues only).
+    """
+
+    found: tuple[Any, ...] = ()
+    in_stream: bool | None = True
 
 
 class PublishError(RelatumError):
@@ -216,7 +223,14 @@ class PublishUnroutable(PublishRejected):
 
 
 class PublishOutcomeUnknown(PublishError):
-    """Connection or time was lost after sending: the message may or may not be in the stream."""
+    """Connection or time was lost after sending: the message may or may not be in the stream.
+
+    `settle(timeout_s)` finds out by reading the streams: it returns the message's places, or raises `PublishRejected`
+    (it is nowhere and cannot arrive any more) or this error again. It is to be awaited where the publish was. After
+    pickling it is gone: it belongs to the process that published.
+    """
+
+    settle: Callable[..., Any]
 
 
 class DataError(RelatumError):

@@ -31,6 +31,12 @@ POLL_LAST_S: Final = 0.05
 """Seconds between two questions at most: what a receipt can come late by."""
 
 
+CONNECT_S: Final = 10.0
+"""Seconds to reach the broker at most."""
+
+_CONNECT_LEAST_S: Final = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What is known of one message that was sent.
@@ -104,14 +110,15 @@ class Locator:
             return lambda: None
         return self._recorder.subscribe(sent.receipt, listener)
 
-    def routes(self, sent: Sent) -> frozenset[str] | None:
+    def routes(self, sent: Sent, timeout_s: float = CONNECT_S) -> frozenset[str] | None:
         """The streams the message was routed to, or None where that cannot be known.
 
-        It can be where the stream protocol answers, but for exchanges that route by headers.
+        It can be where the stream protocol answers in time, but for exchanges that route by headers.
         """
         names: list[str] | None = None
         with suppress(Transient, NotFound), self._lock:
-            names = self._with_reader(lambda reader: reader.routes(sent.exchange, sent.routing_key))
+            timeout_s = min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s))
+            names = self._with_reader(lambda reader: reader.routes(sent.exchange, sent.routing_key), timeout_s)
         if sent.exchange == "":
             # The default exchange leads to the queue of that name and nowhere else.
             return frozenset([sent.routing_key]) if names is None else frozenset(names)
@@ -138,7 +145,7 @@ class Locator:
             for message in reader.iterate(stream, start):
                 yield message.offset, sent.is_in(message)
 
-    def _with_reader(self, question: Callable[[StreamReader], Any]) -> Any:
+    def _with_reader(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
         """Ask through the open reader, and once more through a new one where that has lost its connection."""
         if self._reader is not None:
             try:
@@ -146,7 +153,7 @@ class Locator:
             except Transient:
                 self._reader.close()
                 self._reader = None
-        self._reader = StreamReader.open(self._address)
+        self._reader = StreamReader.open(self._address, timeout_s=timeout_s)
         return question(self._reader)
 
     def _database_engine(self) -> sa.Engine:

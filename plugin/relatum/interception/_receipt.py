@@ -89,7 +89,7 @@ class Receipt:
         A blocking connection is not served meanwhile: with a long time-out its heartbeats are missed.
 
         Args:
-            timeout_s: Seconds to wait in all.
+            timeout_s: Seconds to wait in all. Where a server does not even refuse, it may take some seconds more.
 
         Returns:
             One message id for each stream the exchange routed it to, by the stream's name. None at all where the
@@ -117,7 +117,7 @@ class Receipt:
 
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
-            expected = self._locator.routes(self._sent)
+            expected = self._locator.routes(self._sent, timeout_s)
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
@@ -224,7 +224,7 @@ class AsyncReceipt:
 
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
-            expected = await asyncio.to_thread(self._locator.routes, self._sent)
+            expected = await asyncio.to_thread(self._locator.routes, self._sent, timeout_s)
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
