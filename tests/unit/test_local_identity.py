@@ -1,0 +1,35 @@
+"""What a private server keeps between starts."""
+
+import socket
+import stat
+from pathlib import Path
+
+from relatum.local._identity import Identity, free_port, ports_free
+
+
+def test_an_identity_stays_the_same(tmp_path: Path) -> None:
+    """A second start finds the port and the password of the first, in a file no other user can read."""
+    file = tmp_path / "identity.json"
+    first = Identity.of(file, offsets=(0, -120))
+    assert Identity.of(file, offsets=(0, -120)) == first
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(first.password) == 32
+
+
+def test_taken_ports_are_replaced_and_the_password_kept(tmp_path: Path) -> None:
+    """Where something else listens on one of the ports, others are chosen; the password is the data's and stays."""
+    file = tmp_path / "identity.json"
+    first = Identity.of(file, offsets=(0, -120))
+    with socket.create_server(("127.0.0.1", first.port - 120)):
+        second = Identity.of(file, offsets=(0, -120))
+    assert second.port != first.port
+    assert second.password == first.password
+    assert Identity.of(file, offsets=(0, -120)) == second
+
+
+def test_a_free_port_is_free_with_its_neighbours() -> None:
+    """Each of the ports counted from a free one can be listened on."""
+    port = free_port((0, -120, 1))
+    for offset in (0, -120, 1):
+        with socket.create_server(("127.0.0.1", port + offset)):
+            assert not ports_free(port, (0, -120, 1))
