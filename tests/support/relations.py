@@ -1,0 +1,47 @@
+"""Both faces of look-ups behind one interface, for tests that hold of each."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from inspect import isasyncgen
+from typing import Any
+
+from relatum_consumer import AsyncRelations, Relations
+
+FACES = ["blocking", "asyncio"]
+
+
+class OnLoop:
+    """`AsyncRelations`, each call run to its end on one event loop."""
+
+    def __init__(self, runner: asyncio.Runner, relations: AsyncRelations) -> None:
+        self._runner = runner
+        self._relations = relations
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._relations, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            result = method(*args, **options)
+            return self._runner.run(_collected(result) if isasyncgen(result) else result)
+
+        return call
+
+
+async def _collected(results: AsyncIterator[Any]) -> list[Any]:
+    return [result async for result in results]
+
+
+@contextmanager
+def open_relations(face: str, broker: str, database: str, **options: Any) -> Iterator[Relations]:
+    """Look-ups through one of `FACES`."""
+    if face == "blocking":
+        with Relations(broker, database, **options) as relations:
+            yield relations
+        return
+    with asyncio.Runner() as runner:
+        relations = OnLoop(runner, AsyncRelations(broker, database, **options))
+        try:
+            yield relations  # type: ignore[misc]
+        finally:
+            relations.close()
