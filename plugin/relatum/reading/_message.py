@@ -203,8 +203,7 @@ def message_time(stamped: Any, timestamp: Any, chunk_ms: int | None) -> tuple[in
     """
     if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
         return stamped, TimeSource.HEADER
-    second = _whole_second(timestamp)
-    if second is not None:
+    if timestamp is not None and (second := _whole_second(timestamp)) is not None:
         return (second - _EPOCH) // _MICROSECOND, TimeSource.PROPERTY
     if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX:
         return chunk_ms * 1000, TimeSource.CHUNK
