@@ -340,6 +340,21 @@ def test_awaited_receipts_need_interception_confirms_and_a_database(amqp_url: st
     asyncio.run(scenario())
 
 
+def test_over_amqp_alone_receipts_come_too(amqp_url: str, database_url: str, stream_name: str, fanout: str) -> None:
+    """No stream protocol: the default exchange's stream is known; of another exchange, what is recorded first."""
+    with Proxy.to(amqp_url) as proxy, broker_connection(proxy.url(amqp_url)) as connection:
+        relatum.intercept(connection, database=database_url, streams=[stream_name])
+        channel = connection.channel()
+        receipt = relatum.publish(channel, "", stream_name, b"")
+        (place,) = receipt.wait(20)
+        assert place.stream == stream_name
+        assert receipt.settle() == (place,)
+        assert relatum.publish(channel, fanout, "", b"").wait(20)
+        with pytest.raises(ConfigurationError, match="streams"):
+            relatum.publish(channel, fanout, "", b"").settle()
+        relatum.release(connection)
+
+
 def test_connections_share_one_recorder(amqp_url: str, stream_url: str, database_url: str, stream_name: str) -> None:
     """Two connections of one process to the same servers have one recorder, which goes with the last of them."""
     threads = {thread.name for thread in threading.enumerate()}
