@@ -102,6 +102,7 @@ class LocalPostgreSQL(LocalServer):
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "max_connections": str(CONNECTIONS_MAX),
+            "dynamic_shared_memory_type": "mmap",  # below the data directory; in /dev/shm it would outlive a SIGKILL
         }
         if not self._durable:
             # Commits still wait for the log to be handed to the kernel, so they survive the server's death.
