@@ -61,6 +61,7 @@ class TailRecorder:
         self._metrics = metrics
         self._on_recorded = on_recorded
         self._was_missing = False
+        self._observer: StreamReader
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
@@ -111,7 +112,7 @@ class TailRecorder:
             note(connection, row.stream_id, "missing")
 
     def _record(self, row: StreamRow, stop: threading.Event) -> bool:
-        with StreamReader.open(self._address) as reader:
+        with StreamReader.open(self._address) as reader, StreamReader.open(self._address) as self._observer:
             opened = open_tail(self._engine, reader, row)
             if opened.stream.stream_id != row.stream_id:
                 return True  # A new generation: begin again with a lease of its own.
@@ -167,8 +168,7 @@ class TailRecorder:
 
     def _bounds(self) -> StreamBounds:
         """The stream's ends, asked on a connection of its own: the reader's is busy with what follows."""
-        with StreamReader.open(self._address) as other:
-            return other.bounds(self._stream)
+        return self._observer.bounds(self._stream)
 
 
 def _backoff() -> Iterator[float]:
