@@ -1,12 +1,14 @@
 """Alembic's environment: it runs on the connection it is handed, or prints SQL for review."""
 
+from typing import Any
+
 from alembic import context
 from sqlalchemy import text
 
 from relatum.store import SCHEMA, metadata
 
 
-def _configure(**where: object) -> None:
+def _configure(**where: Any) -> None:
     context.configure(
         target_metadata=metadata,
         version_table_schema=SCHEMA,
