@@ -33,6 +33,7 @@ from relatum.reading._amqp_operations import (
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
+from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._window import Result, Window
 
 try:
@@ -41,7 +42,8 @@ try:
 except ImportError as error:  # pragma: no cover - the extra is installed in tests
     raise ConfigurationError("Reading over AMQP 0.9.1 with asyncio needs the extra `aio` (aio-pika).") from error
 
-HEARTBEAT_S: Final = 20
+CANCELLED_LOOK_S: Final = 1.0
+"""Seconds between looks whether the broker has cancelled a consumer."""
 
 _Result = TypeVar("_Result")
 
@@ -129,21 +131,25 @@ class _Consumer:
             await self._channel.basic_ack(self._unsettled, multiple=True)
             self._unsettled = 0
         if not self._deliveries:
-            self._arrived.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    while not self._deliveries and self._failure is None:
-                        await self._arrived.wait()
-                        self._arrived.clear()
-                        self._check_cancelled()
+            await self._wait(time.monotonic() + timeout_s)
         if self._failure is not None and not self._deliveries:
             raise self._failure
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
-    def _check_cancelled(self) -> None:
-        if self._channel is not None and not self._channel.consumers:
-            self._failure = cancelled(self._stream)
+    async def _wait(self, deadline: float) -> None:
+        """Wait for a delivery, an end, or the deadline."""
+        while not self._deliveries and self._failure is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, CANCELLED_LOOK_S)):
+                    await self._arrived.wait()
+            # Not every version of aiormq tells that the broker cancelled a consumer; all forget its tag.
+            if not self._deliveries and self._channel is not None and not self._channel.consumers:
+                self._failure = self._failure or cancelled(self._stream)
 
     async def close(self) -> None:
         """End the consumer by closing its channel."""
@@ -175,7 +181,9 @@ class AsyncAmqp:
         timeout_s: float,
         tls: ssl.SSLContext | None = None,
         mechanism: str = "PLAIN",
+        heartbeat_s: int = HEARTBEAT_S,
     ) -> None:
+        self._heartbeat_s = heartbeat_s
         if address.amqp_port is None:
             raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
         if mechanism != "PLAIN":
@@ -213,7 +221,7 @@ class AsyncAmqp:
                 password=address.password,
                 virtualhost=address.vhost,
                 ssl=address.amqp_tls,
-                heartbeat=HEARTBEAT_S,
+                heartbeat=self._heartbeat_s,
             )
             connection = aiormq.Connection(url, context=self._tls)
             async with asyncio.timeout(self._timeout_s):

@@ -43,16 +43,16 @@ from relatum.reading._amqp_operations import (
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
+from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._window import Result, Window
 
-HEARTBEAT_S: Final = 20
 CONNECTIONS_KEPT: Final = 4
 
 _Result = TypeVar("_Result")
 
 
 def pika_parameters(
-    address: BrokerAddress, tls: ssl.SSLContext | None, timeout_s: float, mechanism: str
+    address: BrokerAddress, tls: ssl.SSLContext | None, timeout_s: float, mechanism: str, heartbeat_s: int
 ) -> pika.ConnectionParameters:
     """What pika needs to connect to an address; TLS verifies unless the caller made another context."""
     if address.amqp_port is None:
@@ -69,7 +69,7 @@ def pika_parameters(
         virtual_host=address.vhost,
         credentials=credentials,
         ssl_options=options,
-        heartbeat=HEARTBEAT_S,
+        heartbeat=heartbeat_s,
         socket_timeout=timeout_s,
         stack_timeout=timeout_s,
         blocked_connection_timeout=timeout_s,
@@ -272,10 +272,11 @@ class BlockingAmqp:
         timeout_s: float,
         tls: ssl.SSLContext | None = None,
         mechanism: str = "PLAIN",
+        heartbeat_s: int = HEARTBEAT_S,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._parameters = pika_parameters(address, tls, timeout_s, mechanism)
+        self._parameters = pika_parameters(address, tls, timeout_s, mechanism, heartbeat_s)
         self._operations = AmqpOperations(timeout_s)
         self._idle: list[PikaConnection] = []
         self._lock = threading.Lock()

@@ -167,14 +167,16 @@ class AmqpOperations:
 
     def scan(self, stream: str, scan: Scan, idle_s: float) -> Generator[Command | RecordBatch | None, Any, None]:
         """Batches of a scan; None when nothing came for `idle_s`."""
-        begin, end = scan.begin, None
+        begin, end = scan.begin, None if scan.stop is None else scan.stop - 1
         if not scan.follow:
-            end = -1 if begin.argument == "next" else ((yield from self._last(stream)) or 0)
-            end = end if scan.stop is None else min(end, scan.stop - 1)
-            if end < begin.offset or (end == 0 and not (yield Count(stream))):
+            last = None if begin.argument == "next" else (yield from self._last(stream))
+            if last is None:
+                # "next" has nothing to give either, but a stream that is missing must show.
+                yield Count(stream)
                 return
-        elif scan.stop is not None:
-            end = scan.stop - 1
+            end = last if end is None else min(end, last)
+        if end is not None and end < begin.offset:
+            return
         waited_for = QUIET_S if isinstance(begin.argument, datetime) and not scan.follow else idle_s
         yield Consume(stream, begin.argument, PREFETCH)
         while True:

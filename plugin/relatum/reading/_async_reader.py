@@ -14,6 +14,7 @@ from relatum.reading._choice import Choice, TransportName, choose, is_same_broke
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._reader import CREDIT, IDLE_S, credit_of
+from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._window import WINDOW_MESSAGES, Result
@@ -53,6 +54,7 @@ class AsyncStreamReader:
         timeout_s: float = 10.0,
         ssl_context: ssl.SSLContext | None = None,
         mechanism: Literal["PLAIN", "EXTERNAL"] = "PLAIN",
+        heartbeat_s: int = HEARTBEAT_S,
     ) -> Self:
         """A reader that is connected; see `StreamReader.open`. AMQP 0.9.1 needs the extra `aio`."""
         if isinstance(address, str):
@@ -69,7 +71,7 @@ class AsyncStreamReader:
                 streams = None
         if streams is not None and choice is Choice.STREAM:
             return cls(streams, "stream", timeout_s)
-        return await cls._over_amqp(address, streams, timeout_s, ssl_context, mechanism)
+        return await cls._over_amqp(address, streams, timeout_s, ssl_context, mechanism, heartbeat_s)
 
     @classmethod
     async def _over_amqp(
@@ -79,13 +81,14 @@ class AsyncStreamReader:
         timeout_s: float,
         tls: ssl.SSLContext | None,
         mechanism: str,
+        heartbeat_s: int,
     ) -> Self:
         """AMQP 0.9.1, unless what answered the guessed stream port proves to be the same broker."""
         try:
             # Imported here: aio-pika is an extra, and the stream protocol does without.
             from relatum.reading._amqp_asyncio import AsyncAmqp
 
-            amqp = AsyncAmqp(address, timeout_s=timeout_s, tls=tls, mechanism=mechanism)
+            amqp = AsyncAmqp(address, timeout_s=timeout_s, tls=tls, mechanism=mechanism, heartbeat_s=heartbeat_s)
             await amqp.open()
         except RelatumError:
             if streams is not None:

@@ -14,6 +14,7 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, TransportName, choose, is_same_broker
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
+from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._window import WINDOW_MESSAGES, Result
@@ -59,6 +60,7 @@ class StreamReader:
         timeout_s: float = 10.0,
         ssl_context: ssl.SSLContext | None = None,
         mechanism: Literal["PLAIN", "EXTERNAL"] = "PLAIN",
+        heartbeat_s: int = HEARTBEAT_S,
     ) -> Self:
         """A reader that is connected.
 
@@ -70,6 +72,8 @@ class StreamReader:
             ssl_context: TLS context for addresses with TLS; None makes one that verifies certificate and host name.
             mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate in
                 `ssl_context`.
+            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that (twice, over AMQP
+                0.9.1) counts as lost while a reader waits.
 
         Raises:
             BrokerUnavailable: Nothing answers.
@@ -89,7 +93,9 @@ class StreamReader:
                 if choice is Choice.STREAM:
                     return cls(streams, "stream", timeout_s)
                 try:
-                    amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism)
+                    amqp = BlockingAmqp(
+                        address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism, heartbeat_s=heartbeat_s
+                    )
                 except RelatumError:
                     streams.close()
                     raise
@@ -98,7 +104,7 @@ class StreamReader:
                     return cls(streams, "stream", timeout_s)
                 streams.close()
                 return cls(amqp, "amqp", timeout_s)
-        amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism)
+        amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism, heartbeat_s=heartbeat_s)
         return cls(amqp, "amqp", timeout_s)
 
     def read(self, stream: str, offset: int) -> Message:

@@ -42,10 +42,11 @@ class AsyncStreams:
         timeout_s: float,
         tls: ssl.SSLContext | None = None,
         mechanism: Mechanism = Mechanism.PLAIN,
+        heartbeat_s: int = HEARTBEAT_S,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._login = login_for(address, mechanism)
+        self._login = login_for(address, mechanism, heartbeat_s)
         self._tls_given = tls
         self._tls = tls_context_for(address, tls)
         self._idle: list[AsyncConnection] = []
@@ -65,7 +66,7 @@ class AsyncStreams:
     async def _keep_alive(self) -> None:
         """Heartbeats for idle connections; one that fails is dropped when it is used next."""
         while True:
-            await asyncio.sleep(HEARTBEAT_S / 4)
+            await asyncio.sleep(max(0.05, self._login.heartbeat_s / 4))
             for connection in list(self._idle):
                 with contextlib.suppress(OSError):
                     await connection.keep_alive()

@@ -18,7 +18,7 @@ from relatum.reading._many import ManyReader
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan, StreamOperations
 from relatum.reading._plan import Density
-from relatum.reading._socket import SocketConnection, login_for, tls_context_for
+from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for, tls_context_for
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, split
 from relatum.wire._session import Mechanism, Steps
@@ -38,6 +38,7 @@ class BlockingStreams:
         timeout_s: Seconds until a call that got no answer ends as `ReadTimeout`.
         tls: TLS context, for stream addresses with TLS; None makes a verifying one.
         mechanism: How to log in.
+        heartbeat_s: Seconds of heartbeat asked for.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class BlockingStreams:
         timeout_s: float,
         tls: ssl.SSLContext | None = None,
         mechanism: Mechanism = Mechanism.PLAIN,
+        heartbeat_s: int = HEARTBEAT_S,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._login = login_for(address, mechanism)
+        self._login = login_for(address, mechanism, heartbeat_s)
         self._tls_given = tls
         self._tls = tls_context_for(address, tls)
         self._idle: list[SocketConnection] = []

@@ -1,0 +1,113 @@
+"""The four readers behind one blocking face, so that each behaviour is written down once."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+from relatum import MessageId
+from relatum.reading import AsyncStreamReader, Message, RecordBatch, StreamBounds, StreamReader
+
+FACES = ("blocking-stream", "blocking-amqp", "asyncio-stream", "asyncio-amqp")
+
+
+class Face(Protocol):
+    """A reader as the tests use it."""
+
+    name: str
+
+    def read(self, stream: str, offset: int) -> Message: ...
+    def read_many(self, ids: Iterable[MessageId], **options: Any) -> list[Any]: ...
+    def iterate(
+        self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any
+    ) -> list[Message]: ...
+    def batches(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Any]: ...
+    def bounds(self, stream: str) -> StreamBounds: ...
+    def partitions(self, super_stream: str) -> list[str]: ...
+    def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
+
+
+class BlockingFace:
+    """`StreamReader` itself."""
+
+    def __init__(self, name: str, reader: StreamReader) -> None:
+        self.name = name
+        self._reader = reader
+        self.read = reader.read
+        self.bounds = reader.bounds
+        self.partitions = reader.partitions
+        self.routes = reader.routes
+
+    def read_many(self, ids: Iterable[MessageId], **options: Any) -> list[Any]:
+        return list(self._reader.read_many(ids, **options))
+
+    def iterate(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Message]:
+        with contextlib.closing(self._reader.iterate(stream, start, **options)) as messages:
+            return list(islice(messages, take))
+
+    def batches(
+        self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any
+    ) -> list[RecordBatch | None]:
+        with contextlib.closing(self._reader.batches(stream, start, **options)) as batches:
+            return list(islice(batches, take))
+
+
+class AsyncFace:
+    """`AsyncStreamReader` in a loop of its own."""
+
+    def __init__(self, name: str, runner: asyncio.Runner, reader: AsyncStreamReader) -> None:
+        self.name = name
+        self._run = runner.run
+        self._reader = reader
+
+    def read(self, stream: str, offset: int) -> Message:
+        return self._run(self._reader.read(stream, offset))
+
+    def bounds(self, stream: str) -> StreamBounds:
+        return self._run(self._reader.bounds(stream))
+
+    def partitions(self, super_stream: str) -> list[str]:
+        return self._run(self._reader.partitions(super_stream))
+
+    def routes(self, exchange: str, routing_key: str) -> list[str] | None:
+        return self._run(self._reader.routes(exchange, routing_key))
+
+    def read_many(self, ids: Iterable[MessageId], **options: Any) -> list[Any]:
+        return self._run(_collect(self._reader.read_many(ids, **options), None))
+
+    def iterate(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Message]:
+        return self._run(_collect(self._reader.iterate(stream, start, **options), take))
+
+    def batches(
+        self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any
+    ) -> list[RecordBatch | None]:
+        return self._run(_collect(self._reader.batches(stream, start, **options), take))
+
+
+async def _collect(source: Any, take: int | None) -> list[Any]:
+    found: list[Any] = []
+    async with contextlib.aclosing(source) as items:
+        if take == 0:
+            return found
+        async for item in items:
+            found.append(item)
+            if len(found) == take:
+                break
+    return found
+
+
+@contextlib.contextmanager
+def open_face(name: str, url: str, **options: Any) -> Iterator[Face]:
+    """Open one of the four readers."""
+    face, transport = name.split("-")
+    if face == "blocking":
+        with StreamReader.open(url, transport=transport, **options) as reader:  # type: ignore[arg-type]
+            yield BlockingFace(name, reader)
+        return
+    with asyncio.Runner() as runner:
+        opened = runner.run(AsyncStreamReader.open(url, transport=transport, **options))  # type: ignore[arg-type]
+        try:
+            yield AsyncFace(name, runner, opened)
+        finally:
+            runner.run(opened.close())
