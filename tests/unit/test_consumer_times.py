@@ -1,0 +1,266 @@
+"""Look-ups by time, without servers: the steps against a table of blocks and messages in memory."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relatum.errors import StreamReplaced
+from relatum.keys import moment as moment_of
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message, Properties, StreamBounds
+from relatum.recording._time_blocks import time_blocks, width_class
+from relatum_consumer import Answer, Status
+from relatum_consumer import _blocks as blocks
+from relatum_consumer import _statements as statements
+from relatum_consumer._blocks import Block
+from relatum_consumer._lookups import Lookups
+from relatum_consumer._requests import Bounds, Partitions, Read, Request, Scan, Select
+from relatum_consumer._statements import BLOCK_PAGE, WIDTHS_US
+from tests.support import times as slow
+
+
+@dataclass
+class World:
+    """Streams, and their time index as the recorder makes it, that answer what look-ups ask.
+
+    It finds blocks by looking at each, and so says what the statements must give, not how.
+    """
+
+    times: dict[str, list[int | None]]
+    batch: int = 1000
+    first: int = 0
+    super_stream: str | None = None
+    blocks: dict[int, list[Block]] = field(default_factory=dict)
+    reads: int = 0
+
+    def __post_init__(self) -> None:
+        for number, times in enumerate(self.times.values(), 1):
+            rows: list[Block] = []
+            high = None
+            for start in range(0, len(times), self.batch):
+                timed = [(o, t) for o, t in enumerate(times[start : start + self.batch], start) if t is not None]
+                if timed:
+                    made, high = time_blocks([o for o, _ in timed], [t for _, t in timed], high)
+                    rows += [Block(*each[:4]) for each in made]
+            self.blocks[number] = rows
+
+    def message(self, stream: str, offset: int) -> Message:
+        """A message of a stream."""
+        time_us = self.times[stream][offset]
+        headers = {} if time_us is None else {"relatum_time": time_us}
+        return Message(stream, offset, None, None, lambda: (headers, Properties(), b"", True))
+
+    def run(self, steps: Generator[Request, Any, Answer]) -> Answer:
+        """Carry out the steps."""
+        answer = None
+        try:
+            while True:
+                answer = self._answer(steps.send(answer))
+        except StopIteration as stop:
+            result: Answer = stop.value
+            return result
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, Select):
+            return self._rows(request)
+        if isinstance(request, Bounds):
+            count = len(self.times[request.stream])
+            return StreamBounds(self.first, count - 1) if count > self.first else StreamBounds(None, None)
+        if isinstance(request, Scan):
+            self.reads += 1
+            stop = min(request.stop, len(self.times[request.stream]))
+            messages = (self.message(request.stream, offset) for offset in range(max(request.start, self.first), stop))
+            return [message for message in messages if request.keep(message)]
+        if isinstance(request, Partitions):
+            return []
+        assert isinstance(request, Read), request
+        return [self.message(*each) for each in request.ids]
+
+    def _rows(self, request: Select) -> list[Any]:
+        sql, given = request.sql, request.parameters
+        if sql == statements.definitions():
+            return []
+        if sql in (statements.present_streams(None), statements.present_streams(1)):
+            return [(number, name, self.super_stream, True) for number, name in enumerate(self.times, 1)]
+        if sql == statements.coverage_rows():
+            names = [
+                (n, n, 0, len(times), [], True, "recorded", True, None, None, None, None)
+                for n, times in enumerate(self.times.values(), 1)
+            ]
+            return [row for row in names if row[1] in given["stream_ids"]]
+        rows = [block for block in self.blocks[given["stream_id"]] if block.last_offset >= given["floor"]]
+        if sql == statements.blocks_between():
+            return [block for block in rows if block.min_us <= given["high"] and block.max_us >= given["low"]]
+        return self._beside(sql, given, rows)
+
+    def _beside(self, sql: str, given: Any, rows: list[Block]) -> list[Block]:
+        t, place = given["t"], (given["u"], given["o"])
+        reaching = [block for block in rows if block.min_us <= t <= block.max_us]
+        if sql in (statements.blocks_beside("after"), statements.blocks_beyond("after")):
+            following = sorted(
+                (block for block in rows if block.min_us > t and (block.min_us, block.first_offset) > place),
+                key=lambda block: (block.min_us, block.first_offset),
+            )
+            return (reaching if sql == statements.blocks_beside("after") else []) + following[:BLOCK_PAGE]
+        preceding = sorted(
+            (block for block in rows if block.max_us < t and (block.max_us, block.last_offset) < place),
+            key=lambda block: (block.max_us, block.last_offset),
+        )
+        return (reaching if sql == statements.blocks_beside("before") else []) + preceding[-BLOCK_PAGE:]
+
+
+SECOND = 1_000_000
+
+ordered = st.lists(st.integers(0, 30 * SECOND), max_size=400).map(sorted)
+disordered = st.lists(st.integers(0, 1000 * SECOND) | st.integers(0, 3), max_size=400)
+nearly = ordered.map(lambda each: [time + offset % 7 * SECOND // 3 for offset, time in enumerate(each)])
+some_without = disordered.map(lambda each: [None if time % 5 == 0 else time for time in each])
+any_times = ordered | disordered | nearly | some_without
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_times, any_times, st.sampled_from([1, 50, 128, 300, 1000]), st.data())
+def test_look_ups_by_time_give_what_looking_at_every_message_gives(
+    own: list[int | None], other: list[int | None], batch: int, data: st.DataObject
+) -> None:
+    """After, before, nearest and window, from a message and a datetime, in its own and in another stream."""
+    world = World({"a": own, "b": other}, batch)
+    look = Lookups("/")
+    timed = [offset for offset, time in enumerate(own) if time is not None]
+    at: Any = (
+        world.message("a", data.draw(st.sampled_from(timed)))
+        if timed and data.draw(st.booleans())
+        else moment_of(data.draw(st.integers(-1, 1001 * SECOND) | st.sampled_from([t for t in other if t] or [0])))
+    )
+    time = at.time_us if isinstance(at, Message) else round((at - moment_of(0)) / timedelta(microseconds=1))
+    for stream in ("a", "b"):
+        is_own = isinstance(at, Message) and stream == "a"
+        places = [(t, 0, o) for o, t in enumerate(world.times[stream]) if t is not None]
+        moment: slow.Moment = (time, 0 if is_own else None, at.offset if is_own else 0)
+        one = World({stream: world.times[stream]}, batch)
+
+        def offsets(steps: Any, one: World = one) -> list[int]:
+            return [message.offset for message in one.run(steps)]
+
+        for inclusive in (False, True):
+            options: Any = {"inclusive": inclusive, "complete": False}
+            expected = slow.after(places, moment, inclusive=inclusive)
+            assert offsets(look.beside("after", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
+            expected = slow.before(places, moment, inclusive=inclusive)
+            assert offsets(look.beside("before", at, stream, None, **options)) == [p[2] for p in (expected,) if p]
+        expected = slow.nearest(places, moment)
+        assert offsets(look.beside("nearest", at, stream, None, complete=False)) == [p[2] for p in (expected,) if p]
+        span = data.draw(st.integers(0, 40))
+        around = slow.window(places, moment, span * SECOND, 2 * SECOND)
+        assert offsets(look.window(at, stream, span, 2, None, complete=False)) == [place[2] for place in around]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9), max_size=60), min_size=1, max_size=4), st.data())
+def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[list[int]], data: st.DataObject) -> None:
+    """Equal times are ordered by partition, `s-2` before `s-10`, then by offset; backwards likewise."""
+    numbers = data.draw(st.lists(st.integers(0, 20), min_size=len(parts), max_size=len(parts), unique=True))
+    world = World({f"s-{number}": list(times) for number, times in zip(numbers, parts, strict=True)}, super_stream="s")
+    look = Lookups("/")
+    order = sorted(
+        (time, number, offset)
+        for number, times in zip(numbers, parts, strict=True)
+        for offset, time in enumerate(times)
+    )
+    seen: list[tuple[int, int, int]] = []
+    at: Any = moment_of(-1)
+    while (answer := world.run(look.beside("after", at, "s", None, complete=False))).hits:
+        at = answer[0]
+        seen.append((at.time_us, int(at.stream[2:]), at.offset))
+    assert seen == order
+    at, seen = moment_of(10), []
+    while (answer := world.run(look.beside("before", at, "s", None, complete=False))).hits:
+        at = answer[0]
+        seen.append((at.time_us, int(at.stream[2:]), at.offset))
+    assert seen == order[::-1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND))
+def test_what_retention_dropped_is_passed_over_and_told(times: list[int | None], first: int, time: int) -> None:
+    """The answer is exact over what is retained; where only something dropped is meant, it is `expired`."""
+    # Retention never takes the last segment, so that something always stays.
+    first = max(0, min(first, len(times) - 1))
+    world = World({"a": times}, first=first)
+    retained = [(t, 0, o) for o, t in enumerate(times) if t is not None and o >= first]
+    lost = [(t, 0, o) for o, t in enumerate(times) if t is not None and o < first]
+    moment: slow.Moment = (time, None, 0)
+    for where, find in (("after", slow.after), ("before", slow.before)):
+        answer = world.run(Lookups("/").beside(where, moment_of(time), "a", None, complete=False))
+        expected = find(retained, moment)
+        assert [message.offset for message in answer] == ([] if expected is None else [expected[2]])
+        if expected is None:
+            assert answer.status is (Status.EXPIRED if find(lost, moment) else Status.ABSENT)
+
+
+def test_equal_times_by_the_million_are_passed_by_offset() -> None:
+    """The next of equal times is one block away however many there are."""
+    world = World({"a": [5] * 20_000})
+    at: Any = world.message("a", 12_345)
+    answer = world.run(Lookups("/").beside("after", at, "a", None, complete=False))
+    assert answer.ids == (("a", 12_346),)
+    assert world.run(Lookups("/").beside("before", at, "a", None, complete=False)).ids == (("a", 12_344),)
+    assert world.reads <= 4
+
+
+def test_few_blocks_are_read_where_times_are_in_order() -> None:
+    """One block holds the answer, two at a border."""
+    world = World({"a": [offset * 1000 for offset in range(20_000)]})
+    for offset in (0, 1, 127, 128, 5000, 19_998):
+        world.reads = 0
+        at: Any = world.message("a", offset)
+        assert world.run(Lookups("/").beside("after", at, "a", None, complete=False)).ids == (("a", offset + 1),)
+        assert world.reads <= 2
+
+
+def test_a_block_that_the_messages_do_not_confirm_is_another_streams() -> None:
+    """The times at a block's ends are times of messages in it; where they are not, the stream was replaced."""
+    world = World({"a": [offset * 1000 for offset in range(300)]})
+    world.times["a"] = [offset * 1000 + 1 for offset in range(300)]
+    with pytest.raises(StreamReplaced):
+        world.run(Lookups("/").beside("after", moment_of(5000), "a", None, complete=False))
+
+
+@given(st.integers(0, 2**58), st.integers(0, 2**58))
+def test_every_block_is_in_reach_of_its_class(min_us: int, width: int) -> None:
+    """A block that holds a moment begins at most its class's width before it: the range that is probed."""
+    assert width <= WIDTHS_US[width_class(width)]
+    assert width_class(width) < len(WIDTHS_US)
+
+
+@given(
+    st.builds(lambda a, b, c, d: Block(min(a, b), max(a, b), min(c, d), max(c, d)), *[st.integers(0, 50)] * 4),
+    st.tuples(st.integers(-1, 51), st.sampled_from([-1, INTEGER_MAX]) | st.integers(0, 50)),
+)
+def test_a_blocks_promise_is_kept(block: Block, beyond: blocks.Place) -> None:
+    """No message a block can hold comes earlier after a place than it promises, nor in the mirror."""
+    for held, place in ((block, beyond), (block.mirrored(), blocks.mirrored(beyond))):
+        possible = [
+            (time, offset)
+            for time in range(held.min_us, held.max_us + 1)
+            for offset in range(held.first_offset, held.last_offset + 1)
+            if (time, offset) > place
+        ]
+        assert blocks.earliest(held, place) == min(possible, default=None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 200)), max_size=40), st.integers(1, 20))
+def test_runs_cover_every_block_and_do_not_overlap(spans: list[tuple[int, int]], most: int) -> None:
+    """Each block is in one run, and no offset is read twice."""
+    rows = [Block(0, 0, first, first + length) for first, length in spans]
+    runs = blocks.joined(rows, most)
+    assert sorted(block for _, _, members in runs for block in members) == sorted(rows)
+    for first, last, members in runs:
+        assert (first, last) == (min(b.first_offset for b in members), max(b.last_offset for b in members))
+    assert all(one[1] < other[0] for one, other in pairwise(runs))
