@@ -65,14 +65,12 @@ class Demonstration:
 
     def choose(self) -> Message:
         """The latest flight that left and has an answer to every question: a scan for it has the most to read."""
-        flights = self._data.flights
-        seen = flights["tailnum"].duplicated()
+        flights, weather = self._data.flights, self._data.weather
+        hours = set(zip(weather["origin"], weather["time_hour"], strict=True))
+        reported = [hour in hours for hour in zip(flights["origin"], flights["time_hour"], strict=True)]
         known = flights["tailnum"].isin(self._data.planes["tailnum"])
-        candidates = flights[flights["dep_time"].notna() & seen & known]
-        for number in reversed(candidates.index.tolist()[-100:]):
-            if all(question.by_frame(self._data, flights.loc[number]) for question in QUESTIONS):
-                return self.flight(number)
-        return self.flight(int(candidates.index[-1]))
+        flown_before = flights["tailnum"].duplicated()
+        return self.flight(int(flights.index[flights["dep_time"].notna() & known & flown_before & reported][-1]))
 
     def timed(self, flight: Message) -> Iterator[Timed]:
         """Each question about one flight, asked of Relatum `REPEATS` times and scanned for once."""

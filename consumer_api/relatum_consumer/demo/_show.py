@@ -66,7 +66,7 @@ def print_timed(timed: Sequence[Timed]) -> None:
     console.print(
         "   Relatum: the index in PostgreSQL, then a read at an offset, the message's\n"
         f"   body included; the median of {REPEATS} times.\n"
-        "   Scanning: the same reader reads the whole stream and tests each message, once.\n"
+        "   Scanning: the same reader reads the whole stream and tests each message.\n"
     )
 
 
