@@ -31,6 +31,7 @@ from tests.support import (
     recorded_to,
     recording,
     rows_of,
+    stream_available,
     wait_recorded,
     wait_until,
 )
@@ -216,7 +217,7 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(server
     servers.rabbitmq.stop()
     older = servers.directory / "older"
     shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
-    servers.rabbitmq.restart()
+    restart_broker(servers)
     publish_plain(url, STREAM, orders("lost", 1_000), confirm=False)
     with recording(url, engine, STREAM):
         wait_recorded(url, engine, STREAM)
@@ -225,7 +226,7 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(server
     servers.rabbitmq.stop()
     shutil.rmtree(servers.rabbitmq.data)
     shutil.copytree(older, servers.rabbitmq.data, symlinks=True)
-    servers.rabbitmq.restart()
+    restart_broker(servers)
     publish_plain(url, STREAM, orders("new", 500), confirm=False)
     found = verify(url, engine, [STREAM])
     assert [difference.kind for difference in found.streams[0].differences] == ["replaced"], "verify notices it too"
@@ -238,6 +239,12 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(server
     assert values == [f"kept{n}" for n in range(3_000)] + [f"new{n}" for n in range(500)]
     assert verify(url, engine, [STREAM]).ok
     engine.dispose()
+
+
+def restart_broker(servers: LocalServers) -> None:
+    """Start the broker again, and wait until it serves its streams, which is a moment later."""
+    servers.rabbitmq.restart()
+    wait_until(lambda: stream_available(servers.broker_url, STREAM), limit_s=60, what="the stream is served again")
 
 
 def orders(name: str, count: int) -> list[tuple[bytes, dict[str, str]]]:

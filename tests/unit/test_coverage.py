@@ -1,6 +1,7 @@
 """Ranges of offsets: what is covered, what is missing, for which keys."""
 
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +15,12 @@ ranges = st.lists(
 
 
 def points(spans: list[tuple[int, int]]) -> set[int]:
+    """Every offset in some of the ranges."""
     return {offset for start, end in spans for offset in range(start, end)}
 
 
 def row(start: int, end: int, keys: tuple[int, ...], *, time: bool = True, kind: str = "recorded") -> CoverageRow:
+    """A range as the database would give it."""
     return CoverageRow(1, 1, start, end, keys, time, kind, False, None, None, None, datetime.now(UTC))
 
 
@@ -26,7 +29,7 @@ def test_merged_ranges_cover_the_same_offsets_and_lie_apart(spans: list[tuple[in
     """Merging neither adds nor drops an offset, and leaves nothing to merge."""
     result = merged(spans)
     assert points(result) == points(spans)
-    assert all(a[1] < b[0] for a, b in zip(result, result[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in pairwise(result))
 
 
 @given(ranges, st.integers(0, 60), st.integers(0, 60))

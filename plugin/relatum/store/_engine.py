@@ -12,6 +12,8 @@ from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailabl
 
 _LIBPQ_OPTIONS: dict[str, Any] = {
     "application_name": "relatum",
+    # A database in SQL_ASCII would hand out bytes otherwise, which SQLAlchemy cannot read its own catalog by.
+    "client_encoding": "utf8",
     "connect_timeout": 5,
     # A half-open link is noticed in about ten seconds, whether bytes wait to be acknowledged or the line is idle.
     "keepalives_idle": 5,
