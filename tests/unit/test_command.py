@@ -1,0 +1,83 @@
+"""The command's own small parts: exit codes, log lines, and text on the terminal."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from relatum import errors
+from relatum.command import ExitCode, exit_code_of, print_messages
+from relatum.command._logs import JsonFormatter, TextFormatter
+from relatum.command._output import ranges_text, size_text
+from relatum.reading import Message
+
+
+def subclasses(kind: type[errors.RelatumError]) -> Iterator[type[errors.RelatumError]]:
+    """All classes below one."""
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+@pytest.mark.parametrize("kind", sorted(set(subclasses(errors.RelatumError)), key=lambda kind: kind.__name__))
+def test_every_error_has_an_exit_code_of_its_own_kind(kind: type[errors.RelatumError]) -> None:
+    """No error of Relatum ends as something nobody foresaw, nor as done."""
+    assert exit_code_of(kind("what failed")) not in (ExitCode.OK, ExitCode.FAILED)
+
+
+def test_exit_codes_follow_what_can_be_done() -> None:
+    """The leaf decides, not its parent: a database that is away is not a broker that is away."""
+    assert exit_code_of(errors.DatabaseUnavailable("")) is ExitCode.DATABASE
+    assert exit_code_of(errors.BrokerUnavailable("")) is ExitCode.BROKER
+    assert exit_code_of(errors.SchemaMissing("")) is ExitCode.CONFIGURATION
+    assert exit_code_of(errors.OffsetExpired("", stream="s", offset=1, first=2)) is ExitCode.NOT_THERE
+    assert exit_code_of(errors.KeyDefinitionConflict("", key="k")) is ExitCode.USAGE
+    assert exit_code_of(errors.StreamReplaced("", stream="s")) is ExitCode.DIFFERENT
+
+
+def record(**extra: object) -> logging.LogRecord:
+    """A log record with fields of its own and an error."""
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        made = logging.getLogger("relatum.test").makeRecord(
+            "relatum.test", logging.INFO, "", 0, "recorded %d", (3,), sys.exc_info(), extra=extra
+        )
+    return made
+
+
+def test_json_log_lines_are_one_object_each() -> None:
+    """A record, its fields and its traceback are one line of JSON."""
+    line = JsonFormatter().format(record(stream="orders", to=7))
+    assert "\n" not in line
+    document = json.loads(line)
+    assert (document["message"], document["level"], document["stream"], document["to"]) == (
+        "recorded 3",
+        "info",
+        "orders",
+        7,
+    )
+    assert "two" in document["error"]
+
+
+def test_text_log_lines_name_their_fields() -> None:
+    """For people, fields follow the message as name=value."""
+    assert "recorded 3 stream=orders to=7" in TextFormatter().format(record(stream="orders", to=7)).splitlines()[0]
+
+
+def test_messages_on_the_terminal_cannot_move_its_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters of a body are shown as dots, and markup as it stands there."""
+    print_messages([Message.from_record("s", 0, b"\x1b[2J[bold]x\x07", None)])
+    shown = capsys.readouterr().out
+    assert "\x1b[2J" not in shown
+    assert "[bold]x" in shown
+
+
+def test_ranges_and_sizes_are_shown_as_people_read_them() -> None:
+    """A range's end is its last offset; long lists are cut."""
+    assert ranges_text([(0, 1000)]) == "0–999"
+    assert ranges_text([]) == "–"
+    assert ranges_text([(n, n + 1) for n in range(5)]) == "0–0, 1–1, 2–2 and 2 more"
+    assert [size_text(size) for size in (None, 0, 999, 1500, 2_500_000)] == ["–", "0 B", "999 B", "1.5 kB", "2.5 MB"]
