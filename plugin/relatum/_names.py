@@ -9,4 +9,5 @@ Not `x-…`: RabbitMQ 3.13 and later move headers of that form out of the applic
 """
 
 RECEIPT_HEADER: Final = "relatum_receipt"
-"""True where a publisher waits for the message's offset, so that the recorder writes its `message_id` down."""
+"""There where a publisher waits for the message's offset: True, then the recorder writes the `message_id` down with it;
+or a text, then that: the name of a receipt whose `message_id` is the caller's own and may have been used before."""

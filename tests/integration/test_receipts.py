@@ -87,6 +87,15 @@ def test_a_receipt_gives_one_place_for_each_stream(
     assert all(body_at(stream_url, place) == b"both" for place in places)
 
 
+def test_a_message_id_may_be_used_again(channel: BlockingChannel, stream_name: str) -> None:
+    """Two messages under one id of the caller's: each receipt gives the place of its own message."""
+    properties = pika.BasicProperties(message_id="mine", timestamp=1_700_000_000)
+    receipts = [relatum.publish(channel, "", stream_name, b"same", properties) for _ in range(3)]
+    places = [place for receipt in receipts for place in receipt.wait()]
+    assert len(set(places)) == 3
+    assert [place.offset for place in places] == sorted(place.offset for place in places)
+
+
 def test_a_queue_that_is_no_stream_has_no_places(channel: BlockingChannel) -> None:
     """A message to a classic queue by the default exchange is confirmed and lies in no stream."""
     name = unique_name()

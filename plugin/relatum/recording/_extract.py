@@ -20,6 +20,10 @@ _PROPERTY_PLACES: Final = {"message_id": 0, "user_id": 1, "reply_to": 4, "correl
 """Places in AMQP 1.0's properties list. `type` has none: RabbitMQ keeps it under `x-basic-type`."""
 
 _CREATION_TIME: Final = 9
+
+RECEIPT_NAME_LENGTH_MAX: Final = 64
+"""Characters of a receipt's name; the interceptor's have 36. Other publishers' headers may hold anything."""
+
 _APPLICATION_NAMES: Final = {"type": b"x-basic-type", "app_id": b"x-basic-app-id"}
 """Where RabbitMQ keeps properties that AMQP 1.0 does not have: application properties up to 3.12, annotations later."""
 
@@ -175,5 +179,18 @@ class Extractor:
             if canonical is not None:
                 values.append((key_id, canonical))
         time_us, source = message_time(found[self._time], found[self._created], chunk_ms)
-        receipt = property_text(found[self._message_id]) if found[self._receipt] is True else None
+        receipt = _receipt_name(found[self._receipt], found[self._message_id])
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
+
+
+def _receipt_name(asked: Any, message_id: Any) -> str | None:
+    """What a receipt goes by: the `message_id` where the header is only True, or the name the header holds.
+
+    The interceptor gives a name where the `message_id` is the caller's own, which may have been used before.
+    """
+    if asked is True:
+        name = property_text(message_id)
+        return name if isinstance(name, str) else None
+    if isinstance(asked, str) and len(asked) <= RECEIPT_NAME_LENGTH_MAX and "\0" not in asked:
+        return asked
+    return None
