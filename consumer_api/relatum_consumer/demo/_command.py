@@ -98,7 +98,8 @@ def _servers(
 
         began = time.perf_counter()
         where = directory or Path(stack.enter_context(TemporaryDirectory(prefix="relatum-demo-")))
-        local = stack.enter_context(LocalServers(where))
+        # What is thrown away at the end need not survive a power loss.
+        local = stack.enter_context(LocalServers(where, durable=directory is not None))
         heading(f"1. A private RabbitMQ and a private PostgreSQL run ({time.perf_counter() - began:.1f} s).")
         yield Servers(local.broker_url, local.stream_url, local.database_url, prefix)
 
