@@ -1,0 +1,154 @@
+"""The least a client of RabbitMQ's stream protocol can be: what our own reader is compared with.
+
+One connection, no time-outs, no checks of sums, no errors beyond an assertion.
+
+Source: https://github.com/rabbitmq/rabbitmq-server/blob/main/deps/rabbitmq_stream/docs/PROTOCOL.adoc
+"""
+
+import socket
+import struct
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final, Self
+from urllib.parse import unquote, urlsplit
+
+DECLARE_PUBLISHER: Final = 1
+PUBLISH: Final = 2
+PUBLISH_CONFIRM: Final = 3
+SUBSCRIBE: Final = 7
+DELIVER: Final = 8
+UNSUBSCRIBE: Final = 12
+PEER_PROPERTIES: Final = 17
+SASL_HANDSHAKE: Final = 18
+SASL_AUTHENTICATE: Final = 19
+TUNE: Final = 20
+OPEN: Final = 21
+RESPONSE: Final = 0x8000
+
+CHUNK_HEADER: Final = struct.Struct(">BBHIqQQIIII")
+"""Magic and version, type, entries, records, time, epoch, first offset, sum, lengths, the rest."""
+
+FRAME_RECORDS: Final = 2_000
+"""Records in one frame of `publish_all`; small ones, so that it stays under the broker's 1 MiB."""
+
+UNCONFIRMED_MAX: Final = 100_000
+"""Records sent ahead of their confirms."""
+
+
+def text(value: str) -> bytes:
+    """A string as the protocol writes it."""
+    data = value.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+class BareStreamClient:
+    """A connection that reads one message at an offset, or writes many.
+
+    Args:
+        url: `rabbitmq-stream://user:password@host:port/vhost`.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._socket = socket.create_connection((parts.hostname, parts.port or 5552))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray()
+        self._correlation = 0
+        user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
+        login = f"\0{user}\0{password}".encode()
+        self._call(PEER_PROPERTIES, struct.pack(">i", 0))
+        self._call(SASL_HANDSHAKE, b"")
+        self._call(SASL_AUTHENTICATE, text("PLAIN") + struct.pack(">i", len(login)) + login)
+        tune = self._receive()
+        assert struct.unpack_from(">H", tune)[0] == TUNE
+        # The frame size it offers, and no heartbeats.
+        self._send(TUNE, tune[4:8] + struct.pack(">I", 0))
+        self._call(OPEN, text(unquote(parts.path[1:]) or "/"))
+
+    def read(self, stream: str, offset: int) -> bytes:
+        """The record at an offset: attach, take a chunk, detach, in one round trip."""
+        subscribe = self._request(SUBSCRIBE, b"\1" + text(stream) + struct.pack(">HQH", 4, offset, 1))
+        unsubscribe = self._request(UNSUBSCRIBE, b"\1")
+        self._socket.sendall(subscribe + unsubscribe)
+        record = None
+        while True:
+            frame = self._receive()
+            key = struct.unpack_from(">H", frame)[0]
+            if key == DELIVER:
+                record = _record_at(frame, 5, offset)
+            elif key == UNSUBSCRIBE | RESPONSE:
+                assert record is not None, f"nothing lies at offset {offset} of {stream}"
+                return record
+
+    def publish_all(self, stream: str, records: Iterable[bytes]) -> int:
+        """Write records, many to a frame, and wait until all are confirmed; gives how many."""
+        self._call(DECLARE_PUBLISHER, b"\1" + text("") + text(stream))
+        rest = iter(records)
+        sent = confirmed = 0
+        while part := list(islice(rest, FRAME_RECORDS)):
+            entries = [struct.pack(">QI", number, len(record)) + record for number, record in enumerate(part, sent)]
+            self._send(PUBLISH, b"\1" + struct.pack(">i", len(part)) + b"".join(entries))
+            sent += len(part)
+            while sent - confirmed > UNCONFIRMED_MAX:
+                confirmed += self._confirms()
+        while confirmed < sent:
+            confirmed += self._confirms()
+        return sent
+
+    def _confirms(self) -> int:
+        frame = self._receive()
+        key, _, _, count = struct.unpack_from(">HHBi", frame)
+        assert key == PUBLISH_CONFIRM, f"the broker sent frame {key} for a confirm"
+        return int(count)
+
+    def _call(self, key: int, payload: bytes) -> bytes:
+        self._socket.sendall(self._request(key, payload))
+        while True:
+            frame = self._receive()
+            if struct.unpack_from(">H", frame)[0] == key | RESPONSE:
+                assert struct.unpack_from(">H", frame, 8)[0] == 1, f"request {key} was refused"
+                return frame
+
+    def _request(self, key: int, payload: bytes) -> bytes:
+        self._correlation += 1
+        return _frame(key, struct.pack(">I", self._correlation) + payload)
+
+    def _send(self, key: int, payload: bytes) -> None:
+        self._socket.sendall(_frame(key, payload))
+
+    def _receive(self) -> bytes:
+        buffer = self._buffer
+        while len(buffer) < 4 or len(buffer) < 4 + struct.unpack_from(">I", buffer)[0]:
+            data = self._socket.recv(1 << 20)
+            assert data, "the broker closed the connection"
+            buffer += data
+        end = 4 + struct.unpack_from(">I", buffer)[0]
+        frame = bytes(buffer[4:end])
+        del buffer[:end]
+        return frame
+
+    def close(self) -> None:
+        """Close the connection without a farewell."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _frame(key: int, payload: bytes) -> bytes:
+    return struct.pack(">IHH", 4 + len(payload), key, 1) + payload
+
+
+def _record_at(frame: bytes, start: int, offset: int) -> bytes:
+    """The record of an offset in a chunk of plain entries."""
+    header = CHUNK_HEADER.unpack_from(frame, start)
+    records, first = header[3], header[6]
+    assert first <= offset < first + records, f"offset {offset} is not in the chunk that begins with {first}"
+    place = start + CHUNK_HEADER.size
+    for _ in range(offset - first):
+        place += 4 + struct.unpack_from(">I", frame, place)[0]
+    size = struct.unpack_from(">I", frame, place)[0]
+    return frame[place + 4 : place + 4 + size]

@@ -1,0 +1,102 @@
+"""The recorder as people run it: `relatum record` in a process of its own, watched from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+COMMAND: Final = [sys.executable, "-c", "from relatum.command import main; main()", "record", "--log-level", "warning"]
+
+POLL_S: Final = 0.01
+"""How often a catching-up recorder's coverage is looked at."""
+
+LIMIT_S: Final = 300.0
+
+COVERAGE: Final = (
+    "SELECT to_offset FROM relatum.coverage JOIN relatum.streams USING (stream_id) "
+    "WHERE name = %s AND replaced_at IS NULL AND is_tail"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """How a recorder came to the end of a stream.
+
+    Attributes:
+        messages: Messages recorded between the first and the last look.
+        seconds: Time between them. The first is when the recorder has opened the stream, so that starting Python and
+            connecting are not in it.
+        rss_bytes: The most memory it held, the whole process; 0 where the system does not say.
+    """
+
+    messages: int
+    seconds: float
+    rss_bytes: int
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds
+
+
+@contextmanager
+def recorder(broker_url: str, stream_url: str, database_url: str, stream: str) -> Iterator[int]:
+    """Run `relatum record` on a stream; gives its process id. Leaving ends it as a service manager would."""
+    environment = os.environ | {
+        "RELATUM_BROKER_URL": broker_url,
+        "RELATUM_STREAM_URL": stream_url,
+        "RELATUM_DATABASE_URL": database_url,
+    }
+    process = subprocess.Popen([*COMMAND, stream], env=environment)
+    try:
+        yield process.pid
+        assert process.poll() is None, f"the recorder ended with {process.returncode}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def catch_up(broker_url: str, stream_url: str, database_url: str, stream: str, messages: int) -> CatchUp:
+    """Record a whole stream by a recorder process, and check that each message has its two rows."""
+    with (
+        psycopg.connect(database_url, autocommit=True) as connection,
+        recorder(broker_url, stream_url, database_url, stream) as pid,
+    ):
+        begun_at, first = _wait_covered(connection, stream, 0)
+        ended_at, last = _wait_covered(connection, stream, messages)
+        found = CatchUp(last - first, ended_at - begun_at, peak_rss_bytes(pid))
+        row = connection.execute("SELECT count(*), max(stream_offset) FROM relatum.relationships").fetchone()
+        assert row == (2 * messages, messages - 1), f"{row} are in the table of {messages} messages"
+    return found
+
+
+def _wait_covered(connection: psycopg.Connection[tuple[int]], stream: str, end: int) -> tuple[float, int]:
+    """When the coverage was seen to have reached an offset, and how far it was then."""
+    limit = time.monotonic() + LIMIT_S
+    while True:
+        row = connection.execute(COVERAGE, [stream], prepare=True).fetchone()
+        if row is not None and row[0] >= end:
+            return time.perf_counter(), row[0]
+        assert time.monotonic() < limit, f"the recorder of {stream} is at {row} after {LIMIT_S:.0f} s"
+        time.sleep(POLL_S)
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most memory a process held so far; 0 where the system does not say."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return 0
+    lines = (line.split() for line in status.read_text().splitlines())
+    return next((int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:"), 0)

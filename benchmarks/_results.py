@@ -1,0 +1,90 @@
+"""What was measured: rows, their verdicts, and the ways to show them."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+Verdict = Literal["pass", "falls short", "measured", "not measured"]
+
+_COLOURS = {"pass": "green", "falls short": "red", "measured": "", "not measured": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        group: The group of benchmarks it belongs to, for `--only`.
+        what: What was measured.
+        ours: Relatum's figure, with its unit.
+        other: The figure of what it is compared with, with its unit; empty for none.
+        ratio: The one by the other, as the aim puts it; None for none.
+        aim: What is aimed at; empty where it is only measured.
+        is_met: Whether the aim is met; None where there is none.
+        note: What one must know to read the figures.
+        figures: All figures by name, in seconds, bytes and messages, for programs.
+    """
+
+    group: str
+    what: str
+    ours: str
+    other: str = ""
+    ratio: float | None = None
+    aim: str = ""
+    is_met: bool | None = None
+    note: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the aim is met, in a word."""
+        if not self.ours:
+            return "not measured"
+        return "measured" if self.is_met is None else "pass" if self.is_met else "falls short"
+
+    @property
+    def cells(self) -> list[str]:
+        """What the table shows of it."""
+        ratio = "" if self.ratio is None else f"{self.ratio:,.0f}" if self.ratio >= 100 else f"{self.ratio:.2f}"
+        return [self.what, self.ours or self.note, self.other, ratio, self.aim, self.verdict]
+
+
+HEADINGS = ("what", "Relatum", "compared with", "ratio", "aim", "")
+
+
+def show(rows: Iterable[Row], console: Console) -> None:
+    """Print the table on a terminal."""
+    table = Table(show_lines=False, pad_edge=False)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if heading == "ratio" else "left")
+    for row in rows:
+        *cells, verdict = row.cells
+        colour = _COLOURS[verdict]
+        table.add_row(*cells, f"[{colour}]{verdict}[/]" if colour else verdict)
+    console.print(table)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """The same table in Markdown, with what falls short in bold."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "| --- | --- | --- | ---: | --- | --- |"]
+    for row in rows:
+        *cells, verdict = row.cells
+        lines.append("| " + " | ".join([*cells, f"**{verdict}**" if verdict == "falls short" else verdict]) + " |")
+    return "\n".join(lines)
+
+
+def save(path: Path, facts: Mapping[str, Any], rows: Iterable[Row]) -> None:
+    """Write facts about the machine and all rows as JSON."""
+    found = {"machine": dict(facts), "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
+    path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+def load(path: Path) -> list[Row]:
+    """The rows of a file that `save` wrote."""
+    rows = json.loads(path.read_text())["rows"]
+    return [Row(**{name: value for name, value in row.items() if name != "verdict"}) for row in rows]

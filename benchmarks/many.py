@@ -1,0 +1,108 @@
+"""`read_many` beside the better of reading each by itself and reading straight through, at several densities."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from benchmarks import _streams as streams
+from benchmarks._bare import BareStreamClient
+from benchmarks._context import Context
+from benchmarks._results import Row
+from benchmarks._timing import in_turns, median, milliseconds
+from relatum import MessageId
+from relatum.reading import Message, StreamReader
+
+GROUP: Final = "many"
+
+IDS: Final = 1_000
+AIM: Final = 1.3
+ROUNDS: Final = 5
+SPARSE_ROUNDS: Final = 3
+SPARSE_GAP: Final = 10_000
+
+Way = Callable[[], list[Message]]
+
+
+def measure(context: Context) -> Iterator[Row]:
+    """The rows about reading many messages."""
+    for gap in (1, 10, 100):
+        if gap * IDS <= context.messages:
+            yield _compare(context, context.orders(context.messages), context.messages, gap, "")
+    for gap in (1, 10, 100):
+        if gap * IDS <= context.singles_messages:
+            yield _compare(context, context.singles(), context.singles_messages, gap, ", written one by one")
+    count = 10 * context.messages
+    gap = min(SPARSE_GAP, count // IDS)
+    yield _compare(context, _tiny(context, count), count, gap, f", {count:,} tiny messages")
+
+
+def _tiny(context: Context, count: int) -> str:
+    def write(name: str) -> None:
+        with BareStreamClient(context.stream_url) as client:
+            client.publish_all(name, map(streams.tiny, range(count)))
+
+    return context.stream(f"tiny-{count}", write, count)
+
+
+def _compare(context: Context, stream: str, messages: int, gap: int, kind: str) -> Row:
+    context.say(f"reading {IDS:,} of {gap * IDS:,} messages{kind}")
+    chooser = random.Random(gap)
+    begin = chooser.randrange(messages - gap * IDS + 1)
+    # One in each stretch: this dense, and not evenly spread.
+    offsets = [begin + number * gap + chooser.randrange(gap) for number in range(IDS)]
+    asked = chooser.sample(offsets, IDS)
+    with StreamReader.open(context.address) as reader:
+        ways: dict[str, Way] = {
+            "many": lambda: _many(reader, stream, asked),
+            "each": lambda: [reader.read(stream, offset) for offset in offsets],
+            "through": lambda: _through(reader, stream, offsets),
+        }
+        for way in ways.values():
+            _check(way(), offsets)
+        taken = in_turns(ways, context.rounds(SPARSE_ROUNDS if gap >= SPARSE_GAP else ROUNDS))
+    return _row(gap, kind, {name: median(values) for name, values in taken.items()})
+
+
+def _row(gap: int, kind: str, taken: dict[str, float]) -> Row:
+    better = min(("each", "through"), key=lambda name: taken[name])
+    ratio = taken["many"] / taken[better]
+    named = {"each": "reading each", "through": "reading through"}
+    other = "through" if better == "each" else "each"
+    return Row(
+        GROUP,
+        f"`read_many` of {IDS:,} offsets, 1 in {gap:,}{kind}",
+        milliseconds(taken["many"]),
+        f"{milliseconds(taken[better])}: {named[better]} ({named[other]}: {milliseconds(taken[other])})",
+        ratio,
+        f"≤ {AIM:g} ×",
+        ratio <= AIM,
+        figures={f"{name}_s": value for name, value in taken.items()},
+    )
+
+
+def _many(reader: StreamReader, stream: str, asked: Sequence[int]) -> list[Message]:
+    found = list(reader.read_many(MessageId(stream, offset) for offset in asked))
+    messages = [message for message in found if isinstance(message, Message)]
+    assert [message.offset for message in messages] == list(asked)
+    return messages
+
+
+def _through(reader: StreamReader, stream: str, offsets: Sequence[int]) -> list[Message]:
+    """Read on from the first to the last, making messages of none but those wanted."""
+    found: list[Message] = []
+    rest = iter(offsets)
+    wanted: int | None = next(rest)
+    for batch in reader.batches(stream, offsets[0], follow=False):
+        while batch is not None and wanted is not None and wanted <= batch.last_offset:
+            record = batch.records[wanted - batch.first_offset]
+            found.append(Message.from_record(stream, wanted, record, batch.chunk_ms))
+            wanted = next(rest, None)
+        if wanted is None:
+            break
+    return found
+
+
+def _check(found: Sequence[Message], offsets: Sequence[int]) -> None:
+    """All messages are there, and each says the number of its offset."""
+    assert sorted(message.offset for message in found) == list(offsets)
+    assert all(int(message.body) == message.offset for message in found)
