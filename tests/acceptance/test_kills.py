@@ -19,7 +19,9 @@ import pika
 import pika.exceptions
 import psycopg
 import pytest
+import sqlalchemy as sa
 
+import relatum
 import relatum_migrations
 from relatum.local import LocalServers
 from relatum.recording import status, verify
@@ -197,7 +199,7 @@ def test_a_database_killed_ten_times_loses_and_doubles_no_row(servers: LocalServ
             wait_until(lambda start=before: recorded_to(engine, STREAM) > start, limit_s=60, what="it records")
             servers.postgresql.kill()
             wait_until(lambda start=published: load.published > start, what="publishing goes on without the database")
-            servers.postgresql.restart()
+            restart_database(servers, engine)
         before = recorded_to(engine, STREAM)
         wait_until(lambda: recorded_to(engine, STREAM) > before, limit_s=60, what="it records again")
     with recording(servers.broker_url, engine, STREAM):
@@ -238,6 +240,42 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(server
     values = [value for _, value, _ in rows_of(engine, STREAM)]
     assert values == [f"kept{n}" for n in range(3_000)] + [f"new{n}" for n in range(500)]
     assert verify(url, engine, [STREAM]).ok
+    engine.dispose()
+
+
+@pytest.mark.timeout(180)
+def test_publishing_does_not_wait_for_the_database(servers: LocalServers) -> None:
+    """An intercepted connection with its recorder inside goes on while PostgreSQL is away, and catches up."""
+    connection = pika.BlockingConnection(pika.URLParameters(servers.broker_url))
+    relatum.intercept(connection, database=servers.database_url, keys=["order_id"])
+    channel = connection.channel()
+    channel.confirm_delivery()
+
+    def publish(name: str) -> None:
+        for body, headers in orders(name, 50):
+            channel.basic_publish("", STREAM, body, pika.BasicProperties(headers=headers))
+
+    servers.postgresql.kill()
+    publish("away")
+    servers.postgresql.restart()
+    engine = make_engine(servers.database_url)
+    wait_until(lambda: recorded_to(engine, STREAM) >= 50, limit_s=30, what="what was published meanwhile is recorded")
+    servers.postgresql.kill()
+    publish("lost")
+    restart_database(servers, engine)
+    publish("back")
+    wait_until(lambda: recorded_to(engine, STREAM) >= 150, limit_s=30, what="it is recorded again")
+    relatum.release(connection)
+    connection.close()
+    assert [value for _, value, _ in rows_of(engine, STREAM)] == [
+        value["order_id"] for name in ("away", "lost", "back") for _, value in orders(name, 50)
+    ]
+    engine.dispose()
+
+
+def restart_database(servers: LocalServers, engine: sa.Engine) -> None:
+    """Start the database again, and drop this test's own connections, which ended with it."""
+    servers.postgresql.restart()
     engine.dispose()
 
 

@@ -148,5 +148,7 @@ def test_a_receipt_is_taken_only_where_the_publisher_asked_for_it() -> None:
     identified = section(0x73, encode(["m-1"]))
     extractor = Extractor([])
     assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": True})), 1).receipt == "m-1"
-    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": "yes"})), 1).receipt is None
+    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": "r-1"})), 1).receipt == "r-1"
+    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": "x" * 65})), 1).receipt is None
+    assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": 1})), 1).receipt is None
     assert extractor.from_record(identified, 1).receipt is None

@@ -14,7 +14,8 @@ is equal in the table:
 | | `int` | taken as microseconds since 1970, UTC |
 | | ISO 8601 text with a zone | as the `datetime` it names |
 
-`bytes` that are UTF-8 count as the text they spell, for every type. `None` is no value: no row, no error. Everything else is invalid, each for a named reason.
+`bytes` that are UTF-8 count as the text they spell, for every type. `None` is no value: no row, no error. Everything
+else is invalid, each for a named reason.
 """
 
 import re

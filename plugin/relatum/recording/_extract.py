@@ -179,7 +179,8 @@ class Extractor:
             if canonical is not None:
                 values.append((key_id, canonical))
         time_us, source = message_time(found[self._time], found[self._created], chunk_ms)
-        receipt = _receipt_name(found[self._receipt], found[self._message_id])
+        asked = found[self._receipt]
+        receipt = None if asked is None else _receipt_name(asked, found[self._message_id])
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
 
 
