@@ -19,7 +19,7 @@ from relatum_consumer._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
 from relatum_consumer._proof import Uncovered, replaced, uncovered
 from relatum_consumer._related import check, first_retained, status_of
 from relatum_consumer._requests import Bounds, Read, Scan, Select, Steps
-from relatum_consumer._statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US, Direction
+from relatum_consumer._statements import WIDTH_CLASSES, WIDTHS_US, Direction
 
 Rank = tuple[int, tuple[int, str], int]
 """Where a message stands in time: its time, then its partition, then its offset."""
@@ -261,9 +261,12 @@ def _by_blocks(
             if nearest.message is had and blocks.surely_holds(block, start) and _begins_in(original, stream, lost):
                 lost.is_sure = True
         following = [(block.min_us, block.first_offset) for block in page if block.min_us > start[0]]
-        if len(following) < BLOCK_PAGE:
+        if not following:
             return nearest.message
         page_from, sql = max(following), statements.blocks_beyond(direction)
+        best = nearest.place
+        if best is not None and (best if is_after else blocks.mirrored(best)) <= page_from:
+            return nearest.message
 
 
 def _blocks_of(stream: PresentStream, floor: int) -> dict[str, Any]:

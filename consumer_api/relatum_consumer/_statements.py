@@ -240,14 +240,17 @@ def blocks_between() -> str:
 
 @lru_cache
 def blocks_beside(direction: Direction) -> str:
-    """Blocks that hold the moment `t`, and the next ones after or before it, in no order."""
+    """Blocks that hold the moment `t`, and the first page of those beyond it, in no order."""
     beyond = _following() if direction == "after" else _preceding()
     return _text(sa.union_all(_reaching(_T, _T), beyond))
 
 
 @lru_cache
 def blocks_beyond(direction: Direction) -> str:
-    """The blocks that come after or before `t`, next to the place (`u`, `o`) in their order, in no order."""
+    """The next page of blocks beyond `t`, from the place (`u`, `o`) on in their order, in no order.
+
+    A page is not empty while there are any, has no gap, and at most `BLOCK_PAGE` blocks.
+    """
     return _text(_following() if direction == "after" else _preceding())
 
 
@@ -286,25 +289,35 @@ def _following() -> sa.Select[Any]:
 def _preceding() -> sa.Select[Any]:
     """The last blocks that end before `t`, by (end, last offset) downwards, beyond the place (`u`, `o`) in that order.
 
-    The index has the blocks' beginnings. Of those in one class, the one that begins last ends at `nearest`; one that
-    ends later still begins after `nearest` minus the class's width.
+    The index has the blocks' beginnings. One that ends at or after some end began after that end minus its class's
+    width. So: of each class the block that begins last; the latest of their ends; and all blocks that end no earlier,
+    of which there is at least one. What is not given ends before all that is given, or is cut off by the page's size.
     """
     classes, blocks, last = _classes(), time_blocks.c, time_blocks.alias("last").c
-    nearest = (
+    latest = (
         sa.select(last.max_us.label("ends"))
         .where(*_in_class(last, classes), *_ends_beyond(last))
         .order_by(last.min_us.desc())
         .limit(sa.literal_column("1"))
-        .lateral("nearest")
+        .lateral("latest")
     )
+    begun = (
+        sa.select(classes.c.width_class, classes.c.width, latest.c.ends)
+        .select_from(classes.join(latest, sa.true()))
+        .cte("begun")
+    )
+    ends = sa.select(sa.func.max(begun.c.ends)).scalar_subquery()
     inner = (
         sa.select(*_BLOCK)
-        .where(*_in_class(blocks, classes), blocks.min_us >= nearest.c.ends - classes.c.width, *_ends_beyond(blocks))
-        .order_by(blocks.max_us.desc(), blocks.last_offset.desc())
-        .limit(_PAGE)
+        .where(
+            *_in_class(blocks, begun),
+            blocks.min_us >= ends - begun.c.width,
+            blocks.max_us >= ends,
+            *_ends_beyond(blocks),
+        )
         .lateral("preceding")
     )
-    found = sa.select(*inner.c).select_from(classes.join(nearest, sa.true()).join(inner, sa.true()))
+    found = sa.select(*inner.c).select_from(begun.join(inner, sa.true()))
     return _page(found, inner.c.max_us.desc(), inner.c.last_offset.desc())
 
 

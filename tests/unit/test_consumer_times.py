@@ -36,6 +36,7 @@ class World:
     batch: int = 1000
     first: int = 0
     super_stream: str | None = None
+    page: int = BLOCK_PAGE
     blocks: dict[int, list[Block]] = field(default_factory=dict)
     reads: int = 0
 
@@ -107,12 +108,12 @@ class World:
                 (block for block in rows if block.min_us > t and (block.min_us, block.first_offset) > place),
                 key=lambda block: (block.min_us, block.first_offset),
             )
-            return (reaching if sql == statements.blocks_beside("after") else []) + following[:BLOCK_PAGE]
+            return (reaching if sql == statements.blocks_beside("after") else []) + following[: self.page]
         preceding = sorted(
             (block for block in rows if block.max_us < t and (block.max_us, block.last_offset) < place),
             key=lambda block: (block.max_us, block.last_offset),
         )
-        return (reaching if sql == statements.blocks_beside("before") else []) + preceding[-BLOCK_PAGE:]
+        return (reaching if sql == statements.blocks_beside("before") else []) + preceding[-self.page :]
 
 
 SECOND = 1_000_000
@@ -130,6 +131,7 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
     own: list[int | None], other: list[int | None], batch: int, data: st.DataObject
 ) -> None:
     """After, before, nearest and window, from a message and a datetime, in its own and in another stream."""
+    page = data.draw(st.sampled_from([1, 2, BLOCK_PAGE]))
     world = World({"a": own, "b": other}, batch)
     look = Lookups("/")
     timed = [offset for offset, time in enumerate(own) if time is not None]
@@ -143,7 +145,7 @@ def test_look_ups_by_time_give_what_looking_at_every_message_gives(
         is_own = isinstance(at, Message) and stream == "a"
         places = [(t, 0, o) for o, t in enumerate(world.times[stream]) if t is not None]
         moment: slow.Moment = (time, 0 if is_own else None, at.offset if is_own else 0)
-        one = World({stream: world.times[stream]}, batch)
+        one = World({stream: world.times[stream]}, batch, page=page)
 
         def offsets(steps: Any, one: World = one) -> list[int]:
             return [message.offset for message in one.run(steps)]
@@ -187,12 +189,14 @@ def test_going_on_through_a_super_stream_passes_every_message_once(parts: list[l
 
 
 @settings(max_examples=100, deadline=None)
-@given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND))
-def test_what_retention_dropped_is_passed_over_and_told(times: list[int | None], first: int, time: int) -> None:
+@given(any_times, st.integers(0, 400), st.integers(-1, 1001 * SECOND), st.sampled_from([1, BLOCK_PAGE]))
+def test_what_retention_dropped_is_passed_over_and_told(
+    times: list[int | None], first: int, time: int, page: int
+) -> None:
     """The answer is exact over what is retained; where only something dropped is meant, it is `expired`."""
     # Retention never takes the last segment, so that something always stays.
     first = max(0, min(first, len(times) - 1))
-    world = World({"a": times}, first=first)
+    world = World({"a": times}, first=first, page=page)
     retained = [(t, 0, o) for o, t in enumerate(times) if t is not None and o >= first]
     lost = [(t, 0, o) for o, t in enumerate(times) if t is not None and o < first]
     moment: slow.Moment = (time, None, 0)
