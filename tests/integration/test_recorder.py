@@ -8,7 +8,7 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import CoverageConflict
+from relatum.errors import CoverageConflict, SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import Recorder, backfill, prune, repair, status, verify
@@ -379,3 +379,11 @@ def test_a_removed_key_is_recorded_no_more(
         wait_until(lambda: _tail_keys(engine) == 1, what="the recorder drops the key")
     assert {key for key, _, _ in rows_of(engine, stream_name)} == {"order_id"}
     assert prune(amqp_url, engine).rows[""] == 5
+
+
+def test_a_database_without_the_schema_ends_the_recorder(
+    amqp_url: str, empty_database_url: str, stream_name: str
+) -> None:
+    """Waiting would not cure it; the error says which command to run."""
+    with pytest.raises(SchemaMissing, match="relatum migrate"):
+        Recorder(amqp_url, empty_database_url, [stream_name]).run(threading.Event())

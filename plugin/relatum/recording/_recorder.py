@@ -16,7 +16,7 @@ from relatum.recording._lease import new_holder
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._tail import TailRecorder
 from relatum.recording._writer import RecordedListener, ended
-from relatum.store import add_keys, make_engine
+from relatum.store import add_keys, key_definitions, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -157,12 +157,15 @@ class Recorder:
 
 
 def define_keys(engine: sa.Engine, keys: Sequence[KeyDefinition], stop: threading.Event) -> None:
-    """Define keys, waiting for the database where it is away; errors that waiting does not cure are raised."""
-    while keys and not stop.is_set():
+    """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""
+    while not stop.is_set():
         try:
-            add_keys(engine, keys)
+            if keys:
+                add_keys(engine, keys)
+            with translated_errors(), engine.connect() as connection:
+                key_definitions(connection)
         except DatabaseUnavailable as error:
-            logger.warning("keys not defined yet: %s", ended(error))
+            logger.warning("database not ready: %s", ended(error))
             stop.wait(1.0)
         else:
             return
