@@ -11,7 +11,15 @@ from typing import Any, Literal, Self, TypeVar
 import sqlalchemy as sa
 
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, OffsetNotFound, RelatumError, StreamNotFound
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    DatabaseUnavailable,
+    NotFound,
+    OffsetNotFound,
+    RelatumError,
+    StreamNotFound,
+)
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import Database
@@ -194,7 +202,7 @@ class AsyncRelations:
 
     async def _select(self, request: Select) -> list[Any]:
         if self._is_closed:
-            raise BrokerUnavailable("these relations are closed")
+            raise DatabaseUnavailable("these relations are closed")
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._database.select, request)
 
     async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
@@ -223,7 +231,8 @@ class AsyncRelations:
             reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
-        self._threads.shutdown(wait=False)
+        # The threads give their connections back first.
+        await asyncio.to_thread(self._threads.shutdown)
         self._database.close()
 
     async def __aenter__(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Any
 import psycopg
 import sqlalchemy as sa
 
+from relatum.errors import DatabaseUnavailable
 from relatum.store import make_engine, translated_errors
 from relatum_consumer._requests import Select
 
@@ -22,6 +23,7 @@ class Database:
 
     def __init__(self, database: str | sa.Engine, *, pool_size: int) -> None:
         self._owned = None if isinstance(database, sa.Engine) else make_engine(database, pool_size=pool_size)
+        self._is_closed = False
         if self._owned is not None:
             sa.event.listen(self._owned, "connect", _commit_each)
         elif isinstance(database, sa.Engine):
@@ -35,6 +37,8 @@ class Database:
             SchemaMissing: a table is not there.
             AccessRefused: this user may not read.
         """
+        if self._is_closed:
+            raise DatabaseUnavailable("these relations are closed")
         with translated_errors():
             if self._owned is None:
                 return self._execute_on_theirs(request)
@@ -70,6 +74,7 @@ class Database:
 
     def close(self) -> None:
         """Close the connections of an engine that was made here."""
+        self._is_closed = True
         if self._owned is not None:
             self._owned.dispose()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from relatum._ids import MessageId
-from relatum.errors import OffsetExpired, RelatumError, StreamNotFound, StreamReplaced
+from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
 from relatum.reading import Message, StreamBounds
 from relatum.store import CoverageRow, Position, Range, covered, merged, missing
 from relatum.wire._identity import fingerprint
@@ -107,7 +107,11 @@ def _check_identity(stream: str, rows: Sequence[CoverageRow], bounds: StreamBoun
     (found,) = yield Read([MessageId(stream, position.offset)])
     if isinstance(found, OffsetExpired):
         return
-    if isinstance(found, RelatumError) or not agrees(position, found):
+    if isinstance(found, OffsetNotFound):
+        raise replaced(stream, position.offset) from found
+    if isinstance(found, RelatumError):
+        raise found
+    if not agrees(position, found):
         raise replaced(stream, position.offset)
 
 

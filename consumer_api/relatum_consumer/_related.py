@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import InvalidInput, OffsetExpired, RelatumError, StreamNotFound, StreamReplaced
+from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store import TIME
@@ -244,6 +244,7 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
     Raises:
         StreamReplaced: it is not retention that took it.
         StreamNotFound: the stream was deleted, and was asked for by name.
+        AccessRefused: this user may not read the stream.
     """
     if isinstance(error, OffsetExpired):
         return error.first
@@ -252,7 +253,9 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
             raise error
         # All of a deleted stream is gone: nothing of it is asked for again.
         return INTEGER_MAX
-    raise replaced(*where) from error
+    if isinstance(error, OffsetNotFound):
+        raise replaced(*where) from error
+    raise error
 
 
 # --- waiting ----------------------------------------------------------------------------------------------

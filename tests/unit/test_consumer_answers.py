@@ -1,0 +1,115 @@
+"""Answers and proofs, without servers."""
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum import MessageId
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced
+from relatum.reading import Message, Properties, StreamBounds
+from relatum.store import TIME, CoverageRow, Position
+from relatum.wire._identity import fingerprint
+from relatum_consumer import Answer, Hit, Status
+from relatum_consumer._proof import agrees, gaps, last_position
+from relatum_consumer._related import first_retained
+
+
+def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
+    """A message at an offset of the stream "s"."""
+    return Message("s", offset, None, chunk_ms, lambda: ({}, Properties(), body, True))
+
+
+def covers(start: int, stop: int, *keys: int, kind: str = "recorded", position: Position | None = None) -> CoverageRow:
+    """A range of coverage."""
+    last = (None, None, None) if position is None else (position.offset, position.fingerprint, position.chunk_ms)
+    return CoverageRow(1, 1, start, stop, keys, TIME in keys, kind, False, *last, datetime.now(UTC))
+
+
+def test_an_answer_is_a_sequence_of_messages() -> None:
+    """Length, order, index, slice, membership and truth."""
+    messages = [message(offset) for offset in (5, 3, 9)]
+    answer = Answer(Status.FOUND, tuple(Hit(each, ("k",)) for each in messages), (MessageId("s", 1),))
+    assert len(answer) == 3
+    assert list(answer) == list(answer.messages) == messages
+    assert answer.ids == (("s", 5), ("s", 3), ("s", 9))
+    assert (answer[0], answer[-1], answer[1:]) == (messages[0], messages[2], tuple(messages[1:]))
+    assert answer.first is messages[0]
+    assert messages[1] in answer
+    assert [hit.keys for hit in answer.hits] == [("k",)] * 3
+    assert pickle.loads(pickle.dumps(answer)) == answer
+
+
+def test_an_answer_without_messages_is_false_and_has_no_first() -> None:
+    """It says why instead."""
+    answer = Answer(Status.ABSENT)
+    assert not answer
+    assert answer.first is None
+    assert (answer.messages, answer.ids, answer.expired) == ((), (), ())
+    assert str(answer.status) == "absent"
+
+
+def test_an_answer_does_not_change() -> None:
+    """Nobody can add to it."""
+    with pytest.raises(AttributeError):
+        Answer(Status.ABSENT).status = Status.FOUND  # type: ignore[misc]
+
+
+ranges = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted)
+
+
+@given(
+    st.lists(st.tuples(ranges, st.sets(st.integers(0, 2)), st.booleans()), max_size=6),
+    ranges,
+    st.sets(st.integers(0, 2)),
+)
+def test_a_gap_is_what_some_key_is_not_recorded_for(
+    recorded: list[tuple[list[int], set[int], bool]], retained: list[int], keys: set[int]
+) -> None:
+    """Offset by offset; holes record nothing; what is not retained does not count."""
+    rows = [covers(*each, *held, kind="hole" if is_hole else "recorded") for each, held, is_hole in recorded]
+    first, last = retained
+
+    def is_recorded(offset: int, key: int) -> bool:
+        return any(row.from_offset <= offset < row.to_offset and row.holds(key) for row in rows)
+
+    expected = {o for o in range(first, last + 1) if not all(is_recorded(o, key) for key in keys)}
+    found = gaps(StreamBounds(first, last), rows, keys)
+    assert {offset for start, stop in found for offset in range(start, stop)} == expected
+    assert found == sorted(found)
+
+
+def test_an_empty_stream_has_no_gap() -> None:
+    """It retains nothing."""
+    assert gaps(StreamBounds(None, None), [], [1]) == []
+
+
+def test_a_stream_is_known_again_by_its_furthest_position() -> None:
+    """Fingerprint and chunk time, where both are known."""
+    body = fingerprint(None, b"body")
+    rows = [
+        covers(0, 5, 1, position=Position(4, 1, None)),
+        covers(5, 9, 1, position=Position(8, body, 70)),
+        covers(9, 9),
+    ]
+    position = last_position(rows)
+    assert position == Position(8, body, 70)
+    assert agrees(position, message(8, b"body", 70))
+    assert agrees(position, message(8, b"body"))
+    assert agrees(Position(8, body, None), message(8, b"body", 71))
+    assert not agrees(position, message(8, b"body", 71))
+    assert not agrees(position, message(8, b"other", 70))
+    assert last_position([covers(9, 9)]) is None
+
+
+def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() -> None:
+    """Retention says where the stream begins; anything else is no retention."""
+    where = MessageId("s", 4)
+    assert first_retained(where, OffsetExpired("", stream="s", offset=4, first=7), is_named=True) == 7
+    assert first_retained(where, StreamNotFound("", stream="s"), is_named=False) > 10**18
+    with pytest.raises(StreamNotFound):
+        first_retained(where, StreamNotFound("", stream="s"), is_named=True)
+    with pytest.raises(StreamReplaced):
+        first_retained(where, OffsetNotFound("", stream="s", offset=4), is_named=False)
