@@ -19,6 +19,9 @@ RESULTS: Final = Path(__file__).with_name("results.json")
 
 MESSAGES_MIN: Final = 10_000
 
+WIDTH: Final = 200
+"""Columns of the table where there is no terminal."""
+
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command line."""
@@ -47,6 +50,8 @@ def main() -> int:
         sys.stdout.write(markdown(load(options.output)) + "\n")
         return 0
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     started = time.monotonic()
 
     def say(what: str) -> None:

@@ -76,7 +76,7 @@ class Context:
 
     def rounds(self, usual: int) -> int:
         """How often to repeat what is repeated so often in a usual run."""
-        return max(1, usual // 3) if self.is_quick else usual
+        return min(usual, max(3, usual // 3)) if self.is_quick else usual
 
     # --- streams ------------------------------------------------------------------------------------------
 

@@ -25,13 +25,20 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def in_turns(actions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each action in each round; each round begins with another one."""
+def nothing() -> None:
+    """Do nothing."""
+
+
+def in_turns(
+    actions: Mapping[str, Callable[[], object]], rounds: int, between: Callable[[], None] = nothing
+) -> dict[str, list[float]]:
+    """Seconds of each action in each round; each round begins with another one. `between` runs untimed before each."""
     taken: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
+            between()
             taken[name].append(timed(actions[name]))
     return taken
 

@@ -69,7 +69,7 @@ async def _write(stream_url: str, stream: str, messages: int) -> None:
     """Write orders in batches, each with its order as its filter value."""
 
     async def filter_value(message: Any) -> str:
-        return streams.order_id(int(message[-streams.BODY_BYTES :]))
+        return streams.order_id(int(bytes(message)[-streams.BODY_BYTES :]))
 
     numbers = iter(range(messages))
     options = streams.rstream_options(stream_url)
