@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from relatum import MessageId
-from relatum.reading import AsyncStreamReader, Message, RecordBatch, StreamBounds, StreamReader
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message, RecordBatch, StreamBounds, StreamReader
 
 FACES = ("blocking-stream", "blocking-amqp", "asyncio-stream", "asyncio-amqp")
 
@@ -98,7 +98,7 @@ async def _collect(source: Any, take: int | None) -> list[Any]:
 
 
 @contextlib.contextmanager
-def open_face(name: str, url: str, **options: Any) -> Iterator[Face]:
+def open_face(name: str, url: str | BrokerAddress, **options: Any) -> Iterator[Face]:
     """Open one of the four readers."""
     face, transport = name.split("-")
     if face == "blocking":

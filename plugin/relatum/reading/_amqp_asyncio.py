@@ -232,7 +232,8 @@ class AsyncAmqp:
             message = f"The certificate of {where} is not trusted: {error.verify_message}."
             raise ConfigurationError(message) from error
         except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
-            if "access" in str(error).lower() or "not found" in str(error).lower():
+            # aiormq takes the broker's answer to a refused virtual host for a frame out of turn.
+            if isinstance(error, aiormq.exceptions.InvalidFrameError) and "Connection.Close" in str(error):
                 message = f"The broker at {where} refuses the user {address.user!r} or the virtual host."
                 raise AccessRefused(message) from error
             raise BrokerUnavailable(f"No AMQP 0.9.1 at {where}.") from error

@@ -5,6 +5,8 @@ the connection. So this runs a SelectConnection's own loop, step by step.
 """
 
 import contextlib
+import os
+import socket
 import ssl
 import threading
 import time
@@ -47,6 +49,13 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._window import Result, Window
 
 CONNECTIONS_KEPT: Final = 4
+"""Idle connections a reader keeps."""
+
+PIKA_GRACE_S: Final = 1.0
+"""Seconds added to a time-out that pika watches itself."""
+
+GOODBYE_S: Final = 0.5
+"""Seconds the broker has to answer a close."""
 
 _Result = TypeVar("_Result")
 
@@ -76,7 +85,7 @@ def pika_parameters(
     )
 
 
-def connection_error(error: BaseException, address: BrokerAddress) -> RelatumError:
+def connection_error(error: BaseException | None, address: BrokerAddress) -> RelatumError:
     """The error for a connection that could not be opened."""
     where = f"{address.host}:{address.amqp_port}"
     if isinstance(error, (ProbableAccessDeniedError, ProbableAuthenticationError)) or "(403)" in str(error):
@@ -89,14 +98,37 @@ def connection_error(error: BaseException, address: BrokerAddress) -> RelatumErr
     return BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")
 
 
+class _Loop(IOLoop):  # type: ignore[misc]
+    """pika's loop, which knows the descriptors it watches: pika has no way to drop a connection at once."""
+
+    def __init__(self) -> None:
+        self._descriptors: set[int] = set()
+        super().__init__()
+
+    def add_handler(self, fd: int, handler: Any, events: int) -> None:
+        self._descriptors.add(fd)
+        super().add_handler(fd, handler, events)
+
+    def remove_handler(self, fd: int) -> None:
+        self._descriptors.discard(fd)
+        super().remove_handler(fd)
+
+    def shut_sockets(self) -> None:
+        """Shut what is connected to a broker: pika then reads its end."""
+        for descriptor in self._descriptors:
+            with socket.socket(fileno=os.dup(descriptor)) as twin, contextlib.suppress(OSError):
+                if twin.family != socket.AF_UNIX:
+                    twin.shutdown(socket.SHUT_RDWR)
+
+
 class PikaConnection:
     """One connection, for one thread at a time."""
 
     def __init__(self, address: BrokerAddress, parameters: pika.ConnectionParameters, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._loop = IOLoop()
+        self._loop = _Loop()
         self._error: BaseException | None = None
-        self._is_open = False
+        self._is_open = self._is_gone = False
         self._channel: Channel | None = None
         self._stream = ""
         self._is_ready = False
@@ -111,12 +143,10 @@ class PikaConnection:
             on_close_callback=self._on_end,
             custom_ioloop=self._loop,
         )
-        try:
-            self._until(lambda: self._is_open or self._error is not None, timeout_s)
-        except ReadTimeout as error:
-            self.abandon()
-            raise BrokerUnavailable(f"No AMQP 0.9.1 at {address.host}:{address.amqp_port}.") from error
-        if self._error is not None:
+        # pika ends its own attempt after `timeout_s`, and must be left to do so.
+        self._until(lambda: self._is_open or self._error is not None, timeout_s + PIKA_GRACE_S)
+        if not self._is_open:
+            self._loop.close()
             raise connection_error(self._error, address) from self._error
 
     @property
@@ -253,10 +283,16 @@ class PikaConnection:
 
     def abandon(self) -> None:
         """Drop the connection; what would come next belongs to nobody."""
-        self._is_open = False
+        if self._is_gone:
+            return
+        self._is_gone, self._is_open = True, False
         with contextlib.suppress(AMQPError, OSError):
-            self._connection.close()
-            self._until(lambda: self._error is not None, 0.5)
+            if self._error is None:
+                self._connection.close()
+            if not self._until(lambda: self._error is not None, GOODBYE_S):
+                # A broker that does not answer: pika would wait for ever, so the sockets are shut under it.
+                self._loop.shut_sockets()
+                self._until(lambda: self._error is not None, GOODBYE_S)
         self._loop.close()
 
     close = abandon
@@ -300,6 +336,7 @@ class BlockingAmqp:
 
     def _release(self, connection: PikaConnection) -> None:
         if not connection.is_usable:
+            connection.close()
             return
         connection.close_channel()
         with self._lock:

@@ -62,7 +62,9 @@ class AsyncStreamReader:
         choice = choose(address, transport)
         streams: AsyncStreams | None = None
         if choice is not Choice.AMQP:
-            streams = AsyncStreams(address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism))
+            streams = AsyncStreams(
+                address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism), heartbeat_s=heartbeat_s
+            )
             try:
                 await streams.open()
             except (BrokerUnavailable, ProtocolError, ReadTimeout):

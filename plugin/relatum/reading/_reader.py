@@ -85,7 +85,13 @@ class StreamReader:
         choice = choose(address, transport)
         if choice is not Choice.AMQP:
             try:
-                streams = BlockingStreams(address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism))
+                streams = BlockingStreams(
+                    address,
+                    timeout_s=timeout_s,
+                    tls=ssl_context,
+                    mechanism=Mechanism(mechanism),
+                    heartbeat_s=heartbeat_s,
+                )
             except (BrokerUnavailable, ProtocolError, ReadTimeout):
                 if choice is Choice.STREAM:
                     raise

@@ -4,6 +4,7 @@ import contextlib
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
@@ -62,6 +63,10 @@ class BlockingStreams:
         connection = self._connect()
         self.server_properties = connection.session.server_properties
         self._release(connection)
+        self._closing = threading.Event()
+        if self._login.heartbeat_s:
+            arguments = (weakref.ref(self), self._closing, self._login.heartbeat_s / 4)
+            threading.Thread(target=_beat, args=arguments, name="relatum-heartbeats", daemon=True).start()
 
     def _connect(self) -> SocketConnection:
         return SocketConnection.open(self._address, self._login, self._tls, self._timeout_s)
@@ -85,11 +90,24 @@ class BlockingStreams:
                 return
         connection.close()
 
+    def beat(self) -> None:
+        """Exchange heartbeats on the idle connections; one that has ended is dropped."""
+        for _ in range(len(self._idle)):
+            try:
+                # Taken out of the pool meanwhile: a connection is for one thread at a time.
+                connection = self._idle.pop(0)
+            except IndexError:
+                return
+            with contextlib.suppress(RelatumError):
+                connection.wait(0.0)
+            self._release(connection)
+
     def close(self) -> None:
         """Close all idle connections; those in use close when they are given back."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
+        self._closing.set()
         for connection in idle:
             connection.close()
 
@@ -186,6 +204,16 @@ class BlockingStreams:
                     yield None
                 else:
                     yield from batches_of(stream, chunk, scan)
+
+
+def _beat(reference: "weakref.ref[BlockingStreams]", closing: threading.Event, interval_s: float) -> None:
+    """Keep a reader's idle connections until it is closed or forgotten."""
+    while not closing.wait(interval_s):
+        streams = reference()
+        if streams is None:
+            return
+        streams.beat()
+        del streams
 
 
 def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
