@@ -42,6 +42,8 @@ _U: Final = _big("u")
 _O: Final = _big("o")
 _FLOOR: Final = _big("floor")
 _PAGE: Final[Any] = sa.literal_column(str(BLOCK_PAGE))
+_BY_ITSELF: Final[Any] = sa.literal_column("0")
+"""As the offset of a subquery, keeps PostgreSQL from joining it in another way than class by class."""
 
 
 def _text(statement: Any) -> str:
@@ -264,6 +266,7 @@ def _reaching(low: Any, high: Any) -> sa.Select[Any]:
             blocks.min_us <= high,
             blocks.max_us >= low,
         )
+        .offset(_BY_ITSELF)
         .lateral("reaching")
     )
     return sa.select(*inner.c).select_from(classes.join(inner, sa.true()))
@@ -315,6 +318,7 @@ def _preceding() -> sa.Select[Any]:
             blocks.max_us >= ends,
             *_ends_beyond(blocks),
         )
+        .offset(_BY_ITSELF)
         .lateral("preceding")
     )
     found = sa.select(*inner.c).select_from(begun.join(inner, sa.true()))
