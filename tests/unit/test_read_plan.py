@@ -1,0 +1,134 @@
+"""A batched read's plan: complete, bounded, and never much dearer than the better of the two simple ways."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum import MessageId
+from relatum.errors import OffsetNotFound
+from relatum.reading._message import Message
+from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, StreamPlan
+from relatum.reading._window import Window
+
+
+class Stream:
+    """A stream of chunks as the plan's executor meets it, counting what reading costs."""
+
+    def __init__(self, chunks: list[tuple[int, int]], record_bytes: int = 200) -> None:
+        self.chunks = chunks
+        self.record_bytes = record_bytes
+        self.cost_s = 0.0
+        self.attaches = 0
+
+    def read(self, plan: StreamPlan) -> tuple[dict[int, int], list[int]]:
+        """Run a plan to its end: how often each offset was found, and those past the end."""
+        found: dict[int, int] = {}
+        past: list[int] = []
+        waiting = []
+        while True:
+            while len(waiting) < 4 and (request := plan.next_request()) is not None:
+                waiting.append(request)
+            if not waiting:
+                return found, past
+            request = waiting.pop(0)
+            self.attaches += 1
+            self.cost_s += ATTACH_S
+            reached = None
+            at_or_after = [chunk for chunk in self.chunks if chunk[0] + chunk[1] > request.offsets[0]]
+            for number, (first, count) in enumerate(at_or_after[: request.chunks]):
+                size = count * self.record_bytes
+                # The first chunk is a part of what an attach costs.
+                self.cost_s += CHUNK_S + BYTE_S * size if number else 0
+                for offset in plan.arrived(request, first, count, size):
+                    found[offset] = found.get(offset, 0) + 1
+                reached = first + count - 1
+            past += plan.answered(request, reached)
+
+
+def stream_of(sizes: list[int], gaps: bool = False) -> Stream:
+    """A stream with chunks of these sizes, an offset missing after each where `gaps`."""
+    chunks, first = [], 0
+    for size in sizes:
+        chunks.append((first, size))
+        first += size + gaps
+    return Stream(chunks)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.sets(st.integers(0, 1300), min_size=1, max_size=60),
+    st.booleans(),
+)
+def test_every_offset_is_read_once_or_known_to_be_missing(sizes: list[int], wanted: set[int], gaps: bool) -> None:
+    """Whatever chunks there are, each wanted offset is found exactly once if it exists."""
+    stream = stream_of(sizes, gaps)
+    existing = {offset for first, count in stream.chunks for offset in range(first, first + count)}
+    found, past = stream.read(StreamPlan(sorted(wanted), Density()))
+    assert found == dict.fromkeys(wanted & existing, 1)
+    assert set(past) <= wanted - existing
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 100, 1000])
+@pytest.mark.parametrize("gap", [1, 10, 100, 10_000])
+@pytest.mark.parametrize("spread", ["even", "random"])
+def test_cost(chunk: int, gap: int, spread: str) -> None:
+    """At each density it costs at most 1.3 times the better of attaching each and reading through."""
+    count = 1000 if gap < 10_000 else 100
+    total = count * gap
+    chunks = [(first, chunk) for first in range(0, total + chunk, chunk)]
+    stream = Stream(chunks)
+    offsets = list(range(0, total, gap)) if spread == "even" else sorted(random.Random(1).sample(range(total), count))
+    density = Density()
+    density.learn(chunk, chunk * 200)
+    found, _ = stream.read(StreamPlan(offsets, density))
+    assert len(found) == count
+    chunks_through = (offsets[-1] - offsets[0]) / chunk + 1
+    through_s = ATTACH_S + chunks_through * (CHUNK_S + BYTE_S * 200 * chunk)
+    each_s = count * ATTACH_S
+    assert stream.cost_s <= 1.3 * min(each_s, through_s) + ATTACH_S
+
+
+def message(stream: str, offset: int, size: int = 1) -> Message:
+    """A message of some bytes."""
+    return Message.from_record(stream, offset, b"x" * size)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_size=60), st.integers(1, 70))
+def test_window_gives_results_in_the_order_asked_for(asked: list[tuple[str, int]], size: int) -> None:
+    """However results come in, they go out in the order of the ids, each as often as it was asked for."""
+    window = Window([MessageId(*each) for each in asked], size)
+    out = []
+    while wanted := window.open():
+        ids = [MessageId(stream, offset) for stream, offsets in wanted.items() for offset in offsets]
+        random.Random(0).shuffle(ids)
+        for each in ids:
+            window.put(each, message(*each))
+            out += [result.id for result in window.ready() if isinstance(result, Message)]
+        window.close()
+    assert out == asked
+
+
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(1, 300))
+def test_window_holds_bounded_bytes_and_still_ends(asked: list[int], bytes_max: int) -> None:
+    """With little memory, and messages larger than it, all results still come, in order."""
+    window = Window([MessageId("s", each) for each in asked], 16, bytes_max)
+    out, rounds = [], 0
+    while wanted := window.open():
+        rounds += 1
+        assert rounds < 5 * len(asked) + 10
+        for offset in wanted["s"]:
+            window.put(MessageId("s", offset), message("s", offset, 100))
+            out += [result.offset for result in window.ready() if isinstance(result, Message)]
+            assert len(window._results) <= max(1, bytes_max // 100)
+        window.close()
+    assert out == asked
+
+
+def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:
+    """They are never asked for."""
+    window = Window([MessageId("s", -1), MessageId("s", 5), MessageId("s", 2**63)], 10)
+    assert window.valid(window.open()) == {"s": [5]}
+    (first,) = window.ready()
+    assert isinstance(first, OffsetNotFound)

@@ -1,0 +1,73 @@
+"""Messages out of any bytes: decoded, or a body and nothing else."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum.errors import UndecodableMessage
+from relatum.reading import Message
+from relatum.wire import _amqp10 as amqp10
+
+SAMPLE = (
+    b"\x00\x53\x70\xc0\x06\x05\x41\x50\x03\x40\x41\x43"
+    b"\x00\x53\x72\xc1\x11\x02\xa3\x0bx-exchange!\xa1\x01e"
+    b"\x00\x53\x73\xc0\x12\x0a\xa1\x02id\x40\x40\x40\x40\x40\x40\x40\x40\x83\0\0\0\0\0\0\0\x01"
+    b"\x00\x53\x74\xc1\x0e\x04\xa1\x01a\xa1\x01b\xa1\x01n\x54\x07"
+    b"\x00\x53\x75\xa0\x05hello"
+)
+
+
+def touch(message: Message) -> None:
+    """Decode every part."""
+    assert isinstance(message.body, bytes)
+    assert isinstance(dict(message.headers), dict)
+    assert message.properties is not None
+    assert (message.time is None) == (message.time_us is None)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(raw: bytes) -> None:
+    """Any bytes are a message; what is no AMQP 1.0 is all body."""
+    for start in (b"", b"\x00\x53\x74\xc1", b"\x00\x53\x73\xc0", b"\x00\x53\x72\xd1", b"\x00\x53\x77"):
+        message = Message.from_record("s", 0, start + raw, 5)
+        touch(message)
+        if not message.is_amqp:
+            assert message.body == start + raw
+
+
+@given(st.data())
+def test_mutated_messages(data: st.DataObject) -> None:
+    """A message with changed, missing or added bytes is a message too."""
+    raw = bytearray(SAMPLE)
+    for _ in range(data.draw(st.integers(1, 5))):
+        place = data.draw(st.integers(0, len(raw) - 1))
+        change = data.draw(st.sampled_from(["set", "cut", "add"]))
+        if change == "set":
+            raw[place] = data.draw(st.integers(0, 255))
+        elif change == "cut" and place:
+            del raw[place:]
+        else:
+            raw[place:place] = data.draw(st.binary(min_size=1, max_size=4))
+    touch(Message.from_record("s", 0, bytes(raw), 5))
+
+
+@given(st.binary(max_size=200))
+def test_section_decoders(raw: bytes) -> None:
+    """The decoders themselves raise our data error only."""
+    try:
+        for section in amqp10.find_sections(b"\x00\x53\x74" + raw):
+            amqp10.decode_value(b"\x00\x53\x74" + raw, section.start)
+            amqp10.decode_map(b"\x00\x53\x74" + raw, section.start)
+    except UndecodableMessage:
+        pass
+
+
+def test_nesting_is_bounded() -> None:
+    """A header 20,000 levels deep neither crashes nor hides the others."""
+    nested = b"\x40"
+    for _ in range(20_000):
+        nested = b"\xd0" + (4 + len(nested)).to_bytes(4, "big") + b"\0\0\0\x01" + nested
+    entries = b"\xa1\x04deep" + nested + b"\xa1\x01a\xa1\x01b"
+    raw = b"\x00\x53\x74\xd1" + (4 + len(entries)).to_bytes(4, "big") + b"\0\0\0\x04" + entries
+    message = Message.from_record("s", 0, raw)
+    assert message.is_amqp
+    assert message.headers["a"] == "b"
