@@ -1,6 +1,7 @@
 """`python -m benchmarks`: measure, print a table, write a JSON file."""
 
 import argparse
+import functools
 import sys
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from benchmarks import bloom, lag, lookups, many, publishing, recording, sizes
 from benchmarks._context import QUICK_MESSAGES, opened
-from benchmarks._results import Row, load, markdown, save, show
+from benchmarks._results import Row, attempted, load, markdown, save, show
 
 # The recorder first: what it records last is what is looked up afterwards.
 GROUPS: Final = {group.GROUP: group for group in (recording, lookups, bloom, many, publishing, lag, sizes)}
@@ -44,7 +45,11 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the groups asked for; 0 also where figures fall short, which the table says."""
+    """Run the groups asked for.
+
+    Returns:
+        1 where something failed, a wrong answer included; 0 also where figures fall short, which the table says.
+    """
     options = parsed()
     if options.markdown:
         sys.stdout.write(markdown(load(options.output)) + "\n")
@@ -61,14 +66,14 @@ def main() -> int:
     with opened(options.messages, say, is_quick=options.quick) as context:
         facts = context.facts()
         for name in options.only or GROUPS:
-            for row in GROUPS[name].measure(context):
+            for row in attempted(name, name, functools.partial(GROUPS[name].measure, context)):
                 rows.append(row)
                 figure = "" if row.ratio is None else f" ({row.ratio:.2f})"
-                say(f"[bold]{row.what}: {row.ours or row.note}{figure}: {row.verdict}[/bold]")
+                say(f"[bold]{row.what}: {row.ours or row.error or row.note}{figure}: {row.verdict}[/bold]")
     save(options.output, facts | {"seconds": round(time.monotonic() - started)}, rows)
     show(rows, console)
     console.print(f"{options.output}: all figures, and the machine they are from.")
-    return 0
+    return int(any(row.verdict == "failed" for row in rows))
 
 
 if __name__ == "__main__":

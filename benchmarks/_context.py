@@ -135,7 +135,7 @@ class Context:
 
     def _administer(self, statement: str, name: str) -> None:
         with psycopg.connect(self._server_url, autocommit=True) as connection:
-            connection.execute(sql.SQL(statement).format(sql.Identifier(name)))  # type: ignore[arg-type]
+            connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
 
     def keep_table(self, messages: int, database_url: str) -> None:
         """Let later groups use a database in which all the orders are recorded."""

@@ -1,17 +1,24 @@
 """What was measured: rows, their verdicts, and the ways to show them."""
 
 import json
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-Verdict = Literal["pass", "falls short", "measured", "not measured"]
+Verdict = Literal["pass", "falls short", "measured", "not measured", "failed"]
 
-_COLOURS = {"pass": "green", "falls short": "red", "measured": "", "not measured": "yellow"}
+_COLOURS: Final = {
+    "pass": "green",
+    "falls short": "red",
+    "measured": "",
+    "not measured": "yellow",
+    "failed": "bold red",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +28,14 @@ class Row:
     Attributes:
         group: The group of benchmarks it belongs to, for `--only`.
         what: What was measured.
-        ours: Relatum's figure, with its unit.
+        ours: Relatum's figure, with its unit; empty where there is none, and `note` says why.
         other: The figure of what it is compared with, with its unit; empty for none.
         ratio: The one by the other, as the aim puts it; None for none.
         aim: What is aimed at; empty where it is only measured.
         is_met: Whether the aim is met; None where there is none.
         note: What one must know to read the figures.
         figures: All figures by name, in seconds, bytes and messages, for programs.
+        error: What ended the measurement, a wrong answer included; empty where nothing did.
     """
 
     group: str
@@ -39,10 +47,13 @@ class Row:
     is_met: bool | None = None
     note: str = ""
     figures: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
 
     @property
     def verdict(self) -> Verdict:
         """Whether the aim is met, in a word."""
+        if self.error:
+            return "failed"
         if not self.ours:
             return "not measured"
         return "measured" if self.is_met is None else "pass" if self.is_met else "falls short"
@@ -51,10 +62,21 @@ class Row:
     def cells(self) -> list[str]:
         """What the table shows of it."""
         ratio = "" if self.ratio is None else f"{self.ratio:,.0f}" if self.ratio >= 100 else f"{self.ratio:.2f}"
-        return [self.what, self.ours or self.note, self.other, ratio, self.aim, self.verdict]
+        return [self.what, self.ours or self.error or self.note, self.other, ratio, self.aim, self.verdict]
 
 
-HEADINGS = ("what", "Relatum", "compared with", "ratio", "aim", "")
+def attempted(group: str, what: str, rows: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """Rows, and one that says what went wrong where something did: the others can be measured all the same."""
+    try:
+        yield from rows()
+    except Exception as error:  # noqa: BLE001 - shown, and the run ends as failed
+        traceback.print_exc()
+        yield Row(group, what, "", error=f"{type(error).__name__}: {error}")
+
+
+SHORT: Final = frozenset({"falls short", "failed"})
+
+HEADINGS: Final = ("what", "Relatum", "compared with", "ratio", "aim", "")
 
 
 def show(rows: Iterable[Row], console: Console) -> None:
@@ -74,7 +96,7 @@ def markdown(rows: Iterable[Row]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "| --- | --- | --- | ---: | --- | --- |"]
     for row in rows:
         *cells, verdict = row.cells
-        lines.append("| " + " | ".join([*cells, f"**{verdict}**" if verdict == "falls short" else verdict]) + " |")
+        lines.append("| " + " | ".join([*cells, f"**{verdict}**" if verdict in SHORT else verdict]) + " |")
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pika
@@ -95,7 +95,7 @@ def wait_written(address: BrokerAddress, stream: str, messages: int) -> None:
             time.sleep(0.02)
 
 
-def rstream_options(stream_url: str) -> dict[str, object]:
+def rstream_options(stream_url: str) -> dict[str, Any]:
     """How rstream's classes are told where the broker is."""
     parts = urlsplit(stream_url)
     return {

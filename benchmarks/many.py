@@ -7,7 +7,7 @@ from typing import Final
 from benchmarks import _streams as streams
 from benchmarks._bare import BareStreamClient
 from benchmarks._context import Context
-from benchmarks._results import Row
+from benchmarks._results import Row, attempted
 from benchmarks._timing import in_turns, median, milliseconds
 from relatum import MessageId
 from relatum.reading import Message, StreamReader
@@ -25,15 +25,21 @@ Way = Callable[[], list[Message]]
 
 def measure(context: Context) -> Iterator[Row]:
     """The rows about reading many messages."""
-    for gap in (1, 10, 100):
-        if gap * IDS <= context.messages:
-            yield _compare(context, context.orders(context.messages), context.messages, gap, "")
-    for gap in (1, 10, 100):
-        if gap * IDS <= context.singles_messages:
-            yield _compare(context, context.singles(), context.singles_messages, gap, ", written one by one")
+    for kind, messages, stream in (
+        ("", context.messages, lambda: context.orders(context.messages)),
+        (", written one by one", context.singles_messages, context.singles),
+    ):
+        for gap in (1, 10, 100):
+            if gap * IDS <= messages:
+                yield from _attempt(context, stream, messages, gap, kind)
     count = 10 * context.messages
     gap = min(SPARSE_GAP, count // IDS)
-    yield _compare(context, _tiny(context, count), count, gap, f", {count:,} tiny messages")
+    yield from _attempt(context, lambda: _tiny(context, count), count, gap, f", {count:,} tiny messages")
+
+
+def _attempt(context: Context, stream: Callable[[], str], messages: int, gap: int, kind: str) -> Iterator[Row]:
+    what = f"`read_many` of {IDS:,} offsets, 1 in {gap:,}{kind}"
+    return attempted(GROUP, what, lambda: [_compare(context, stream(), messages, gap, what)])
 
 
 def _tiny(context: Context, count: int) -> str:
@@ -44,8 +50,8 @@ def _tiny(context: Context, count: int) -> str:
     return context.stream(f"tiny-{count}", write, count)
 
 
-def _compare(context: Context, stream: str, messages: int, gap: int, kind: str) -> Row:
-    context.say(f"reading {IDS:,} of {gap * IDS:,} messages{kind}")
+def _compare(context: Context, stream: str, messages: int, gap: int, what: str) -> Row:
+    context.say(what)
     chooser = random.Random(gap)
     begin = chooser.randrange(messages - gap * IDS + 1)
     # One in each stretch: this dense, and not evenly spread.
@@ -60,17 +66,17 @@ def _compare(context: Context, stream: str, messages: int, gap: int, kind: str) 
         for way in ways.values():
             _check(way(), offsets)
         taken = in_turns(ways, context.rounds(SPARSE_ROUNDS if gap >= SPARSE_GAP else ROUNDS))
-    return _row(gap, kind, {name: median(values) for name, values in taken.items()})
+    return _row(what, {name: median(values) for name, values in taken.items()})
 
 
-def _row(gap: int, kind: str, taken: dict[str, float]) -> Row:
+def _row(what: str, taken: dict[str, float]) -> Row:
     better = min(("each", "through"), key=lambda name: taken[name])
     ratio = taken["many"] / taken[better]
     named = {"each": "reading each", "through": "reading through"}
     other = "through" if better == "each" else "each"
     return Row(
         GROUP,
-        f"`read_many` of {IDS:,} offsets, 1 in {gap:,}{kind}",
+        what,
         milliseconds(taken["many"]),
         f"{milliseconds(taken[better])}: {named[better]} ({named[other]}: {milliseconds(taken[other])})",
         ratio,
