@@ -36,6 +36,11 @@ class AsyncConnection:
         self.has_received = False
         self._sent_at = self._received_at = time.monotonic()
 
+    @property
+    def has_ended(self) -> bool:
+        """True once the broker hung up, as far as the loop has seen."""
+        return self._reader.at_eof() or self._writer.transport.is_closing()
+
     @classmethod
     async def open(
         cls, address: BrokerAddress, login: Login, tls: ssl.SSLContext | None, timeout_s: float

@@ -7,7 +7,7 @@ from typing import Final
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, NotFound
 from relatum.reading._message import Message
-from relatum.reading._operations import Attach, StreamOperations, not_there
+from relatum.reading._operations import Attach, StreamNotHere, StreamOperations, not_there
 from relatum.reading._plan import Density, Request, StreamPlan
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, records_at
@@ -20,7 +20,7 @@ ATTACHES_IN_FLIGHT: Final = 8
 DENSITIES_MAX: Final = 1024
 """Streams whose chunk sizes are remembered."""
 
-Results = Generator[Result | None, list[Event], None]
+Results = Generator[Result | StreamNotHere | None, list[Event], None]
 """Yields results, and None where bytes must be exchanged; is sent the events that came."""
 
 
@@ -121,6 +121,12 @@ class ManyReader:
         plan = self._plans[attach.stream]
         try:
             attach.check()
+        except StreamNotHere as error:
+            # Handed on one by one: who holds the connections reads them on another node.
+            for offset in [*request.offsets, *plan.abandon()]:
+                elsewhere = StreamNotHere(str(error), stream=attach.stream, offset=offset)
+                self._window.put(MessageId(attach.stream, offset), elsewhere)
+            return
         except (NotFound, AccessRefused) as error:
             for offset in [*request.offsets, *plan.abandon()]:
                 self._window.put(MessageId(attach.stream, offset), error)

@@ -27,7 +27,7 @@ from relatum.reading._message import Message
 from relatum.reading._start import Beginning
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, record_at
-from relatum.wire._frames import FIRST, LAST, NEXT, Code, Start, StartSpec, StreamPlaces
+from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMoved, StreamSession, code_name
 
 SUBSCRIPTIONS: Final = 256
@@ -88,6 +88,20 @@ class Attach:
             raise refusal(self.stream, self.code)
 
 
+class StreamNotHere(StreamUnavailable):
+    """The node has no replica of the stream; another may (field `stream`, in a batched read also `offset`)."""
+
+    offset: int
+
+
+def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
+    """The nodes with a replica of a stream, other than one: replicas first, they have less to do than leaders."""
+    if places.code != Code.OK:
+        return []
+    leader = (places.leader,) if places.leader is not None else ()
+    return [node for node in dict.fromkeys((*places.replicas, *leader)) if node != own]
+
+
 def refusal(stream: str, code: int) -> RelatumError:
     """The error for a stream a command was refused for."""
     if code == Code.STREAM_DOES_NOT_EXIST:
@@ -96,7 +110,7 @@ def refusal(stream: str, code: int) -> RelatumError:
         return AccessRefused(f"The broker refuses this user to read the stream {stream!r}.", stream=stream)
     if code == Code.STREAM_NOT_AVAILABLE:
         message = f"The stream {stream!r} has no replica on this node, or none that answers."
-        return StreamUnavailable(message, stream=stream)
+        return StreamNotHere(message, stream=stream)
     return BrokerUnavailable(f"Reading the stream {stream!r} failed: {code_name(code)}.", stream=stream)
 
 
@@ -177,6 +191,16 @@ class StreamOperations:
         if answer.code != Code.OK:
             raise refusal(name, answer.code)
         return frames.decode_strings(answer.body)
+
+    def own_node(self) -> Broker:
+        """The node this connection leads to, as it advertises itself."""
+        properties = self.session.connection_properties
+        port = properties.get("advertised_port", "")
+        return Broker(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
+
+    def other_nodes(self, stream: str) -> Steps[list[Broker]]:
+        """Where else a stream lies."""
+        return other_nodes((yield from self.places(stream)), self.own_node())
 
     def places(self, stream: str) -> Steps[StreamPlaces]:
         """On which nodes a stream lies."""

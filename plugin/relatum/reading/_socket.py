@@ -27,6 +27,9 @@ RECEIVE_BYTES: Final = 256 << 10
 HEARTBEAT_S: Final = 10
 """Seconds of heartbeat asked for: a frozen broker is noticed in 1.5 times that."""
 
+SEND_S_MIN: Final = 0.5
+"""Seconds a send may take at least, however short the wait for an answer is."""
+
 SILENCE_HEARTBEATS: Final = 1.5
 """Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
 
@@ -152,10 +155,11 @@ class SocketConnection:
             left = idle_at - time.monotonic()
             try:
                 self.keep_alive()
-                self._socket.settimeout(max(0.0005, min(left, heartbeat_s / 2) if heartbeat_s else left))
-                self.flush(None)
+                self.flush(heartbeat_s or idle_s)
+                # 0 does not block at all: what has come is taken.
+                self._socket.settimeout(max(0.0, min(left, heartbeat_s / 2) if heartbeat_s else left))
                 return self._received(self._socket.recv_into(self._buffer))
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
                 now = time.monotonic()
                 if heartbeat_s and now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS:
                     raise self._lost(None) from None
@@ -178,13 +182,12 @@ class SocketConnection:
             self.abandon()
             raise
 
-    def flush(self, timeout_s: float | None) -> None:
+    def flush(self, timeout_s: float) -> None:
         """Send what the session has to send."""
         with self._send_lock:
             outgoing = self.session.take_outgoing()
             if outgoing:
-                if timeout_s is not None:
-                    self._socket.settimeout(timeout_s)
+                self._socket.settimeout(max(timeout_s, SEND_S_MIN))
                 self._socket.sendall(outgoing)
                 self._sent_at = time.monotonic()
 

@@ -5,21 +5,23 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound, StreamNotFound
+from relatum.errors import AccessRefused, BrokerUnavailable, ConnectionLost, NotFound, StreamNotFound
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncConnection
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._many import ManyReader
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan, StreamOperations
+from relatum.reading._operations import Scan, StreamNotHere, StreamOperations
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, login_for, tls_context_for
 from relatum.reading._stream_blocking import CONNECTIONS_KEPT, batches_of, name_missing
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk
+from relatum.wire._frames import Broker
 from relatum.wire._session import Mechanism, Steps
 
 CONNECTIONS_MAX: Final = 16
@@ -51,6 +53,7 @@ class AsyncStreams:
         self._tls = tls_context_for(address, tls)
         self._idle: list[AsyncConnection] = []
         self._densities: dict[str, Density] = {}
+        self._nodes: dict[Broker, AsyncStreams] = {}
         self._is_closed = False
         self._turns = asyncio.Semaphore(CONNECTIONS_MAX)
         self._keeper: asyncio.Task[None] | None = None
@@ -77,11 +80,13 @@ class AsyncStreams:
     async def _acquire(self) -> AsyncConnection:
         if self._is_closed:
             raise BrokerUnavailable("The reader is closed.")
-        if not self._idle:
-            return await self._connect()
-        connection = self._idle.pop()
-        connection.has_received = False
-        return connection
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.has_ended:
+                connection.has_received = False
+                return connection
+            connection.abandon()
+        return await self._connect()
 
     async def _release(self, connection: AsyncConnection) -> None:
         if not connection.is_usable:
@@ -98,9 +103,41 @@ class AsyncStreams:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
+        for node in self._nodes.values():
+            await node.close()
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.close()
+
+    async def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
+        """Run an operation on a node that has the stream."""
+        try:
+            return await self._ask(operation)
+        except StreamNotHere:
+            node = await self._node_with(stream)
+            if node is None:
+                raise
+            return await node._ask(operation)
+
+    async def _node_with(self, stream: str) -> "AsyncStreams | None":
+        """A reader on another node that has the stream and can be reached; None where there is none."""
+        for broker in await self._ask(lambda operations: operations.other_nodes(stream)):
+            if broker not in self._nodes:
+                node = AsyncStreams(
+                    replace(self._address, stream_host=broker.host, stream_port=broker.port),
+                    timeout_s=self._timeout_s,
+                    tls=self._tls_given,
+                    mechanism=self._login.mechanism,
+                    heartbeat_s=self._login.heartbeat_s,
+                )
+                try:
+                    await node.open()
+                except BrokerUnavailable:
+                    # What a node advertises need not be reachable from here: behind a load balancer it is not.
+                    continue
+                self._nodes[broker] = node
+            return self._nodes[broker]
+        return None
 
     async def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
@@ -125,10 +162,10 @@ class AsyncStreams:
         return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s, self._tls_given)
 
     async def read(self, stream: str, offset: int) -> Message:
-        return await self._ask(lambda operations: operations.read(stream, offset))
+        return await self._ask_about(stream, lambda operations: operations.read(stream, offset))
 
     async def bounds(self, stream: str) -> StreamBounds:
-        return await self._ask(lambda operations: operations.bounds(stream))
+        return await self._ask_about(stream, lambda operations: operations.bounds(stream))
 
     async def partitions(self, super_stream: str) -> list[str]:
         return await self._ask(lambda operations: operations.partitions(super_stream))
@@ -157,10 +194,21 @@ class AsyncStreams:
                     if step is None:
                         step = steps.send(await connection.exchange(time.monotonic() + self._timeout_s))
                     else:
-                        yield await self._named(step) if isinstance(step, StreamNotFound) else step
+                        yield step if isinstance(step, Message) else await self._settled(step)
                         step = next(steps)
             except StopIteration:
                 return
+
+    async def _settled(self, result: Result | StreamNotHere) -> Result:
+        """What a batched read's result that is no message amounts to: another node's answer, another name."""
+        if isinstance(result, StreamNotFound):
+            return await self._named(result)
+        if not isinstance(result, StreamNotHere):
+            return result
+        try:
+            return await self.read(result.stream, result.offset)
+        except (NotFound, AccessRefused) as error:
+            return error
 
     async def chunks(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[Chunk | None, None]:
         """The chunks of a scan as they come, None when none came for `idle_s`."""
@@ -179,12 +227,20 @@ class AsyncStreams:
                     step = steps.send(events or [])
             except StopIteration:
                 return
+            except StreamNotHere:
+                node = await self._node_with(stream)
+                if node is None:
+                    raise
             except StreamNotFound as error:
                 raise await self._named(error) from None
             finally:
                 steps.close()
                 if connection.is_usable:
                     await connection.flush()
+        # Refused before the first chunk: begin anew where the stream is.
+        async with contextlib.aclosing(node.chunks(stream, scan, idle_s)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def batches(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[RecordBatch | None, None]:
         """See `AsyncStreamReader.batches`."""

@@ -7,21 +7,23 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import BrokerUnavailable, ConnectionLost, NotFound, RelatumError, StreamNotFound
+from relatum.errors import AccessRefused, BrokerUnavailable, ConnectionLost, NotFound, RelatumError, StreamNotFound
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._amqp_operations import not_a_stream
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._many import ManyReader
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan, StreamOperations
+from relatum.reading._operations import Scan, StreamNotHere, StreamOperations
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for, tls_context_for
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, split
+from relatum.wire._frames import Broker
 from relatum.wire._session import Mechanism, Steps
 
 CONNECTIONS_KEPT: Final = 8
@@ -58,6 +60,7 @@ class BlockingStreams:
         self._tls = tls_context_for(address, tls)
         self._idle: list[SocketConnection] = []
         self._densities: dict[str, Density] = {}
+        self._nodes: dict[Broker, BlockingStreams] = {}
         self._is_closed = False
         self._lock = threading.Lock()
         connection = self._connect()
@@ -80,6 +83,16 @@ class BlockingStreams:
             return self._connect()
         connection.has_received = False
         return connection
+
+    def _acquire_alive(self) -> SocketConnection:
+        """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
+        while True:
+            connection = self._acquire()
+            try:
+                connection.wait(0.0)
+            except ConnectionLost:
+                continue
+            return connection
 
     def _release(self, connection: SocketConnection) -> None:
         if not connection.is_usable:
@@ -108,8 +121,39 @@ class BlockingStreams:
             self._is_closed = True
             idle, self._idle = self._idle, []
         self._closing.set()
+        for node in self._nodes.values():
+            node.close()
         for connection in idle:
             connection.close()
+
+    def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
+        """Run an operation on a node that has the stream."""
+        try:
+            return self._ask(operation)
+        except StreamNotHere:
+            node = self._node_with(stream)
+            if node is None:
+                raise
+            return node._ask(operation)
+
+    def _node_with(self, stream: str) -> "BlockingStreams | None":
+        """A reader on another node that has the stream and can be reached; None where there is none."""
+        for broker in self._ask(lambda operations: operations.other_nodes(stream)):
+            if broker not in self._nodes:
+                address = replace(self._address, stream_host=broker.host, stream_port=broker.port)
+                try:
+                    self._nodes[broker] = BlockingStreams(
+                        address,
+                        timeout_s=self._timeout_s,
+                        tls=self._tls_given,
+                        mechanism=self._login.mechanism,
+                        heartbeat_s=self._login.heartbeat_s,
+                    )
+                except BrokerUnavailable:
+                    # What a node advertises need not be reachable from here: behind a load balancer it is not.
+                    continue
+            return self._nodes[broker]
+        return None
 
     def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
@@ -134,10 +178,10 @@ class BlockingStreams:
     # --- single questions ---------------------------------------------------------------------------------
 
     def read(self, stream: str, offset: int) -> Message:
-        return self._ask(lambda operations: operations.read(stream, offset))
+        return self._ask_about(stream, lambda operations: operations.read(stream, offset))
 
     def bounds(self, stream: str) -> StreamBounds:
-        return self._ask(lambda operations: operations.bounds(stream))
+        return self._ask_about(stream, lambda operations: operations.bounds(stream))
 
     def partitions(self, super_stream: str) -> list[str]:
         return self._ask(lambda operations: operations.partitions(super_stream))
@@ -157,16 +201,27 @@ class BlockingStreams:
                     if step is None:
                         step = steps.send(connection.exchange(time.monotonic() + self._timeout_s))
                     else:
-                        yield self._named(step) if isinstance(step, StreamNotFound) else step
+                        yield step if isinstance(step, Message) else self._settled(step)
                         step = next(steps)
             except StopIteration:
                 return
+
+    def _settled(self, result: Result | StreamNotHere) -> Result:
+        """What a batched read's result that is no message amounts to: another node's answer, another name."""
+        if isinstance(result, StreamNotFound):
+            return self._named(result)
+        if not isinstance(result, StreamNotHere):
+            return result
+        try:
+            return self.read(result.stream, result.offset)
+        except (NotFound, AccessRefused) as error:
+            return error
 
     # --- many chunks --------------------------------------------------------------------------------------
 
     @contextmanager
     def _connection(self) -> Iterator[SocketConnection]:
-        connection = self._acquire()
+        connection = self._acquire_alive()
         try:
             yield connection
         finally:
@@ -189,12 +244,18 @@ class BlockingStreams:
                     step = steps.send(events or [])
             except StopIteration:
                 return
+            except StreamNotHere:
+                node = self._node_with(stream)
+                if node is None:
+                    raise
             except StreamNotFound as error:
                 raise self._named(error) from None
             finally:
                 steps.close()
                 if connection.is_usable:
                     connection.flush(self._timeout_s)
+        # Refused before the first chunk: begin anew where the stream is.
+        yield from node.chunks(stream, scan, idle_s)
 
     def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]:
         """See `StreamReader.batches`."""

@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, NotFound, OffsetNotFound
 from relatum.reading._message import Message
-from relatum.reading._operations import check_offset
+from relatum.reading._operations import StreamNotHere, check_offset
 
 WINDOW_MESSAGES: Final = 1024
 """Ids planned together: the more, the more neighbours are found; a held message takes about 1 kB with its record."""
@@ -32,7 +32,7 @@ class Window:
         self._source = iter(ids)
         self._waiting: deque[MessageId] = deque()
         self._asked: deque[MessageId] = deque()
-        self._results: dict[MessageId, Result] = {}
+        self._results: dict[MessageId, Result | StreamNotHere] = {}
         self._uses: dict[MessageId, int] = {}
         self._held = 0
         self._messages_max = max(1, messages_max)
@@ -69,7 +69,7 @@ class Window:
             for stream, offsets in wanted.items()
         }
 
-    def put(self, asked: MessageId, result: Result) -> None:
+    def put(self, asked: MessageId, result: Result | StreamNotHere) -> None:
         """Hold a result until its turn; dropped where too much is held already: it will be asked for again."""
         if asked not in self._uses or asked in self._results:
             return
@@ -84,7 +84,7 @@ class Window:
         """The ids of this part without a result."""
         return set(self._uses) - set(self._results)
 
-    def ready(self) -> Iterator[Result]:
+    def ready(self) -> Iterator[Any]:
         """The results whose turn it is."""
         asked, results, uses = self._asked, self._results, self._uses
         while asked and asked[0] in results:
@@ -109,7 +109,7 @@ class Window:
         self._held = 0
 
 
-def _size(result: Result) -> int:
+def _size(result: object) -> int:
     if not isinstance(result, Message):
         return 0
     return len(result.raw) if result.raw is not None else len(result.body)

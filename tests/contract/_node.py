@@ -1,0 +1,68 @@
+"""A node of the stream protocol that has no replica of any stream, and says that another has."""
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import Self
+
+from relatum.wire import _frames as frames
+from relatum.wire._frames import Code, Command
+
+
+class EmptyNode:
+    """Answers logins, refuses every subscription, and names another broker's port in Metadata. A context manager."""
+
+    def __init__(self, other_port: int) -> None:
+        self._other_port = other_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, struct.error), connection, connection.makefile("rb") as source:
+            while head := source.read(8):
+                size, key, _ = struct.unpack(">IHH", head)
+                body = source.read(size - 4)
+                connection.sendall(self._answer(key, body))
+
+    def _answer(self, key: int, body: bytes) -> bytes:
+        if key in (Command.TUNE, Command.HEARTBEAT, Command.CREDIT):
+            return b""
+        (correlation,) = struct.unpack_from(">I", body)
+        if key == Command.METADATA:
+            return self._metadata(correlation, frames.Cursor(body, 8).string())
+        code = Code.STREAM_NOT_AVAILABLE if key == Command.SUBSCRIBE else Code.OK
+        rest = {
+            Command.PEER_PROPERTIES: frames.table({}),
+            Command.SASL_HANDSHAKE: struct.pack(">I", 1) + frames.string("PLAIN"),
+            Command.OPEN: frames.table({"advertised_host": "127.0.0.1", "advertised_port": str(self.port)}),
+        }.get(Command(key), b"")
+        answer = struct.pack(">HHIH", key | frames.RESPONSE_BIT, 1, correlation, code) + rest
+        tune = frames.tune(1 << 20, 60) if key == Command.SASL_AUTHENTICATE else b""
+        return struct.pack(">I", len(answer)) + answer + tune
+
+    def _metadata(self, correlation: int, stream: str) -> bytes:
+        nodes = struct.pack(">I", 2)
+        for reference, port in ((0, self.port), (1, self._other_port)):
+            nodes += struct.pack(">H", reference) + frames.string("127.0.0.1") + struct.pack(">I", port)
+        places = struct.pack(">I", 1) + frames.string(stream) + struct.pack(">HHIHH", Code.OK, 1, 2, 0, 1)
+        answer = struct.pack(">HHI", Command.METADATA | frames.RESPONSE_BIT, 1, correlation) + nodes + places
+        return struct.pack(">I", len(answer)) + answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self._listener, *self._connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
