@@ -33,7 +33,7 @@ from relatum.reading._amqp_operations import (
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
-from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
 from relatum.reading._window import Result, Window
 
 try:
@@ -228,15 +228,12 @@ class AsyncAmqp:
                 await connection.connect()
         except (aiormq.exceptions.ProbableAuthenticationError, aiormq.exceptions.AuthenticationError) as error:
             raise AccessRefused(f"The broker at {where} refuses the user {address.user!r}.") from error
-        except ssl.SSLCertVerificationError as error:
-            message = f"The certificate of {where} is not trusted: {error.verify_message}."
-            raise ConfigurationError(message) from error
         except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
             # aiormq takes the broker's answer to a refused virtual host for a frame out of turn.
             if isinstance(error, aiormq.exceptions.InvalidFrameError) and "Connection.Close" in str(error):
                 message = f"The broker at {where} refuses the user {address.user!r} or the virtual host."
                 raise AccessRefused(message) from error
-            raise BrokerUnavailable(f"No AMQP 0.9.1 at {where}.") from error
+            raise (untrusted_inside(error, where) or BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")) from error
         return connection
 
     async def close(self) -> None:

@@ -45,7 +45,7 @@ from relatum.reading._amqp_operations import (
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
-from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
 from relatum.reading._window import Result, Window
 
 CONNECTIONS_KEPT: Final = 4
@@ -90,11 +90,9 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
     where = f"{address.host}:{address.amqp_port}"
     if isinstance(error, (ProbableAccessDeniedError, ProbableAuthenticationError)) or "(403)" in str(error):
         return AccessRefused(f"The broker at {where} refuses the user {address.user!r} or the virtual host.")
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return ConfigurationError(f"The certificate of {where} is not trusted: {cause.verify_message}.")
-        cause = getattr(cause, "exception", None) or cause.__cause__
+    untrusted = untrusted_inside(error, where)
+    if untrusted is not None:
+        return untrusted
     return BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")
 
 

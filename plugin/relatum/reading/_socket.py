@@ -27,6 +27,9 @@ RECEIVE_BYTES: Final = 256 << 10
 HEARTBEAT_S: Final = 10
 """Seconds of heartbeat asked for: a frozen broker is noticed in 1.5 times that."""
 
+NESTED_ERRORS_MAX: Final = 100
+"""Errors inside errors that are looked at for a cause."""
+
 SEND_S_MIN: Final = 0.5
 """Seconds a send may take at least, however short the wait for an answer is."""
 
@@ -53,6 +56,20 @@ def untrusted(error: ssl.SSLError, host: str) -> ConfigurationError | BrokerUnav
     if isinstance(error, ssl.SSLCertVerificationError):
         return ConfigurationError(f"The certificate of {host} is not trusted: {error.verify_message}.")
     return BrokerUnavailable(f"TLS with {host} failed: {error.reason}.")
+
+
+def untrusted_inside(error: BaseException | None, host: str) -> ConfigurationError | None:
+    """The error for a certificate that was refused, where that lies under a client library's own errors."""
+    waiting, seen = [error], 0
+    while waiting and seen < NESTED_ERRORS_MAX:
+        each = waiting.pop()
+        seen += 1
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return ConfigurationError(f"The certificate of {host} is not trusted: {each.verify_message}.")
+        if isinstance(each, BaseException):
+            parts = (each.__cause__, getattr(each, "exception", None), *getattr(each, "exceptions", ()), *each.args)
+            waiting += [part for part in parts if isinstance(part, BaseException)]
+    return None
 
 
 class SocketConnection:
