@@ -1,6 +1,7 @@
 """Timing things that are compared: in turns, so that a busy moment of the machine meets both."""
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +33,14 @@ def nothing() -> None:
 def in_turns(
     actions: Mapping[str, Callable[[], object]], rounds: int, between: Callable[[], None] = nothing
 ) -> dict[str, list[float]]:
-    """Seconds of each action in each round; each round begins with another one. `between` runs untimed before each."""
+    """Seconds of each action in each round; each round has an order of its own. `between` runs untimed before each."""
     taken: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+    shuffler = random.Random(rounds)
+    for _ in range(rounds):
+        # Not merely rotated: then one would always come right after the same other.
+        shuffler.shuffle(names)
+        for name in names:
             between()
             taken[name].append(timed(actions[name]))
     return taken
