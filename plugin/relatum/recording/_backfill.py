@@ -30,6 +30,7 @@ from relatum.store import (
     coverage_of,
     ensure_stream,
     key_definitions,
+    last_position,
     lock_stream,
     open_range,
     tail_of,
@@ -146,7 +147,8 @@ class _Backfill:
             definitions = key_definitions(connection)
             tail = tail_of(connection, stream.stream_id) or _first_tail(connection, stream, definitions, bounds.last)
             rows = coverage_of(connection, [stream.stream_id])
-        if tail.position is not None and not is_same(self._reader, self._name, tail.position, bounds):
+        position = last_position(rows)
+        if position is not None and not is_same(self._reader, self._name, position, bounds):
             raise CoverageConflict(
                 f"stream {self._name!r} is not the one that was recorded: let `relatum record` notice it first",
                 stream=self._name,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from relatum.errors import CoverageConflict, OffsetNotFound
+from relatum.errors import CoverageConflict, OffsetExpired, OffsetNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording._batch import position_of
@@ -23,8 +23,10 @@ from relatum.store import (
     checkpoints,
     close_tail,
     coverage,
+    coverage_of,
     events,
     key_definitions,
+    last_position,
     lock_stream,
     open_range,
     receipts,
@@ -63,7 +65,9 @@ def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Ope
     bounds = reader.bounds(stream.name)
     with translated_errors(), engine.connect() as connection:
         tail = tail_of(connection, stream.stream_id)
-    if tail is not None and tail.position is not None and not is_same(reader, stream.name, tail.position, bounds):
+        # Of all ranges: a stream that was only back-filled has nothing in its tail to be known by.
+        position = last_position(coverage_of(connection, [stream.stream_id]))
+    if tail is not None and position is not None and not is_same(reader, stream.name, position, bounds):
         stream, tail = _after_loss(engine, reader, stream, tail, bounds)
     with translated_errors(), engine.begin() as connection:
         definitions = tuple(key_definitions(connection))
@@ -75,12 +79,13 @@ def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Ope
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
     """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset."""
-    if bounds.first is None or bounds.last is None or position.offset > bounds.last:
-        return False
-    if position.offset < bounds.first:
+    if bounds.first is not None and position.offset < bounds.first:
         return True
     try:
+        # Read also where the bounds end before it: they may be older than the position.
         found = position_of(reader.read(stream, position.offset))
+    except OffsetExpired:
+        return True
     except OffsetNotFound:
         return False
     same_chunk = None in (found.chunk_ms, position.chunk_ms) or found.chunk_ms == position.chunk_ms
@@ -164,6 +169,9 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
         if tail.from_offset < cut:
             connection.execute(sa.insert(coverage).values(_closed_range(tail, cut)))
         connection.execute(sa.update(coverage).where(of_stream, coverage.c.to_offset > cut).values(to_offset=cut))
+        # What lay behind the cut is not what the stream is known by any more.
+        unknown = {"last_offset": None, "last_fingerprint": None, "last_chunk_ms": None}
+        connection.execute(sa.update(coverage).where(of_stream, coverage.c.last_offset >= cut).values(unknown))
         position = agreed if cut == agreed.offset + 1 else None
         new = open_range(
             connection, stream.stream_id, cut, tail.key_ids, with_time=tail.with_time, is_tail=True, position=position

@@ -27,6 +27,7 @@ from relatum.store import (
     coverage_of,
     current_stream,
     key_definitions,
+    last_position,
     relationships,
     tail_of,
     time_blocks,
@@ -148,12 +149,13 @@ class _Verification:
             covering = coverage_of(connection, [stream.stream_id]) if stream else []
         if stream is None or tail is None:
             return result
-        if tail.position is not None and not is_same(self._reader, name, tail.position, bounds):
-            result.add(Difference("replaced", tail.position.offset))
+        position = last_position(covering)
+        if position is not None and not is_same(self._reader, name, position, bounds):
+            result.add(Difference("replaced", position.offset))
             return result
         first = tail.to_offset if bounds.first is None else min(bounds.first, tail.to_offset)
         result.from_offset, result.to_offset = first, tail.to_offset
-        self._compare(stream, definitions, covering, result)
+        self._compare(stream, definitions, result)
         self._beyond(stream, definitions, result)
         return result
 
@@ -161,13 +163,12 @@ class _Verification:
         self,
         stream: StreamRow,
         definitions: Sequence[KeyDefinition],
-        covering: Sequence[CoverageRow],
         result: StreamVerified,
     ) -> None:
-        expected = _Expected(definitions, covering)
         for start, end in self._windows(result.from_offset, result.to_offset):
             messages = list(_messages(self._reader, result.stream, start, end))
-            rows, blocks = self._stored(stream, start, end)
+            rows, blocks, covering = self._stored(stream, start, end)
+            expected = _Expected(definitions, covering)
             _compare_rows(messages, rows, expected, result)
             _compare_times(messages, blocks, expected, result)
             result.messages += len(messages)
@@ -181,9 +182,16 @@ class _Verification:
             if self._sample is None or random.random() < self._sample:  # noqa: S311 - a sample, nothing secret
                 yield at, min(end, at + WINDOW_OFFSETS)
 
-    def _stored(self, stream: StreamRow, start: int, end: int) -> tuple[list[Row], list[tuple[int, int, int, int]]]:
-        """The table's rows of a window, and the blocks of the time index that reach into it."""
-        with translated_errors(), self._engine.connect() as connection:
+    def _stored(
+        self, stream: StreamRow, start: int, end: int
+    ) -> tuple[list[Row], list[tuple[int, int, int, int]], list[CoverageRow]]:
+        """The table's rows of a window, the blocks of the time index that reach into it, and the coverage.
+
+        All of one moment: rows that a back-fill writes meanwhile come with the coverage that says so.
+        """
+        with translated_errors(), self._engine.connect() as opened:
+            connection = opened.execution_options(isolation_level="REPEATABLE READ")
+            covering = coverage_of(connection, [stream.stream_id])
             rows = connection.execute(
                 sa.select(
                     relationships.c.stream_offset,
@@ -205,7 +213,7 @@ class _Verification:
                     time_blocks.c.last_offset >= start,
                 )
             ).all()
-        return [tuple(row) for row in rows], [tuple(block) for block in blocks]
+        return [tuple(row) for row in rows], [tuple(block) for block in blocks], covering
 
     def _beyond(self, stream: StreamRow, definitions: Sequence[KeyDefinition], result: StreamVerified) -> None:
         """Rows behind the coverage's end can only be wrong. A recorder may have moved it since: ask again."""

@@ -81,6 +81,12 @@ def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
     return _row(row) if row else None
 
 
+def last_position(rows: Iterable[CoverageRow]) -> Position | None:
+    """What was recorded furthest on. A log grows at its end only: where that agrees, all before it does."""
+    positions = [row.position for row in rows if row.position is not None]
+    return max(positions, key=lambda position: position.offset, default=None)
+
+
 def open_range(
     connection: sa.Connection,
     stream_id: int,
@@ -122,7 +128,7 @@ def advance(connection: sa.Connection, row: CoverageRow, to_offset: int, positio
     """Move the range's end by compare-and-set: the heart of promise 2, in the transaction that writes the rows.
 
     Raises:
-        CoverageConflict: the range's end is not where we left it; roll the transaction back.
+        CoverageConflict: the range's end is not where we left it, or it is the tail no more; roll the transaction back.
     """
     assert to_offset >= row.to_offset, "coverage never moves back here"
     moved = connection.execute(
@@ -130,6 +136,7 @@ def advance(connection: sa.Connection, row: CoverageRow, to_offset: int, positio
         {
             "id": row.coverage_id,
             "expected": row.to_offset,
+            "as_tail": row.is_tail,
             "to": to_offset,
             "offset": position.offset if position else row.last_offset,
             "fingerprint": position.fingerprint if position else row.last_fingerprint,
@@ -153,7 +160,12 @@ def advance(connection: sa.Connection, row: CoverageRow, to_offset: int, positio
 
 _ADVANCE: Final = (
     sa.update(coverage)
-    .where(coverage.c.coverage_id == sa.bindparam("id"), coverage.c.to_offset == sa.bindparam("expected"))
+    .where(
+        coverage.c.coverage_id == sa.bindparam("id"),
+        coverage.c.to_offset == sa.bindparam("expected"),
+        # A tail that another recorder closed keeps its end, and what follows it is the new tail's.
+        coverage.c.is_tail == sa.bindparam("as_tail"),
+    )
     .values(
         to_offset=sa.bindparam("to"),
         last_offset=sa.bindparam("offset"),
