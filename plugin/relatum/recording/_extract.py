@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from relatum._names import RECEIPT_HEADER, TIME_HEADER
 from relatum.errors import UndecodableMessage
-from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, SkipReason
-from relatum.limits import KEY_VALUE_BYTES_MAX
+from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, SkipReason, checked_text
+from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource
 from relatum.reading._message import header_value, is_header, message_time, property_text, reply_to_text
 from relatum.wire._amqp10 import Head, find_head, pick, pick_list
@@ -128,7 +128,8 @@ class Extractor:
         if annotations >= 0 and self._annotations:
             pick(raw, annotations, self._annotations, found)
         if properties >= 0:
-            if type(found[self._time]) is not int:
+            stamped = found[self._time]
+            if type(stamped) is not int or not TIME_US_MIN <= stamped <= TIME_US_MAX:
                 pick_list(raw, properties, {_CREATION_TIME: self._created}, found)
             if found[self._receipt] is not None:
                 pick_list(raw, properties, {0: self._message_id}, found)
@@ -180,7 +181,7 @@ class Extractor:
                 values.append((key_id, canonical))
         time_us, source = message_time(found[self._time], found[self._created], chunk_ms)
         asked = found[self._receipt]
-        receipt = None if asked is None else _receipt_name(asked, found[self._message_id])
+        receipt = None if asked is None else _receipt_name(header_value(asked), found[self._message_id])
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
 
 
@@ -189,9 +190,11 @@ def _receipt_name(asked: Any, message_id: Any) -> str | None:
 
     The interceptor gives a name where the `message_id` is the caller's own, which may have been used before.
     """
-    if asked is True:
-        name = property_text(message_id)
-        return name if isinstance(name, str) else None
-    if isinstance(asked, str) and len(asked) <= RECEIPT_NAME_LENGTH_MAX and "\0" not in asked:
-        return asked
-    return None
+    if isinstance(asked, str) and len(asked) > RECEIPT_NAME_LENGTH_MAX:
+        return None
+    name = property_text(message_id) if asked is True else asked
+    try:
+        # Anybody may set the header: a name that no row or index entry can hold would stop the recorder for ever.
+        return checked_text(name) if isinstance(name, str) else None
+    except InvalidValue:
+        return None
