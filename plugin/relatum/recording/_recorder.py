@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -21,7 +22,7 @@ from relatum.store import add_keys, key_definitions, make_engine, translated_err
 logger = logging.getLogger("relatum.recorder")
 
 PARTITIONS_S: Final = 10.0
-"""How often a super stream is asked for new partitions, and how long an unanswered question waits to be asked again."""
+"""How often a super stream is asked for new partitions, and a route that is published to for new streams."""
 
 STOP_S: Final = 30.0
 """How long a stop waits for the batches under way."""
@@ -253,8 +254,13 @@ class EmbeddedRecorder:
 
     def _run(self) -> None:
         keys_defined = not self._definitions
+        forgotten_at = time.monotonic()
         while not self._stop.is_set():
             with self._changed:
+                if time.monotonic() - forgotten_at >= PARTITIONS_S:
+                    # Streams are declared and bound while publishers run: what is still published to is asked again.
+                    self._watched.clear()
+                    forgotten_at = time.monotonic()
                 if not self._wanted and keys_defined:
                     self._changed.wait(1.0)
                 routes, self._wanted = self._wanted, []
@@ -281,9 +287,13 @@ class EmbeddedRecorder:
             return []
         try:
             with StreamReader.open(self._address) as reader:
+                partitions = {exchange: reader.partitions(exchange) for exchange, _ in routes if exchange}
                 for exchange, routing_key in routes:
                     for stream in _streams_of(reader, exchange, routing_key):
-                        self._group.add(stream)
+                        # A super stream is the exchange of its name; clients name its partitions after it. Streams
+                        # bound to any other exchange look the same to the broker, but not by name.
+                        is_partition = stream.startswith(f"{exchange}-") and stream in partitions.get(exchange, ())
+                        self._group.add(stream, super_stream=exchange if is_partition else None)
         except RelatumError as error:
             logger.warning("streams not looked up: %s", ended(error))
             return list(routes)
