@@ -10,12 +10,14 @@ import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, SchemaMissing
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording import Recorder, backfill, prune, repair, status, verify
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+from relatum.recording import EmbeddedRecorder, Recorder, backfill, prune, repair, status, verify
 from relatum.recording._batch import Batch
 from relatum.recording._commit import commit_batch
 from relatum.recording._extract import Extractor
-from relatum.store import add_keys, ensure_stream, open_range, remove_key, set_record_time
+from relatum.recording._opening import is_same
+from relatum.store import add_keys, ensure_stream, open_range, remove_key, set_record_time, tail_of
+from relatum_consumer import Relations
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -28,6 +30,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
+from tests.support._raw_publisher import RawPublisher, uncompressed
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -186,6 +189,45 @@ def test_a_commit_that_lost_the_race_writes_nothing(
     assert len(rows_of(engine, stream_name)) == 5
 
 
+def test_a_recorder_that_slept_while_another_closed_its_tail_writes_nothing(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """A tail closed for other keys keeps its end, so the end alone does not tell that the race is lost."""
+    publish_plain(amqp_url, stream_name, orders(5))
+    (order_id,) = add_keys(engine, ["order_id"])
+    with recording(amqp_url, engine, stream_name):
+        wait_recorded(amqp_url, engine, stream_name)
+    with engine.begin() as connection:
+        asleep = tail_of(connection, ensure_stream(connection, "/", stream_name).stream_id)
+    assert asleep is not None
+    publish_plain(amqp_url, stream_name, orders(5, start=5))
+    with recording(amqp_url, engine, stream_name, keys=["host"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    batch = Batch(asleep.stream_id, Extractor([order_id]), with_time=True)
+    with StreamReader.open(amqp_url) as reader:
+        for records in reader.batches(stream_name, asleep.to_offset, follow=False):
+            assert records is not None
+            batch.add(records)
+    with pytest.raises(CoverageConflict):
+        commit_batch(engine, asleep, batch, None)
+    assert len([row for row in rows_of(engine, stream_name) if row[0] == "order_id"]) == 10
+
+
+def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """A position recorded meanwhile lies beyond bounds that were asked before; the stream itself tells."""
+    publish_plain(amqp_url, stream_name, orders(3))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    with engine.connect() as connection, StreamReader.open(amqp_url) as reader:
+        tail = tail_of(connection, ensure_stream(connection, "/", stream_name).stream_id)
+        assert tail is not None
+        assert tail.position is not None
+        assert is_same(reader, stream_name, tail.position, StreamBounds(0, 1))
+        assert is_same(reader, stream_name, tail.position, StreamBounds(None, None))
+
+
 def test_a_stream_that_does_not_exist_yet_is_waited_for(amqp_url: str, engine: sa.Engine, database_url: str) -> None:
     """It is named as missing, and recorded once it is declared."""
     name = unique_name()
@@ -238,6 +280,22 @@ def test_a_stream_declared_again_while_nobody_recorded_is_noticed(
         wait_until(lambda: recorded_to(engine, stream_name) == count, what="the new stream is recorded")
         wait_until(lambda: status(amqp_url, engine, [stream_name])[0].generation == 2, what="a new generation")
     assert len(rows_of(engine, stream_name)) == count
+
+
+def test_a_stream_that_was_only_back_filled_and_declared_again_is_noticed(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The tail a back-fill leaves holds no message to know the stream by; what was back-filled does."""
+    publish_plain(amqp_url, stream_name, orders(5))
+    add_keys(engine, ["order_id"])
+    assert backfill(amqp_url, engine, stream_name).rows == 5
+    delete_stream(amqp_url, stream_name)
+    declare_stream(amqp_url, stream_name)
+    publish_plain(amqp_url, stream_name, orders(8, start=100))
+    with recording(amqp_url, engine, stream_name):
+        wait_until(lambda: len(rows_of(engine, stream_name)) == 8, what="the new stream recorded from its start")
+    with Relations(amqp_url, engine) as relations:
+        assert relations.find("order_id", "o101", streams=stream_name).ids == ((stream_name, 1),)
 
 
 def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(
@@ -329,6 +387,53 @@ def test_verify_finds_each_kind_of_difference_and_repair_mends_it(
     assert not verify(amqp_url, engine, [stream_name]).ok, "a dry run changes nothing"
     assert repair(report, engine, dry_run=False) == planned
     assert verify(amqp_url, engine, [stream_name]).ok
+
+
+def test_verify_beside_a_back_fill_finds_no_difference(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Rows and coverage are compared as of one moment: a repair must not delete what a back-fill writes meanwhile."""
+    message = b"\0\x53\x74\xc1\x08\x02\xa1\x04host\xa1\x00" + b"\0\x53\x75\xa0\x00"
+    with RawPublisher(stream_url, stream_name) as publisher:
+        publisher.publish(*[uncompressed([message] * 1000)] * 21)
+    with recording(amqp_url, engine, stream_name, keys=[]):
+        wait_recorded(amqp_url, engine, stream_name)
+    add_keys(engine, ["host"])
+    report = verify(
+        amqp_url, engine, [stream_name], progress=lambda _: backfill(amqp_url, engine, stream_name) and None
+    )
+    assert report.ok, report.streams[0].differences[:3]
+
+
+def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(
+    amqp_url: str, engine: sa.Engine, database_url: str
+) -> None:
+    """A route that led nowhere is asked again while it is published to; partitions are known by their super stream."""
+    super_stream = unique_name()
+    partition = f"{super_stream}-0"
+    recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine)
+    try:
+        recorder.watch(super_stream, "0")
+        add_keys(engine, ["order_id"])
+        declare_stream(amqp_url, partition)
+        with broker_connection(amqp_url) as connection:
+            channel = connection.channel()
+            channel.exchange_declare(super_stream, "direct", durable=True)
+            channel.queue_bind(partition, super_stream, "0")
+        publish_plain(amqp_url, partition, orders(3))
+
+        def is_recorded() -> bool:
+            recorder.watch(super_stream, "0")
+            return recorded_to(engine, partition) == 3
+
+        wait_until(is_recorded, limit_s=30, what="the partition recorded")
+        with Relations(amqp_url, engine) as relations:
+            assert relations.find("order_id", "o1", streams=super_stream).ids == ((partition, 1),)
+    finally:
+        recorder.close()
+        with broker_connection(amqp_url) as connection:
+            connection.channel().exchange_delete(super_stream)
+        delete_stream(amqp_url, partition)
 
 
 def test_the_metrics_tell_what_was_recorded(

@@ -1,0 +1,244 @@
+"""Publishers that know nothing of Relatum: the recorder covers whatever they write, and takes what can be a key.
+
+What is expected of each message is written down here by hand; none of Relatum's decoding is used for it.
+"""
+
+import gzip
+import struct
+from datetime import UTC, datetime
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.reading import StreamReader
+from relatum.recording import backfill, status
+from relatum.store import add_keys, ensure_stream, open_range
+from relatum_consumer import Relations, Status
+from tests.support import publish_plain, recording, rows_of, wait_recorded
+from tests.support._raw_publisher import Batch, RawPublisher, uncompressed
+
+NULL = b"\x40"
+
+
+def text(value: str) -> bytes:
+    """A string of AMQP 1.0."""
+    encoded = value.encode()
+    return b"\xb1" + struct.pack(">I", len(encoded)) + encoded
+
+
+def listed(*items: bytes) -> bytes:
+    """A list of AMQP 1.0."""
+    content = b"".join(items)
+    return b"\xd0" + struct.pack(">II", len(content) + 4, len(items)) + content
+
+
+def mapped(*items: bytes) -> bytes:
+    """A map of AMQP 1.0."""
+    return b"\xd1" + listed(*items)[1:]
+
+
+def headed(value: bytes, *more: bytes) -> bytes:
+    """A message with the header `order_id`, and a body."""
+    return b"\0\x53\x74" + mapped(text("order_id"), value, *more) + b"\0\x53\x75\xa0\x04body"
+
+
+def nested(depth: int) -> bytes:
+    """A list in a list, and so on; each level is 9 bytes longer than the one within."""
+    heads = [b"\xd0" + struct.pack(">II", 9 * level + 4 + 1, 1) for level in range(depth)]
+    return b"".join(reversed(heads)) + NULL
+
+
+def in_batch(values: list[str]) -> Batch:
+    """A sub-entry batch of messages with those order ids."""
+    return uncompressed([headed(text(value)) for value in values])
+
+
+def zipped(batch: Batch) -> Batch:
+    """The same batch through gzip."""
+    _, count, size, content = batch
+    return 1, count, size, gzip.compress(content)
+
+
+def recorded_values(amqp_url: str, engine: sa.Engine, stream: str) -> dict[int, str]:
+    """Record the stream to its end with the key `order_id`; each offset that has a row, once, with its value."""
+    with recording(amqp_url, engine, stream, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream)
+    rows = [(offset, value) for key, value, offset in rows_of(engine, stream) if key == "order_id"]
+    assert len({offset for offset, _ in rows}) == len(rows)
+    return dict(rows)
+
+
+OF_AMQP_091: list[tuple[Any, str | None]] = [
+    ("plain", "plain"),
+    ("", ""),
+    ("ünï\U0001f600", "ünï\U0001f600"),
+    ("x" * 300, "x" * 300),
+    ("x" * 1024, "x" * 1024),
+    ("x" * 1025, None),
+    ("tab\tnew\nline\\back\\N\\.", "tab\tnew\nline\\back\\N\\."),
+    ("nul\0", None),
+    (b"bytes", "bytes"),
+    (b"\xff\xfe", None),
+    (42, "42"),
+    (-(2**63), str(-(2**63))),
+    (True, "true"),
+    (False, "false"),
+    (None, None),
+    (datetime(2020, 1, 1, tzinfo=UTC), None),
+    ({"a": {"b": 1}}, None),
+    (["a", 1], None),
+]
+
+
+def test_headers_of_every_type_amqp_0_9_1_has(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Text, numbers and truth values are keys; the rest is covered without a row."""
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": value}) for value, _ in OF_AMQP_091])
+    expected = {offset: value for offset, (_, value) in enumerate(OF_AMQP_091) if value is not None}
+    assert recorded_values(amqp_url, engine, stream_name) == expected
+
+
+OF_AMQP_10: list[tuple[bytes, str | None]] = [
+    (headed(text("plain")), "plain"),
+    (headed(b"\xa3\x03sym"), "sym"),
+    (headed(b"\xa0\x03bin"), "bin"),
+    (headed(b"\x73\0\0\0\x41"), "A"),
+    (headed(b"\x41"), "true"),
+    (headed(b"\x56\0"), "false"),
+    (headed(b"\x44"), "0"),
+    (headed(b"\x53\xff"), "255"),
+    (headed(b"\x55\xff"), "-1"),
+    (headed(b"\x80" + b"\xff" * 8), None),
+    (headed(b"\x81" + b"\xff" * 8), "-1"),
+    (headed(b"\x98" + bytes(range(16))), "urn:uuid:00010203-0405-0607-0809-0a0b0c0d0e0f"),
+    (headed(b"\x72" + b"\0" * 4), None),
+    (headed(b"\x82" + b"\0" * 8), None),
+    (headed(b"\x94" + b"\0" * 16), None),
+    (headed(b"\x83" + struct.pack(">q", 1_600_000_000_000)), None),
+    (headed(b"\x83" + struct.pack(">q", 2**63 - 1)), None),
+    (headed(listed(text("a"))), None),
+    (headed(mapped(text("a"), NULL)), None),
+    (headed(b"\xe0\x05\x02\xa1\x01a\x01"), None),
+    (headed(nested(2000)), None),
+    (headed(text("deep"), text("other"), nested(2000)), "deep"),
+    (headed(b"\0\xa3\x01t" + text("described")), "described"),
+    (headed(NULL), None),
+    (headed(b"\xb1\0\0\0\x02\xff\xfe"), None),
+    (headed(text("first"), text("order_id"), text("last")), "last"),
+    (headed(text("wide"), text("huge"), text("x" * 500_000)), "wide"),
+    (headed(text("many"), *[item for n in range(5000) for item in (text(f"h{n}"), NULL)]), "many"),
+    (headed(text("keys"), b"\x55\x01", text("a key that is a number")), "keys"),
+    (b"\0\x80" + struct.pack(">Q", 0x74) + mapped(text("order_id"), text("long descriptor")), "long descriptor"),
+    (b"\0\xa3\x1famqp:application-properties:map" + mapped(text("order_id"), text("symbol")), "symbol"),
+    (headed(text("value")) + b"\0\x53\x77" + text("an amqp-value body"), "value"),
+    (b"\0\x53\x74\xc1\xff\xff broken", None),
+    (b"\0\x53\x75\xa0\x04body", None),
+    (b"not AMQP at all", None),
+    (b"\0\x53\x74", None),
+    (b"", None),
+    (headed(text("end")), "end"),
+]
+
+
+def test_messages_of_a_stream_client_of_every_type_amqp_1_0_has(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Whatever a client of the stream protocol writes is covered; what can be a key's value is one."""
+    with RawPublisher(stream_url, stream_name) as publisher:
+        for message, _ in OF_AMQP_10:
+            publisher.publish(message)
+    expected = {offset: value for offset, (_, value) in enumerate(OF_AMQP_10) if value is not None}
+    assert recorded_values(amqp_url, engine, stream_name) == expected
+
+
+def test_sub_entry_batches_and_single_messages_mixed(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Each record of a batch has the offset the broker counts for it; what cannot be unpacked is covered too."""
+    values = [f"v{n}" for n in range(200)]
+    with RawPublisher(stream_url, stream_name) as publisher:
+        publisher.publish(in_batch(values[:50]), headed(text(values[50])), zipped(in_batch(values[51:100])))
+        publisher.publish((1, 3, 50, b"not gzip"))
+        publisher.publish(*[zipped(in_batch(values[n : n + 20])) for n in range(100, 200, 20)])
+    expected = dict(enumerate(values[:100])) | dict(enumerate(values[100:], start=103))
+    assert recorded_values(amqp_url, engine, stream_name) == expected
+    (found,) = status(amqp_url, engine, [stream_name])
+    assert found.skipped[""] == {"undecodable_message": 3}
+
+
+@pytest.mark.parametrize("start", [1, 25, 49, 50, 51, 99])
+def test_recording_begins_inside_a_sub_entry_batch(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str, start: int
+) -> None:
+    """What lies before in the same batch is not recorded twice, nor forgotten by a back-fill."""
+    values = [f"v{n}" for n in range(100)]
+    with RawPublisher(stream_url, stream_name) as publisher:
+        publisher.publish(in_batch(values[:50]), zipped(in_batch(values[50:])))
+    (key,) = add_keys(engine, ["order_id"])
+    with engine.begin() as connection:
+        stream_id = ensure_stream(connection, "/", stream_name).stream_id
+        open_range(connection, stream_id, start, [key.key_id], with_time=True, is_tail=True)
+    expected = dict(enumerate(values))
+    assert recorded_values(amqp_url, engine, stream_name) == {n: expected[n] for n in range(start, 100)}
+    assert backfill(amqp_url, engine, stream_name).messages == start
+    assert recorded_values(amqp_url, engine, stream_name) == expected
+
+
+def test_offsets_that_the_broker_takes_for_itself(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """A consumer's stored offset takes an offset of the stream; the coverage goes across, and misses stay honest."""
+    with RawPublisher(stream_url, stream_name) as publisher, StreamReader.open(stream_url) as reader:
+        for n in range(5):
+            before = reader.bounds(stream_name).last
+            publisher.store_offset("consumer", n)
+            publisher.publish(headed(text(f"v{n}")))
+            assert reader.bounds(stream_name).last != before
+        offsets = [message.offset for message in reader.iterate(stream_name)]
+    assert offsets != list(range(5)), "the test makes gaps"
+    assert recorded_values(amqp_url, engine, stream_name) == dict(
+        zip(offsets, [f"v{n}" for n in range(5)], strict=True)
+    )
+    with Relations(amqp_url, engine) as relations:
+        assert relations.find("order_id", "nobody's").status is Status.ABSENT
+
+
+@pytest.mark.parametrize("message_id", ["nul\0", "x" * 255])
+def test_a_receipt_nobody_can_wait_for(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, message_id: str
+) -> None:
+    """Anybody may set the header that asks for a receipt, and with any message id; the recorder goes on."""
+    properties = pika.BasicProperties(message_id=message_id, headers={"relatum_receipt": True, "order_id": "v"})
+    publish_plain(amqp_url, stream_name, [(b"", properties)])
+    assert recorded_values(amqp_url, engine, stream_name) == {0: "v"}
+
+
+def test_a_receipt_by_a_message_id_of_20_kilobytes(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """AMQP 1.0 does not bound a message id, PostgreSQL's index entries are bounded; the recorder goes on."""
+    noise = "".join(f"{n * 2654435761 % 2**32:08x}" for n in range(2500))
+    message = b"\0\x53\x73" + listed(text(noise)) + headed(text("v"), text("relatum_receipt"), b"\x41")
+    with RawPublisher(stream_url, stream_name) as publisher:
+        publisher.publish(message)
+    keys = ["order_id", KeyDefinition("by_id", source="property:message_id")]
+    with recording(amqp_url, engine, stream_name, keys=keys):
+        wait_recorded(amqp_url, engine, stream_name)
+    assert rows_of(engine, stream_name) == [("order_id", "v", 0)]
+
+
+@pytest.mark.parametrize("stamp", [2**62, -(2**63), "soon", True, None])
+def test_a_time_header_that_is_no_time(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, stamp: Any
+) -> None:
+    """The property `timestamp` counts then, for the recorder as for readers, so the row agrees with the message."""
+    properties = pika.BasicProperties(timestamp=1_600_000_000, headers={"relatum_time": stamp, "order_id": "v"})
+    publish_plain(amqp_url, stream_name, [(b"", properties)])
+    assert recorded_values(amqp_url, engine, stream_name) == {0: "v"}
+    with Relations(amqp_url, engine) as relations:
+        (message,) = relations.find("order_id", "v")
+    assert message.time == datetime.fromtimestamp(1_600_000_000, UTC)
