@@ -315,7 +315,8 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(
         (seen,) = status(amqp_url, engine, [name])
         assert seen.first is not None
         assert seen.first > 10
-        assert seen.holes == [(10, seen.first)]
+        ((start, end),) = seen.holes
+        assert start == 10 < end <= seen.first, "4.x drops more a moment later"
         assert [event.kind for event in seen.events] == ["hole"]
         assert prune(amqp_url, engine, [name]).rows[name] > 0
         assert min(offset for _, _, offset in rows_of(engine, name)) >= seen.first
