@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -202,7 +201,7 @@ class AmqpOperations:
                     yield from self._runs(stream, offsets, window)
                 except (NotFound, AccessRefused) as error:
                     for offset in offsets:
-                        window.put(MessageId(stream, offset), error)
+                        window.put(stream, offset, error)
             yield from window.ready()
             window.close()
 
@@ -220,7 +219,7 @@ class AmqpOperations:
             if missing and not window.is_full:
                 bounds = bounds or (yield from self.bounds(stream))
                 for offset in missing:
-                    window.put(MessageId(stream, offset), not_there(stream, offset, bounds))
+                    window.put(stream, offset, not_there(stream, offset, bounds))
 
     def _run(self, stream: str, run: list[int], window: Window) -> Generator[Command, Any, list[int]]:
         """Read neighbouring offsets; those without a message."""
@@ -233,7 +232,7 @@ class AmqpOperations:
             for each in deliveries:
                 if each.offset in wanted:
                     wanted.discard(each.offset)
-                    window.put(MessageId(stream, each.offset), _message(stream, each))
+                    window.put(stream, each.offset, _message(stream, each), len(each.body))
             if deliveries[-1].offset >= run[-1] or not wanted:
                 break
             deliveries = yield Next(QUIET_S)

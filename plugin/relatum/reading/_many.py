@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Generator
 from typing import Final
 
-from relatum._ids import MessageId
 from relatum.errors import AccessRefused, NotFound
 from relatum.reading._message import Message
 from relatum.reading._operations import Attach, StreamNotHere, StreamOperations, not_there
 from relatum.reading._plan import Density, Request, StreamPlan
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, records_at
-from relatum.wire._frames import Start, StartSpec
+from relatum.wire._frames import Code, Start, StartSpec
 from relatum.wire._session import Event
 
 ATTACHES_IN_FLIGHT: Final = 8
@@ -82,24 +81,36 @@ class ManyReader:
                 if request is None:
                     break
                 start = StartSpec(Start.OFFSET, request.offsets[0])
-                attach = self._operations.attach(stream, start, request.chunks)
+                make = self._operations.attach if len(request.offsets) == 1 else self._operations.attach_to_go_on
+                attach = make(stream, start, request.chunks)
                 attach.sent_at = self._clock()
                 self._in_flight.append((attach, request))
 
     def _take(self, events: list[Event]) -> None:
         now = self._clock()
-        is_any_done = False
+        is_any_at_barrier = False
         for event in events:
             for attach, request in self._in_flight:
                 attach.take(event)
                 if attach.chunks:
                     self._keep(attach, request, attach.chunks.pop(), now)
-                is_any_done |= attach.is_done
-        if is_any_done:
-            for attach, request in self._in_flight:
-                if attach.is_done:
-                    self._close(attach, request, now)
-            self._in_flight = [pair for pair in self._in_flight if not pair[0].is_done]
+                is_any_at_barrier |= attach.is_at_barrier
+        if is_any_at_barrier:
+            self._in_flight = [pair for pair in self._in_flight if not self._is_over(*pair, now)]
+
+    def _is_over(self, attach: Attach, request: Request, now: float) -> bool:
+        """Go on with a subscription that is at its barrier and not at its goal; True for one that is over."""
+        if not attach.is_at_barrier:
+            return False
+        has_more = attach.chunks_seen == attach.granted and attach.code == Code.OK
+        if has_more and not attach.is_done and not self._window.is_full and attach.reached is not None:
+            chunks = self._plans[attach.stream].more(request, attach.reached)
+            if chunks:
+                self._operations.go_on(attach, chunks)
+                return False
+        self._operations.end(attach)
+        self._close(attach, request, now, is_at_end=not has_more)
+        return True
 
     def _keep(self, attach: Attach, request: Request, chunk: Chunk, now: float) -> None:
         stream = attach.stream
@@ -109,10 +120,11 @@ class ManyReader:
         attach.reached = chunk.last_offset
         size = chunk.data_end - chunk.data_start
         offsets = self._plans[stream].arrived(request, chunk.first_offset, chunk.record_count, size)
+        put, from_record, time_ms = self._window.put, Message.from_record, chunk.time_ms
         for offset, record in zip(offsets, records_at(chunk, offsets), strict=True):
-            self._window.put(MessageId(stream, offset), Message.from_record(stream, offset, record, chunk.time_ms))
+            put(stream, offset, from_record(stream, offset, record, time_ms), len(record))
 
-    def _close(self, attach: Attach, request: Request, now: float) -> None:
+    def _close(self, attach: Attach, request: Request, now: float, is_at_end: bool) -> None:
         if attach.chunks_seen:
             # The broker works attaches off one by one: this one's time begins where the one before ended.
             attach_s = attach.first_at - max(self._idle_since, attach.sent_at)
@@ -125,21 +137,21 @@ class ManyReader:
             # Handed on one by one: who holds the connections reads them on another node.
             for offset in [*request.offsets, *plan.abandon()]:
                 elsewhere = StreamNotHere(str(error), stream=attach.stream, offset=offset)
-                self._window.put(MessageId(attach.stream, offset), elsewhere)
+                self._window.put(attach.stream, offset, elsewhere)
             return
         except (NotFound, AccessRefused) as error:
             for offset in [*request.offsets, *plan.abandon()]:
-                self._window.put(MessageId(attach.stream, offset), error)
+                self._window.put(attach.stream, offset, error)
             return
-        plan.answered(request, attach.reached)
+        plan.answered(request, None if is_at_end else attach.reached)
 
     def _explain(self) -> Results:
         """Say of each id that got no message why there is none; not when the window ran full."""
         if self._window.is_full:
             return
-        missing = sorted(self._window.missing())
+        missing = self._window.missing()
         for stream in dict.fromkeys(stream for stream, _ in missing):
             bounds = yield from self._operations.bounds(stream)
             for asked in missing:
                 if asked.stream == stream:
-                    self._window.put(asked, not_there(*asked, bounds))
+                    self._window.put(*asked, not_there(*asked, bounds))

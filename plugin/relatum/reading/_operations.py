@@ -41,33 +41,41 @@ Chunks = Generator[Chunk | None, list[Event], None]
 
 
 class Attach:
-    """One Subscribe and Unsubscribe pair in flight, and the chunks it brought."""
+    """One subscription for a few chunks, and what it brought.
+
+    After a Subscribe, or a Credit, the answer to the next command is a barrier: all chunks that were granted and are
+    there have come by then. The Unsubscribe of a pair is such a command; a subscription that may go on has an empty
+    Metadata there, which costs the broker nothing.
+    """
 
     __slots__ = (
+        "barrier",
         "chunks",
         "chunks_seen",
         "code",
         "first_at",
+        "granted",
+        "is_at_barrier",
         "is_done",
         "reached",
         "sent_at",
         "stream",
         "subscribed",
         "subscription",
-        "unsubscribed",
     )
 
-    def __init__(self, stream: str, subscription: int, subscribed: int, unsubscribed: int) -> None:
+    def __init__(self, stream: str, subscription: int, subscribed: int, barrier: int, granted: int) -> None:
         self.stream = stream
         self.subscription = subscription
         self.subscribed = subscribed
-        self.unsubscribed = unsubscribed
+        self.barrier = barrier
+        self.granted = granted
         self.chunks: list[Chunk] = []
         self.code: int = Code.OK
         self.reached: int | None = None
         self.chunks_seen = 0
         self.sent_at = self.first_at = 0.0
-        self.is_done = False
+        self.is_at_barrier = self.is_done = False
 
     def take(self, event: Event) -> None:
         """Take one event, of this pair or not."""
@@ -77,8 +85,8 @@ class Attach:
         elif type(event) is Answer:
             if event.correlation == self.subscribed:
                 self.code = event.code
-            elif event.correlation == self.unsubscribed:
-                self.is_done = True
+            elif event.correlation == self.barrier:
+                self.is_at_barrier = True
         elif type(event) is StreamMoved and event.stream == self.stream:
             raise StreamUnavailable(f"The stream {self.stream!r} moved or was deleted.", stream=self.stream)
 
@@ -131,17 +139,39 @@ class StreamOperations:
         return self._subscription
 
     def attach(self, stream: str, start: StartSpec, chunks: int = 1) -> Attach:
-        """Ask for at most that many chunks from a start on; does not wait."""
-        session, subscription = self.session, self._next_subscription()
-        pair = Attach(stream, subscription, session.next_correlation(), session.next_correlation())
-        session.send(
-            frames.subscribe(pair.subscribed, subscription, stream, start, chunks)
-            + frames.unsubscribe(pair.unsubscribed, subscription)
-        )
+        """Ask for at most that many chunks from a start on, and end there; does not wait."""
+        pair = self._subscribe(stream, start, chunks)
+        self.session.send(frames.unsubscribe(pair.barrier, pair.subscription))
+        pair.is_done = True
         return pair
 
+    def attach_to_go_on(self, stream: str, start: StartSpec, chunks: int) -> Attach:
+        """As `attach`, but the subscription stays at its barrier until `go_on` or `end`."""
+        attach = self._subscribe(stream, start, chunks)
+        self.session.send(frames.metadata(attach.barrier, []))
+        return attach
+
+    def _subscribe(self, stream: str, start: StartSpec, chunks: int) -> Attach:
+        session, subscription = self.session, self._next_subscription()
+        attach = Attach(stream, subscription, session.next_correlation(), session.next_correlation(), chunks)
+        session.send(frames.subscribe(attach.subscribed, subscription, stream, start, chunks))
+        return attach
+
+    def go_on(self, attach: Attach, chunks: int) -> None:
+        """Ask for so many chunks more; does not wait."""
+        attach.barrier = self.session.next_correlation()
+        attach.granted += chunks
+        attach.is_at_barrier = False
+        self.session.send(frames.credit(attach.subscription, chunks) + frames.metadata(attach.barrier, []))
+
+    def end(self, attach: Attach) -> None:
+        """Ask for no more; does not wait: what comes of it is for a number nobody has any more."""
+        if not attach.is_done:
+            attach.is_done = True
+            self.session.send(frames.unsubscribe(self.session.next_correlation(), attach.subscription))
+
     def _finish(self, *pairs: Attach) -> Steps[None]:
-        while not all(pair.is_done for pair in pairs):
+        while not all(pair.is_at_barrier for pair in pairs):
             for event in (yield):
                 for pair in pairs:
                     pair.take(event)
@@ -230,7 +260,7 @@ class StreamOperations:
                 for event in (yield None):
                     if tail is not None:
                         tail.take(event)
-                        if tail.is_done:
+                        if tail.is_at_barrier:
                             end, tail = scan.end(tail), None
                             if end is None:
                                 return

@@ -23,7 +23,7 @@ RATIO_RANGE: Final = (4.0, 400.0)
 """How many chunks can be read on in the time of one attach: bounds of what a measurement may claim."""
 
 CHUNKS_MAX: Final = 4096
-"""Chunks asked for at once: attaching again then adds about 1 %."""
+"""Chunks asked for at once; a credit is at most 65,535."""
 
 UNKNOWN_CHUNKS: Final = 2
 """Chunks asked for at first for neighbouring offsets, while nothing is known of the stream."""
@@ -37,10 +37,8 @@ _SIZE_WEIGHT_MIN: Final = 0.02
 _TIME_WEIGHT: Final = 0.2
 """Weight of the newest time."""
 
-_SPARE_SHARE: Final = 0.1
-_SPARE_ATTACH_SHARE: Final = 0.25
-"""Chunks asked for beyond those expected: a share of these, but never more than cost a share of an attach. Too few
-cost a second attach for the rest."""
+_UNDERSTATE: Final = 0.9
+"""Share of the estimated chunks that is asked for. Asking for more costs one round trip, what is too much is wasted."""
 
 
 class Density:
@@ -96,9 +94,8 @@ class Density:
             return 1
         if not self.is_known:
             return UNKNOWN_CHUNKS
-        expected = (last - first) / self.records_each + 1
-        spare = min(expected * _SPARE_SHARE, self._ratio * _SPARE_ATTACH_SHARE)
-        return min(CHUNKS_MAX, round(expected + spare))
+        expected = (last - first) / self.records_each
+        return max(1, min(CHUNKS_MAX, round(expected * _UNDERSTATE)))
 
 
 def _mean(known: float | None, new: float) -> float:
@@ -148,18 +145,22 @@ class StreamPlan:
             wanted.append(self._pending.popleft())
         return wanted
 
-    def answered(self, request: Request, reached: int | None) -> list[int]:
-        """Close a request that brought chunks up to an offset, or None; what it did not reach is asked for again.
+    def more(self, request: Request, reached: int) -> int:
+        """How many chunks to ask for on top of what came up to an offset; 0 when the request has all it wants."""
+        last = request.offsets[-1]
+        return 0 if reached >= last else self._density.chunks_for(reached, last)
 
-        Returns:
-            The offsets beyond the end of the stream: those asked for where nothing came.
+    def answered(self, request: Request, reached: int | None) -> None:
+        """Close a request that brought chunks up to an offset; what it did not reach is asked for again.
+
+        None says that the stream ends there: what lies behind is asked for no more.
         """
         self._in_flight -= 1
         if reached is None:
-            return list(request.offsets)
-        rest = request.offsets[bisect_right(request.offsets, reached) :]
-        self._pending.extendleft(reversed(rest))
-        return []
+            last = request.offsets[-1]
+            self._pending = deque(offset for offset in self._pending if offset < last)
+            return
+        self._pending.extendleft(reversed(request.offsets[bisect_right(request.offsets, reached) :]))
 
     def abandon(self) -> list[int]:
         """Ask for nothing more; what was still to be asked for."""

@@ -2,10 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, NotFound, OffsetNotFound
+from relatum.limits import INTEGER_MAX
 from relatum.reading._message import Message
 from relatum.reading._operations import StreamNotHere, check_offset
 
@@ -15,12 +17,16 @@ WINDOW_MESSAGES: Final = 1024
 WINDOW_BYTES_MAX: Final = 64 << 20
 """Bytes of records held for ids that are not their turn yet; past it, the window is read in smaller parts."""
 
+_Place = tuple[str, int]
+
 Result = Message | NotFound | AccessRefused
 """What comes of one id: its message, or why there is none."""
 
 
 class Window:
     """Takes ids from an iterable part by part, and gives back their results in the order of the ids.
+
+    Some thousand ids pass through in the time of one attach, so a place is a plain tuple in here.
 
     Args:
         ids: What is asked for; may repeat.
@@ -30,10 +36,11 @@ class Window:
 
     def __init__(self, ids: Iterable[MessageId], messages_max: int, bytes_max: int = WINDOW_BYTES_MAX) -> None:
         self._source = iter(ids)
-        self._waiting: deque[MessageId] = deque()
-        self._asked: deque[MessageId] = deque()
-        self._results: dict[MessageId, Result | StreamNotHere] = {}
-        self._uses: dict[MessageId, int] = {}
+        self._waiting: deque[_Place] = deque()
+        self._asked: deque[_Place] = deque()
+        self._results: dict[_Place, Result | StreamNotHere] = {}
+        self._sizes: dict[_Place, int] = {}
+        self._uses: dict[_Place, int] = {}
         self._held = 0
         self._messages_max = max(1, messages_max)
         self._part = self._messages_max
@@ -43,58 +50,68 @@ class Window:
     def open(self) -> dict[str, list[int]]:
         """Begin the next part: the offsets to read by stream, ascending; empty when all ids are done."""
         self.is_full = False
-        while len(self._asked) < self._part:
-            asked = self._waiting.popleft() if self._waiting else next(self._source, None)
-            if asked is None:
-                break
-            asked = MessageId(*asked)
-            self._asked.append(asked)
-            self._uses[asked] = self._uses.get(asked, 0) + 1
+        asked, uses = self._asked, self._uses
+        while len(asked) < self._part and self._waiting:
+            asked.append(self._waiting.popleft())
+        for stream, offset in islice(self._source, self._part - len(asked)):
+            asked.append((stream, offset))
         wanted: dict[str, list[int]] = {}
-        for stream, offset in sorted(self._uses):
-            wanted.setdefault(stream, []).append(offset)
+        for place in asked:
+            if place in uses:
+                uses[place] += 1
+            else:
+                uses[place] = 1
+                wanted.setdefault(place[0], []).append(place[1])
+        for offsets in wanted.values():
+            offsets.sort()
         return wanted
 
     def valid(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
         """What of a part can be asked for; numbers that are no offsets get their error at once."""
-        for stream, offsets in wanted.items():
-            for offset in offsets:
-                try:
-                    check_offset(stream, offset)
-                except OffsetNotFound as error:
-                    self.put(MessageId(stream, offset), error)
-        missing = self.missing()
-        return {
-            stream: [offset for offset in offsets if MessageId(stream, offset) in missing]
-            for stream, offsets in wanted.items()
-        }
+        return {stream: self._valid(stream, offsets) for stream, offsets in wanted.items()}
 
-    def put(self, asked: MessageId, result: Result | StreamNotHere) -> None:
+    def _valid(self, stream: str, offsets: list[int]) -> list[int]:
+        if offsets[0] >= 0 and offsets[-1] <= INTEGER_MAX:
+            return offsets
+        valid = []
+        for offset in offsets:
+            try:
+                check_offset(stream, offset)
+            except OffsetNotFound as error:
+                self.put(stream, offset, error)
+            else:
+                valid.append(offset)
+        return valid
+
+    def put(self, stream: str, offset: int, result: Result | StreamNotHere, size: int = 0) -> None:
         """Hold a result until its turn; dropped where too much is held already: it will be asked for again."""
-        if asked not in self._uses or asked in self._results:
+        place = (stream, offset)
+        if place not in self._uses or place in self._results:
             return
-        size = _size(result)
-        if self._held and self._held + size > self._bytes_max:
+        held = self._held
+        if held and held + size > self._bytes_max:
             self.is_full = True
             return
-        self._held += size
-        self._results[asked] = result
+        self._held = held + size
+        self._results[place] = result
+        self._sizes[place] = size
 
-    def missing(self) -> set[MessageId]:
-        """The ids of this part without a result."""
-        return set(self._uses) - set(self._results)
+    def missing(self) -> list[MessageId]:
+        """The ids of this part without a result, ascending."""
+        return sorted(MessageId(*place) for place in set(self._uses) - set(self._results))
 
     def ready(self) -> Iterator[Any]:
         """The results whose turn it is."""
         asked, results, uses = self._asked, self._results, self._uses
         while asked and asked[0] in results:
-            each = asked.popleft()
-            result = results[each]
-            uses[each] -= 1
-            if not uses[each]:
-                del uses[each], results[each]
-                self._held -= _size(result)
-            yield result
+            place = asked.popleft()
+            if uses[place] > 1:
+                uses[place] -= 1
+                yield results[place]
+            else:
+                del uses[place]
+                self._held -= self._sizes.pop(place)
+                yield results.pop(place)
 
     def close(self) -> None:
         """End the part. After it was too large, what is not done goes back and the next one is half as large."""
@@ -105,11 +122,6 @@ class Window:
         self._waiting.extendleft(reversed(self._asked))
         self._asked.clear()
         self._results.clear()
+        self._sizes.clear()
         self._uses.clear()
         self._held = 0
-
-
-def _size(result: object) -> int:
-    if not isinstance(result, Message):
-        return 0
-    return len(result.raw) if result.raw is not None else len(result.body)
