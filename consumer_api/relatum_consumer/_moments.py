@@ -357,14 +357,20 @@ def _window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
     found = yield from _recorded_within(search, span, lost)
     for each in ranges if complete else ():
         found += yield Scan(each.stream, each.start, each.stop, lambda message: span.holds(search, message))
+        _check_size(found)
     return search.answer(_ordered(found), lost, is_covered=complete or not ranges)
 
 
 def _ordered(found: Iterable[Message]) -> list[Message]:
     messages = sorted({message.id: message for message in found}.values(), key=rank)
-    if len(messages) > ANSWER_MESSAGES_MAX:
-        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: ask for a shorter span of time")
+    _check_size(messages)
     return messages
+
+
+def _check_size(found: Sequence[object]) -> None:
+    """Refuse an answer that is too large as soon as that shows, before more of it is read."""
+    if len(found) > ANSWER_MESSAGES_MAX:
+        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: ask for a shorter span of time")
 
 
 def _recorded_within(search: Search, span: Window, lost: Lost) -> Steps[list[Message]]:
@@ -381,6 +387,8 @@ def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Los
     parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
     rows = yield Select(statements.keyed_between(), parameters)
     others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]
+    # Expired ones count too: behind them there may be more than the limit let through.
+    _check_size(others)
     messages = (yield from _checked(search.by, stream, others, lost)) if others else []
     return [message for message in messages if message is not None]
 
@@ -391,6 +399,7 @@ def _blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lo
     for _, _, run in blocks.joined(map(Block._make, rows), SCAN_BLOCKS_MAX):
         inside = yield from _read(run, stream, lost)
         found += [message for message in inside if span.holds(search, message)]
+        _check_size(found)
         for block in run:
             is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high
             if is_certain and block.last_offset < lost.floors.get(stream.name, 0):

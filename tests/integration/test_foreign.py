@@ -103,6 +103,8 @@ def test_headers_of_every_type_amqp_0_9_1_has(
 
 
 OF_AMQP_10: list[tuple[bytes, str | None]] = [
+    # A character that is half of a surrogate pair.
+    (headed(b"\x73\0\0\xd8\0"), None),
     (headed(text("plain")), "plain"),
     (headed(b"\xa3\x03sym"), "sym"),
     (headed(b"\xa0\x03bin"), "bin"),

@@ -19,7 +19,7 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._batch import Batch, clipped
 from relatum.recording._commit import write_rows
 from relatum.recording._extract import Extractor
-from relatum.recording._opening import is_same
+from relatum.recording._opening import indexes_time, is_same
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
     TIME,
@@ -154,7 +154,7 @@ class _Backfill:
                 stream=self._name,
             )
         wanted = {definition.key_id for definition in _chosen(definitions, names)}
-        if names is None and stream.record_time:
+        if names is None and indexes_time(stream, self._reader):
             wanted.add(TIME)
         first = bounds.first if bounds.first is not None else tail.to_offset
         return stream, definitions, unrecorded(rows, (first, max(first, tail.to_offset)), wanted)

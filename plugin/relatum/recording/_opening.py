@@ -71,10 +71,18 @@ def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Ope
         stream, tail = _after_loss(engine, reader, stream, tail, bounds)
     with translated_errors(), engine.begin() as connection:
         definitions = tuple(key_definitions(connection))
-        tail = _continued(connection, stream, tail, definitions, bounds)
+        tail = _continued(connection, stream, tail, definitions, bounds, with_time=indexes_time(stream, reader))
         _set_bounds(connection, stream, bounds)
         high_us = _latest_time(connection, stream.stream_id)
     return Opened(stream, tail, definitions, high_us)
+
+
+def indexes_time(stream: StreamRow, reader: StreamReader) -> bool:
+    """Whether the stream's times are indexed by what is read here.
+
+    AMQP 0.9.1 does not show when a chunk was written: a range it recorded cannot claim the times of its messages.
+    """
+    return stream.record_time and reader.transport == "stream"
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
@@ -221,14 +229,16 @@ def _continued(
     tail: CoverageRow | None,
     definitions: Sequence[KeyDefinition],
     bounds: StreamBounds,
+    *,
+    with_time: bool,
 ) -> CoverageRow:
     """The tail to go on with: the old one, or a new one behind a hole or for other keys."""
     key_ids = tuple(sorted(definition.key_id for definition in definitions))
     first = bounds.first or 0
     if tail is None:
-        return open_range(connection, stream.stream_id, first, key_ids, with_time=stream.record_time, is_tail=True)
+        return open_range(connection, stream.stream_id, first, key_ids, with_time=with_time, is_tail=True)
     hole = tail.to_offset < first
-    if not hole and tail.key_ids == key_ids and tail.with_time == stream.record_time:
+    if not hole and tail.key_ids == key_ids and tail.with_time == with_time:
         return tail
     close_tail(connection, tail)
     start = tail.to_offset
@@ -243,7 +253,7 @@ def _continued(
         stream.stream_id,
         start,
         key_ids,
-        with_time=stream.record_time,
+        with_time=with_time,
         is_tail=True,
         position=tail.position,
     )

@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal
 
 import sqlalchemy as sa
 
@@ -62,6 +62,7 @@ class TailRecorder:
         self._on_recorded = on_recorded
         self._was_missing = False
         self._observer: StreamReader
+        self._transport: Literal["auto", "stream"] = "auto"
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
@@ -112,7 +113,9 @@ class TailRecorder:
             note(connection, row.stream_id, "missing")
 
     def _record(self, row: StreamRow, stop: threading.Event) -> bool:
-        with StreamReader.open(self._address) as reader, StreamReader.open(self._address) as self._observer:
+        with self._open_reader() as reader, self._open_reader() as self._observer:
+            # A broker that starts answers by AMQP first; going back and forth would record the same range two ways.
+            self._transport = reader.transport if reader.transport == "stream" else self._transport
             opened = open_tail(self._engine, reader, row)
             if opened.stream.stream_id != row.stream_id:
                 return True  # A new generation: begin again with a lease of its own.
@@ -127,6 +130,9 @@ class TailRecorder:
                 raise
             writer.finish()
         return True
+
+    def _open_reader(self) -> StreamReader:
+        return StreamReader.open(self._address, transport=self._transport)
 
     def _abandon(self, writer: Writer) -> None:
         """Commit what was read before the error; the error itself is what is told."""

@@ -180,7 +180,7 @@ class Writer:
             stream = current_stream(connection, self._stream.vhost, self._stream.name)
         if [key.key_id for key in definitions] != [key.key_id for key in self._definitions]:
             self.must_reopen = True
-        if stream is None or stream.record_time != self._row.with_time:
+        if stream is None or stream.record_time != self._stream.record_time:
             self.must_reopen = True
         if time.monotonic() - self._pruned_at >= PRUNE_S:
             self._prune()

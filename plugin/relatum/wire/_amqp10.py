@@ -7,6 +7,7 @@ is found by its descriptor and size, and a map can be searched for wanted names 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
 
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from struct import Struct
@@ -317,10 +318,11 @@ def _moment(data: bytes) -> datetime | Opaque:
 
 
 def _character(data: bytes) -> str | Opaque:
-    try:
-        return chr(int.from_bytes(data, "big"))
-    except (ValueError, OverflowError):
+    code = int.from_bytes(data, "big")
+    # Half a surrogate pair is no character, and no text could hold it.
+    if code > sys.maxunicode or 0xD800 <= code <= 0xDFFF:
         return Opaque("char", data)
+    return chr(code)
 
 
 def _unsigned(data: bytes) -> int:
