@@ -242,7 +242,12 @@ class PikaConnection:
         if self._unsettled and self._channel is not None and self._channel.is_open:
             self._channel.basic_ack(self._unsettled, multiple=True)
             self._unsettled = 0
-        self._wait(lambda: bool(self._deliveries), timeout_s)
+        received = self._connection.bytes_received
+        while not self._wait(lambda: bool(self._deliveries), timeout_s):
+            # A large message on a slow line is on its way as long as bytes of it come: that is not quiet.
+            if self._connection.bytes_received == received:
+                break
+            received = self._connection.bytes_received
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 

@@ -5,6 +5,7 @@ stream's message, and client libraries send those by themselves on `basic.cancel
 whole chunk whatever the prefetch. There is no mark of the stream's end: it is where nothing comes for `QUIET_S`.
 """
 
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,10 @@ from relatum.reading._window import Result, Window
 
 QUIET_S: Final = 0.5
 """Seconds without a delivery that mean the end of a stream. A local broker delivers within milliseconds."""
+
+LAST_S: Final = 2.0
+"""Seconds of reading from the last chunk on after which a stream that never falls quiet is past the end it had when
+asked: a chunk has a few thousand messages, which take a fraction of that."""
 
 PREFETCH: Final = 256
 """Messages delivered ahead while scanning."""
@@ -157,11 +162,14 @@ class AmqpOperations:
         return StreamBounds(first, first if last is None else last)
 
     def _last(self, stream: str) -> Generator[Command, Any, int | None]:
-        """The last offset: from the last chunk on, until nothing comes."""
+        """The last offset: from the last chunk on, until nothing comes, or long enough."""
         yield Consume(stream, "last", PREFETCH)
         last = None
+        enough = time.monotonic() + LAST_S
         while deliveries := (yield Next(QUIET_S)):
             last = deliveries[-1].offset
+            if time.monotonic() > enough:
+                break
         return last
 
     def scan(self, stream: str, scan: Scan, idle_s: float) -> Generator[Command | RecordBatch | None, Any, None]:

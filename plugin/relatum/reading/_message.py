@@ -25,6 +25,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _NOT_HEADERS: Final = frozenset({"x-exchange", "x-routing-key", "x-stream-offset", "x-death", "x-cc"})
 _NOT_HEADERS_PREFIX: Final = "x-basic-"
 _QUEUE_ADDRESS: Final = "/queues/"
+_AMQP_BODY: Final = "amqp-1.0"
+"""The `type` RabbitMQ gives AMQP 0.9.1 consumers with bodies that only AMQP 1.0 has: the body is then its encoding."""
 
 
 class TimeSource(Enum):
@@ -307,7 +309,7 @@ def property_text(value: Any) -> str | None:
     if value is None or type(value) is str:
         return value
     if isinstance(value, bytes):
-        return value.decode("latin-1")
+        return None  # No text: each version of the broker shows AMQP 0.9.1 something else, or nothing.
     return str(value)
 
 
@@ -338,7 +340,12 @@ def _from_basic(properties: Any, body: bytes) -> _Parts:
     given: dict[str, Any] = {each.name: getattr(properties, each.name, None) for each in fields(Properties)}
     stamp = given["timestamp"]
     if isinstance(stamp, int):
-        given["timestamp"] = _EPOCH + stamp * _SECOND
+        # Past the year 9999 there is no moment; the broker passes such seconds on all the same.
+        given["timestamp"] = _EPOCH + stamp * _SECOND if 0 <= stamp <= TIME_US_MAX // 1_000_000 else None
+    if given["type"] == _AMQP_BODY:
+        with suppress(UndecodableMessage):
+            body = amqp10.body_of(body, amqp10.find_sections(body))
+            given["type"] = None
     given["timestamp"] = _whole_second(given["timestamp"])
     given["delivery_mode"] = 2 if given["delivery_mode"] == 2 else 1
     given["priority"] = _integer(given["priority"])
