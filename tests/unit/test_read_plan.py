@@ -40,7 +40,7 @@ class Stream:
         granted, reached = request.chunks, None
         for number, (first, count) in enumerate(chunks):
             if number == granted:
-                more = 0 if len(request.offsets) == 1 else plan.more(request, reached or 0)
+                more = 0 if len(request.offsets) == 1 else plan.more(request, reached or 0, number)
                 if not more:
                     break
                 granted += more

@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable, Generator
 from typing import Final
 
-from relatum.errors import AccessRefused, NotFound
+from relatum._ids import MessageId
+from relatum.errors import AccessRefused, NotFound, OffsetNotFound
+from relatum.reading._batches import StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Attach, StreamNotHere, StreamOperations, not_there
 from relatum.reading._plan import Density, Request, StreamPlan
@@ -104,7 +106,7 @@ class ManyReader:
             return False
         has_more = attach.chunks_seen == attach.granted and attach.code == Code.OK
         if has_more and not attach.is_done and not self._window.is_full and attach.reached is not None:
-            chunks = self._plans[attach.stream].more(request, attach.reached)
+            chunks = self._plans[attach.stream].more(request, attach.reached, attach.chunks_seen)
             if chunks:
                 self._operations.go_on(attach, chunks)
                 return False
@@ -154,4 +156,16 @@ class ManyReader:
             bounds = yield from self._operations.bounds(stream)
             for asked in missing:
                 if asked.stream == stream:
-                    self._window.put(*asked, not_there(*asked, bounds))
+                    yield from self._explain_one(asked, bounds)
+
+    def _explain_one(self, asked: MessageId, bounds: StreamBounds) -> Results:
+        stream, offset = asked
+        if bounds.first is not None and bounds.last is not None and bounds.first <= offset <= bounds.last:
+            # Between the ends there are few offsets without a message: asked for alone before it is said.
+            try:
+                found = yield from self._operations.read(stream, offset)
+                self._window.put(stream, offset, found)
+            except OffsetNotFound as error:
+                self._window.put(stream, offset, error)
+        else:
+            self._window.put(stream, offset, not_there(stream, offset, bounds))

@@ -147,8 +147,13 @@ class StreamOperations:
 
     def attach_to_go_on(self, stream: str, start: StartSpec, chunks: int) -> Attach:
         """As `attach`, but the subscription stays at its barrier until `go_on` or `end`."""
-        attach = self._subscribe(stream, start, chunks)
-        self.session.send(frames.metadata(attach.barrier, []))
+        # RabbitMQ 4 sends for a Credit only when half of the first credit is there again: so the first is the least,
+        # else the chunks would not come before the barrier.
+        attach = self._subscribe(stream, start, 1)
+        if chunks > 1:
+            self.go_on(attach, chunks - 1)
+        else:
+            self.session.send(frames.metadata(attach.barrier, []))
         return attach
 
     def _subscribe(self, stream: str, start: StartSpec, chunks: int) -> Attach:

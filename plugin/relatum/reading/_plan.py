@@ -37,6 +37,12 @@ _SIZE_WEIGHT_MIN: Final = 0.02
 _TIME_WEIGHT: Final = 0.2
 """Weight of the newest time."""
 
+FIRST_CHUNKS_MAX: Final = 16
+"""Chunks asked for at first: what is known of a stream on the whole may be wrong for this part of it."""
+
+GROWTH: Final = 4
+"""How many times as many chunks as came so far are asked for next, at most."""
+
 _UNDERSTATE: Final = 0.9
 """Share of the estimated chunks that is asked for. Asking for more costs one round trip, what is too much is wasted."""
 
@@ -89,13 +95,13 @@ class Density:
         return self._ratio * self.records_each
 
     def chunks_for(self, first: int, last: int) -> int:
-        """How many chunks to ask for to get from one offset to another."""
+        """How many chunks to ask for at first to get from one offset to another."""
         if first == last:
             return 1
         if not self.is_known:
             return UNKNOWN_CHUNKS
         expected = (last - first) / self.records_each
-        return max(1, min(CHUNKS_MAX, round(expected * _UNDERSTATE)))
+        return max(1, min(FIRST_CHUNKS_MAX, round(expected * _UNDERSTATE)))
 
 
 def _mean(known: float | None, new: float) -> float:
@@ -145,10 +151,14 @@ class StreamPlan:
             wanted.append(self._pending.popleft())
         return wanted
 
-    def more(self, request: Request, reached: int) -> int:
-        """How many chunks to ask for on top of what came up to an offset; 0 when the request has all it wants."""
-        last = request.offsets[-1]
-        return 0 if reached >= last else self._density.chunks_for(reached, last)
+    def more(self, request: Request, reached: int, chunks: int) -> int:
+        """How many chunks to ask for on top of those that came up to an offset; 0 when the request has all it wants."""
+        first, last = request.offsets[0], request.offsets[-1]
+        if reached >= last:
+            return 0
+        records_each = (reached + 1 - first) / chunks
+        expected = (last - reached) / records_each * _UNDERSTATE
+        return max(1, min(CHUNKS_MAX, GROWTH * chunks, round(expected)))
 
     def answered(self, request: Request, reached: int | None) -> None:
         """Close a request that brought chunks up to an offset; what it did not reach is asked for again.
