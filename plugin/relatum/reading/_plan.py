@@ -170,7 +170,10 @@ class StreamPlan:
             last = request.offsets[-1]
             self._pending = deque(offset for offset in self._pending if offset < last)
             return
-        self._pending.extendleft(reversed(request.offsets[bisect_right(request.offsets, reached) :]))
+        rest = request.offsets[bisect_right(request.offsets, reached) :]
+        if rest:
+            # Requests are answered in any order, so what one leaves may lie behind what another did.
+            self._pending = deque(sorted([*rest, *self._pending]))
 
     def abandon(self) -> list[int]:
         """Ask for nothing more; what was still to be asked for."""
