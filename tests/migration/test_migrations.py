@@ -14,7 +14,8 @@ from relatum.store import add_keys, make_engine, metadata
 def test_migrations_make_what_the_models_say(empty_database_url: str) -> None:
     """Models and migrations are two descriptions of one schema."""
     relatum_migrations.upgrade(empty_database_url)
-    engine = make_engine(empty_database_url)
+    # A user named like the schema has it as its default one, which reflection then shows without its name.
+    engine = make_engine(f"{empty_database_url}?options=-csearch_path%3Dpublic")
     options = {
         "include_schemas": True,
         "version_table_schema": "relatum",
