@@ -54,6 +54,9 @@ CONNECTIONS_KEPT: Final = 4
 PIKA_GRACE_S: Final = 1.0
 """Seconds added to a time-out that pika watches itself."""
 
+HEARTBEAT_BYTES: Final = 8
+"""Bytes of a heartbeat frame of AMQP 0.9.1."""
+
 GOODBYE_S: Final = 0.5
 """Seconds the broker has to answer a close."""
 
@@ -124,6 +127,7 @@ class PikaConnection:
 
     def __init__(self, address: BrokerAddress, parameters: pika.ConnectionParameters, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._heartbeat_s = parameters.heartbeat if isinstance(parameters.heartbeat, int) else HEARTBEAT_S
         self._loop = _Loop()
         self._error: BaseException | None = None
         self._is_open = self._is_gone = False
@@ -244,8 +248,10 @@ class PikaConnection:
             self._unsettled = 0
         received = self._connection.bytes_received
         while not self._wait(lambda: bool(self._deliveries), timeout_s):
-            # A large message on a slow line is on its way as long as bytes of it come: that is not quiet.
-            if self._connection.bytes_received == received:
+            # A large message on a slow line is on its way as long as bytes of it come: that is not quiet. Heartbeats
+            # are.
+            heartbeats = 2 + int(2 * timeout_s / max(1, self._heartbeat_s))
+            if self._connection.bytes_received - received <= heartbeats * HEARTBEAT_BYTES:
                 break
             received = self._connection.bytes_received
         deliveries, self._deliveries = self._deliveries, []
