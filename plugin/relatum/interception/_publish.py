@@ -1,5 +1,6 @@
 """Publishing with a receipt."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
@@ -9,7 +10,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.exceptions import NackError, UnroutableError
 
-from relatum._ids import uuid7
+from relatum._uuid7 import uuid7
 from relatum.errors import ConfigurationError
 from relatum.interception._confirms import Confirms
 from relatum.interception._interception import Interception
@@ -81,7 +82,7 @@ def receipt_names(message_id: str | None) -> tuple[str | None, str | bool]:
     """
     if message_id is None:
         return None, True
-    name = uuid7()
+    name = uuid7(time.time_ns())
     return name, name
 
 

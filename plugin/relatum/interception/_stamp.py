@@ -8,9 +8,9 @@ from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from relatum._names import RECEIPT_HEADER, TIME_HEADER
+from relatum._uuid7 import uuid7
 from relatum.errors import InvalidRelationshipKey
 from relatum.interception._headers import HeaderLimits
-from relatum.interception._message_ids import uuid7
 from relatum.keys import BodyFunction, InvalidValue, KeyDefinition, KeyType, SkipReason, canonical
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 

@@ -5,12 +5,12 @@ compare-and-set.
 """
 
 import os
+import secrets
 import socket
 from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._ids import uuid7
 from relatum.store import streams, translated_errors
 
 LEASE_S: Final = 4.0
@@ -24,7 +24,7 @@ _EXPIRES: Final = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 
 
 def new_holder() -> str:
     """A name for this process that says where it runs: host, process id, and something nobody else has."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid7()[-12:]}"
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
 
 
 def take(engine: sa.Engine, stream_id: int, holder: str) -> bool:
