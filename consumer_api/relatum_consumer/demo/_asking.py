@@ -67,7 +67,7 @@ class Demonstration:
         """The latest flight that left and has an answer to every question: a scan for it has the most to read."""
         flights, weather = self._data.flights, self._data.weather
         hours = set(zip(weather["origin"], weather["time_hour"], strict=True))
-        reported = [hour in hours for hour in zip(flights["origin"], flights["time_hour"], strict=True)]
+        reported = flights[["origin", "time_hour"]].apply(tuple, axis=1).isin(hours)
         known = flights["tailnum"].isin(self._data.planes["tailnum"])
         flown_before = flights["tailnum"].duplicated()
         return self.flight(int(flights.index[flights["dep_time"].notna() & known & flown_before & reported][-1]))
