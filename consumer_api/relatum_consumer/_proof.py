@@ -117,9 +117,7 @@ def _check_identity(stream: str, rows: Sequence[CoverageRow], bounds: StreamBoun
 
 def agrees(position: Position, message: Message) -> bool:
     """Whether a message is the one that was recorded at a position."""
-    if fingerprint(message.properties.message_id, message.body) != position.fingerprint:
-        return False
-    return position.chunk_ms is None or message.chunk_ms is None or position.chunk_ms == message.chunk_ms
+    return position.agrees(fingerprint(message.properties.message_id, message.body), message.chunk_ms)
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

@@ -96,8 +96,7 @@ def is_same(reader: StreamReader, stream: str, position: Position, bounds: Strea
         return True
     except OffsetNotFound:
         return False
-    same_chunk = None in (found.chunk_ms, position.chunk_ms) or found.chunk_ms == position.chunk_ms
-    return same_chunk and found.fingerprint == position.fingerprint
+    return position.agrees(found.fingerprint, found.chunk_ms)
 
 
 def _after_loss(

@@ -192,13 +192,7 @@ def _lag(reader: StreamReader, stream: str, bounds: StreamBounds, recorded_to: i
     start = max(bounds.first, recorded_to or 0)
     if start > bounds.last:
         return 0, 0.0
-    oldest = next(_first_messages(reader, stream, start), None)
+    oldest = next(reader.iterate(stream, start), None)
     if oldest is None or oldest.chunk_ms is None:
         return bounds.last + 1 - start, None
     return bounds.last + 1 - start, max(0.0, datetime.now(UTC).timestamp() - oldest.chunk_ms / 1000)
-
-
-def _first_messages(reader: StreamReader, stream: str, start: int) -> Any:
-    for records in reader.batches(stream, start, follow=False):
-        if records is not None:
-            yield from records.each_message()

@@ -7,7 +7,7 @@ extraction: a fault of that one is found here.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader, TimeSource
+from relatum.reading import BrokerAddress, Message, StreamReader, TimeSource
 from relatum.recording._opening import is_same
 from relatum.recording._ranges import unrecorded
 from relatum.store import (
@@ -166,7 +166,7 @@ class _Verification:
         result: StreamVerified,
     ) -> None:
         for start, end in self._windows(result.from_offset, result.to_offset):
-            messages = list(_messages(self._reader, result.stream, start, end))
+            messages = list(self._reader.iterate(result.stream, start, stop=end))
             rows, blocks, covering = self._stored(stream, start, end)
             expected = _Expected(definitions, covering)
             _compare_rows(messages, rows, expected, result)
@@ -245,17 +245,6 @@ class _Verification:
         kept = [difference for difference in result.differences if difference.offset >= first]
         result.difference_count -= len(result.differences) - len(kept)
         result.differences = kept
-
-
-def _messages(reader: StreamReader, stream: str, start: int, end: int) -> Iterator[Message]:
-    batches: Iterable[RecordBatch | None] = reader.batches(stream, start, follow=False)
-    for records in batches:
-        if records is None:
-            continue
-        for message in records.each_message():
-            if message.offset >= end:
-                return
-            yield message
 
 
 class _Expected:

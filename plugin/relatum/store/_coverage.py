@@ -25,6 +25,11 @@ class Position:
     fingerprint: int
     chunk_ms: int | None
 
+    def agrees(self, fingerprint: int, chunk_ms: int | None) -> bool:
+        """Whether what lies there now is what lay there; chunk times count where both are known."""
+        same_chunk = None in (chunk_ms, self.chunk_ms) or chunk_ms == self.chunk_ms
+        return same_chunk and fingerprint == self.fingerprint
+
 
 @dataclass(frozen=True, slots=True)
 class CoverageRow:
