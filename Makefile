@@ -5,6 +5,7 @@
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between packages
 #   make bench         the table of speeds                                 (BENCH="--help")
+#   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
 #   make clean         remove what was made here
 
 PYTHON ?= python3
@@ -14,25 +15,26 @@ BENCH ?=
 
 bin := .venv/bin
 made := .venv/.made
+spark := .venv/.made-spark
 
 # Nothing is written outside the checkout.
 export TMPDIR := $(CURDIR)/.venv/tmp
 export PIP_NO_CACHE_DIR := 1
 export PYTHON
 
-.PHONY: demo test test-docker check bench clean rabbitmq
+.PHONY: demo test test-docker check bench bench-spark clean rabbitmq java
 .DELETE_ON_ERROR:
 
 demo: $(made) rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
-test: $(made) rabbitmq
+test: $(spark) rabbitmq java
 	$(bin)/python -m pytest $(TEST)
 
-test-docker: $(made)
+test-docker: $(spark) java
 	$(bin)/python -m pytest --docker $(TEST)
 
-check: $(made)
+check: $(spark)
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
 	$(bin)/mypy
@@ -41,13 +43,24 @@ check: $(made)
 bench: $(made) rabbitmq
 	$(bin)/python -m benchmarks $(BENCH)
 
+bench-spark: $(spark) rabbitmq java
+	$(bin)/python -m benchmarks.spark $(BENCH)
+
 clean:
 	rm -rf .venv .servers dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 rabbitmq:
 	@tools/install-rabbitmq
 
+java:
+	@tools/install-java
+
 $(made): pyproject.toml tools/make-environment
 	@mkdir -p .venv/tmp
 	@tools/make-environment .venv
+	@touch $@
+
+# Spark is 400 MB to download: only what needs it waits for it.
+$(spark): $(made)
+	@tools/make-environment .venv spark
 	@touch $@

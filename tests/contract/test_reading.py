@@ -171,6 +171,7 @@ class TestIterate:
         """It begins at the offset itself, also inside a chunk, and ends before the other."""
         fill(amqp_url, stream_name, 50)
         assert numbers(face.iterate(stream_name, 17, stop=23)) == list(range(17, 23))
+        assert numbers(face.iterate(stream_name, 17, stop=23, follow=True)) == list(range(17, 23))
         assert numbers(face.iterate(stream_name, 49)) == [49]
         assert face.iterate(stream_name, 50) == []
         assert face.iterate(stream_name, 10, stop=10) == []

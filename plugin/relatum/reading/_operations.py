@@ -256,11 +256,13 @@ class StreamOperations:
             StreamNotFound, AccessRefused: The broker refuses the subscription.
             StreamUnavailable: The stream moved or was deleted.
         """
+        end = scan.stop - 1 if scan.follow and scan.stop is not None else None
+        if end is not None and end < scan.begin.offset:
+            return
         # Asked first, so that the end is known before the first chunk comes; both go out in one write.
         tail = None if scan.follow else self.attach(stream, LAST)
         subscription = _Subscription(self.session, self._next_subscription(), stream, scan)
         try:
-            end = None
             while True:
                 for event in (yield None):
                     if tail is not None:

@@ -193,6 +193,7 @@ class StreamReader:
         stream: str,
         start: Start = "first",
         *,
+        stop: int | None = None,
         follow: bool = True,
         credit: int = CREDIT,
         idle_s: float = 1.0,
@@ -206,7 +207,8 @@ class StreamReader:
         Args:
             stream: The stream's name.
             start: Where to begin.
-            follow: True waits for what is published later, without an end; False ends where the stream ended when
+            stop: The offset to end before; None for none.
+            follow: True waits for what is published later; False ends where the stream ended when
                 this was called.
             credit: Chunks the broker may send ahead of those handled.
             idle_s: Seconds after which None is yielded when nothing came, and again each time.
@@ -214,7 +216,7 @@ class StreamReader:
         Raises:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
-        return self._transport.batches(stream, Scan(beginning(start), None, follow, credit_of(credit)), idle_s)
+        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s)
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
