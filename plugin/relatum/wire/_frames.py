@@ -17,6 +17,11 @@ from relatum.errors import ProtocolError
 class Command(IntEnum):
     """Keys of the protocol's commands; an answer's key has bit 15 set."""
 
+    DECLARE_PUBLISHER = 1
+    PUBLISH = 2
+    PUBLISH_CONFIRM = 3
+    PUBLISH_ERROR = 4
+    QUERY_PUBLISHER_SEQUENCE = 5
     SUBSCRIBE = 7
     DELIVER = 8
     CREDIT = 9

@@ -14,6 +14,7 @@ from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError,
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
 from relatum.wire._frames import Code, Command
+from relatum.wire._publishing import Confirmed, Refused, decode_outcome
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
@@ -22,6 +23,7 @@ _KEYS: Final = struct.Struct(">HH")
 _ANSWER: Final = struct.Struct(">HHIH")
 _TUNE: Final = struct.Struct(">HHII")
 _MAY_LACK_RESPONSE_BIT: Final = (Command.ROUTE, Command.PARTITIONS)
+_OUTCOMES: Final = (Command.PUBLISH_CONFIRM, Command.PUBLISH_ERROR)
 
 
 class Answer(NamedTuple):
@@ -46,7 +48,7 @@ class CreditRefused(NamedTuple):
     code: int
 
 
-Event = Answer | Chunk | StreamMoved | CreditRefused
+Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused
 
 _Result = TypeVar("_Result")
 Steps = Generator[None, list[Event], _Result]
@@ -95,6 +97,7 @@ class StreamSession:
         server_properties: What the server said of itself (`cluster_name`, `version`, ...), once connected.
         connection_properties: What it said on opening the virtual host (`advertised_host`, `advertised_port`).
         heartbeat_s: The heartbeat agreed on, in seconds; 0 means none.
+        send_bytes_max: Bytes a frame of ours may have, as the server said; 0 means no limit.
         is_open: True between login and close.
     """
 
@@ -108,6 +111,7 @@ class StreamSession:
         self.server_properties: dict[str, str] = {}
         self.connection_properties: dict[str, str] = {}
         self.heartbeat_s = login.heartbeat_s
+        self.send_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
         self.is_open = False
 
     # --- bytes --------------------------------------------------------------------------------------------
@@ -161,6 +165,8 @@ class StreamSession:
             return decode_deliver(frame)
         if key & frames.RESPONSE_BIT or key in _MAY_LACK_RESPONSE_BIT:
             return self._answer(key & ~frames.RESPONSE_BIT, frame)
+        if key in _OUTCOMES:
+            return decode_outcome(frame)
         self._command(key, frame)
         if key == Command.METADATA_UPDATE:
             cursor = frames.Cursor(frame, 4)
@@ -188,6 +194,7 @@ class StreamSession:
                 raise ProtocolError("A Tune frame ends too early.")
             _, _, frame_bytes_max, heartbeat_s = _TUNE.unpack_from(frame)
             self.heartbeat_s = min(self._login.heartbeat_s, heartbeat_s or self._login.heartbeat_s)
+            self.send_bytes_max = frame_bytes_max
             self.send(frames.tune(frame_bytes_max, self.heartbeat_s))
             self._tuned = True
         elif key == Command.CLOSE:
