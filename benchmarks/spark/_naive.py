@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import rstream
@@ -45,7 +46,7 @@ class NaiveReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Shares of offsets."""
         edges = [self._messages * number // self._partitions for number in range(self._partitions + 1)]
-        return [InputPartition(pair) for pair in zip(edges, edges[1:], strict=False)]
+        return [InputPartition(pair) for pair in pairwise(edges)]
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
         """The messages of a share."""
