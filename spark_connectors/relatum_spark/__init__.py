@@ -3,6 +3,9 @@
 Needs the extra `spark`. The package can be imported without it; its names can't.
 
 - `register` makes `spark.read.format("rabbitmq_streams")` known, and the same for writing and streaming.
+- `relationships` reads the relationship table, `snapshot` holds one state of it for several reads, `catalog` makes it a
+  catalog of Spark SQL, and `jdbc_jar` finds the driver they need.
+- `resolve` gets the messages for any DataFrame of streams and offsets.
 """
 
 import importlib
@@ -12,11 +15,22 @@ from relatum.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from relatum_spark._broker import Broker
+    from relatum_spark._catalog import catalog
+    from relatum_spark._jdbc import jdbc_jar
+    from relatum_spark._relationships import relationships
+    from relatum_spark._resolve import resolve
+    from relatum_spark._snapshot import Snapshot, snapshot
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "Snapshot", "catalog", "jdbc_jar", "relationships", "resolve", "snapshot"]
 
 _HOMES: Final = {
     "Broker": "_broker",
+    "Snapshot": "_snapshot",
+    "catalog": "_catalog",
+    "jdbc_jar": "_jdbc",
+    "relationships": "_relationships",
+    "resolve": "_resolve",
+    "snapshot": "_snapshot",
 }
 """The module of each public name, imported when the name is first asked for: pyspark takes a second."""
 
