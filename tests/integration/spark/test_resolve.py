@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 import relatum_spark
 from relatum.errors import ConfigurationError, InvalidInput, KeyNotDefined
+from relatum.reading import StreamReader
 from relatum.store import add_keys
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 
@@ -81,9 +82,11 @@ def test_what_retention_dropped_is_expired(spark: SparkSession, amqp_url: str, s
     try:
         publish_plain(amqp_url, name, (b"x" * 10_000 for _ in range(60)))
         publish_plain(amqp_url, name, [b"the last"])
-        df = spark.createDataFrame([(name, 0), (name, 60)], "stream string, offset long")
+        with StreamReader.open(amqp_url) as reader:
+            last = reader.bounds(name).last
+        df = spark.createDataFrame([(name, 0), (name, last)], "stream string, offset long")
         rows = relatum_spark.resolve(df, broker=amqp_url, stream_url=stream_url).collect()
-        assert {row.offset: row.status for row in rows} == {0: "expired", 60: "found"}
+        assert {row.offset: row.status for row in rows} == {0: "expired", last: "found"}
     finally:
         delete_stream(amqp_url, name)
 
