@@ -49,11 +49,19 @@ def backfill(
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     url = require_database(database)
     with StreamReader.open(address) as reader:
-        names = reader.partitions(stream) or [stream]
+        partitions = reader.partitions(stream)
     with stop_signals() as stop, Progress(*_columns(), console=errors, transient=True) as bar:
         reports = [
-            run_backfill(address, url, name, keys=keys or None, progress=_shown(bar, name), stop=stop)
-            for name in names
+            run_backfill(
+                address,
+                url,
+                name,
+                keys=keys or None,
+                super_stream=stream if partitions else None,
+                progress=_shown(bar, name),
+                stop=stop,
+            )
+            for name in partitions or [stream]
             if not stop.is_set()
         ]
     if as_json:

@@ -1,9 +1,7 @@
 """What is read of a stream and not committed yet: finished lines for COPY, kept small and bounded."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from relatum.reading import Message, RecordBatch
@@ -104,18 +102,3 @@ def last_message(batch: RecordBatch) -> Message:
 def position_of(message: Message) -> Position:
     """What lies at a message's offset, to know the stream again."""
     return Position(message.offset, fingerprint(message.properties.message_id, message.body), message.chunk_ms)
-
-
-def clipped(records: RecordBatch, stop: int) -> RecordBatch | None:
-    """The part of a batch before an offset; None where there is none."""
-    if records.last_offset < stop:
-        return records
-    count = bisect_left(records.offsets, stop)
-    if count == 0:
-        return None
-    return replace(
-        records,
-        offsets=records.offsets[:count],
-        records=records.records[:count],
-        messages=None if records.messages is None else records.messages[:count],
-    )

@@ -43,13 +43,18 @@ def commit_batch(
         # First, so that a recorder that lost the race has written nothing it must roll back.
         row = advance(connection, row, batch.last_offset + 1, batch.position())
         high_us = write_rows(connection, row.stream_id, batch, high_us=high_us)
+        count_skips(connection, row.stream_id, batch.skips)
         if checkpoint:
             add_checkpoint(connection, row.stream_id, batch.position())
     return row, high_us
 
 
 def write_rows(connection: sa.Connection, stream_id: int, batch: Batch, *, high_us: int | None) -> int | None:
-    """Write a batch's rows into their tables, in the caller's transaction; gives the greatest time recorded now."""
+    """Write a batch's rows into their tables, in the caller's transaction; gives the greatest time recorded now.
+
+    Waits for no lock that another's rows take. The counters of what was skipped are the caller's to move: they are
+    single rows, and who moves them first makes all others wait until the transaction ends.
+    """
     copy_lines(connection, "relationships", batch.lines)
     blocks, high_us = batch.time_blocks(high_us)
     copy_lines(
@@ -66,7 +71,6 @@ def write_rows(connection: sa.Connection, stream_id: int, batch: Batch, *, high_
         "receipts",
         [f"{copy_text(message_id)}\t{stream_id}\t{offset}\n" for message_id, offset in batch.receipts],
     )
-    count_skips(connection, stream_id, batch.skips)
     return high_us
 
 

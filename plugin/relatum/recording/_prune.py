@@ -119,7 +119,8 @@ def _delete(engine: sa.Engine, table: sa.Table, gone: sa.ColumnElement[bool], ba
     """Delete a bounded number of rows. They are named by their places, since no table needs a key of its own."""
     place: sa.ColumnElement[Any] = sa.literal_column("ctid")
     chosen = sa.select(place).select_from(table).where(gone).limit(batch_rows)
-    statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())))
+    # Asked again of the row itself: a range of the coverage may have grown since it was chosen.
+    statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())), gone)
     with translated_errors(), engine.begin() as connection:
         return connection.execute(statement).rowcount
 

@@ -55,6 +55,11 @@ class CoverageRow:
             return None
         return Position(self.last_offset, self.last_fingerprint, self.last_chunk_ms)
 
+    @property
+    def is_over_amqp(self) -> bool:
+        """Whether AMQP 0.9.1 recorded it, which does not show when a chunk was written."""
+        return self.last_fingerprint is not None and self.last_chunk_ms is None
+
     def holds(self, key_id: int) -> bool:
         """Whether the range is recorded for a key, or for `TIME`."""
         return self.kind == "recorded" and (self.with_time if key_id == TIME else key_id in self.key_ids)
@@ -200,6 +205,65 @@ def add_hole(connection: sa.Connection, stream_id: int, hole: Range) -> None:
     connection.execute(
         sa.insert(coverage).values(
             stream_id=stream_id, from_offset=hole[0], to_offset=hole[1], key_ids=[], with_time=False, kind="hole"
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Offsets [from_offset, to_offset) that a back-fill has dealt with, and what is recorded of them."""
+
+    from_offset: int
+    to_offset: int
+    key_ids: tuple[int, ...]
+    with_time: bool
+    position: Position | None = None
+    kind: str = "recorded"
+
+    def joins(self, row: CoverageRow) -> bool:
+        """Whether a range that somebody finished says the same of the offsets just before or behind."""
+        is_over_amqp = self.position is not None and self.position.chunk_ms is None
+        mine = (self.kind, self.key_ids, self.with_time, is_over_amqp)
+        return (
+            not row.is_tail
+            and mine == (row.kind, row.key_ids, row.with_time, row.is_over_amqp)
+            and (row.to_offset == self.from_offset or row.from_offset == self.to_offset)
+        )
+
+
+def add_filled(connection: sa.Connection, stream_id: int, rows: Sequence[CoverageRow], filled: Filled) -> None:
+    """Write down a range, as one with those it joins: each look-up reads the coverage, so it is kept short.
+
+    The caller holds `lock_stream`, so that nobody else joins ranges meanwhile.
+
+    Args:
+        connection: The transaction that wrote the range's rows.
+        stream_id: The stream.
+        rows: Its coverage, read under the lock.
+        filled: The range; nobody covers it.
+
+    Raises:
+        CoverageConflict: a range it joins was pruned meanwhile; roll the transaction back.
+    """
+    joined = [row for row in rows if filled.joins(row)]
+    positions = [row.position for row in joined] + [filled.position]
+    position = max((one for one in positions if one), key=lambda one: one.offset, default=None)
+    if joined:
+        ids = sa.literal([row.coverage_id for row in joined], sa.ARRAY(sa.BigInteger))
+        gone = connection.execute(sa.delete(coverage).where(coverage.c.coverage_id == sa.any_(ids)))
+        if gone.rowcount != len(joined):
+            raise CoverageConflict("a range was pruned meanwhile; nothing was written", stream="")
+    connection.execute(
+        sa.insert(coverage).values(
+            stream_id=stream_id,
+            from_offset=min([filled.from_offset, *(row.from_offset for row in joined)]),
+            to_offset=max([filled.to_offset, *(row.to_offset for row in joined)]),
+            key_ids=list(filled.key_ids),
+            with_time=filled.with_time,
+            kind=filled.kind,
+            last_offset=position and position.offset,
+            last_fingerprint=position and position.fingerprint,
+            last_chunk_ms=position and position.chunk_ms,
         )
     )
 

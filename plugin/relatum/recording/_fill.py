@@ -1,0 +1,279 @@
+"""Filling what lies behind the tail: one part of a stream at a time, by as many processes as there are.
+
+Rows are written first, which waits for nobody. Then the stream is locked, for a moment: where still nobody has covered
+the part, its rows and its coverage commit together; else the rows are rolled back and what is left is looked up anew.
+So nothing is written twice, and whoever is killed leaves no trace of what was not covered.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.errors import ConfigurationError, CoverageConflict, ReadTimeout, StreamUnavailable
+from relatum.keys import KeyDefinition
+from relatum.reading import RecordBatch, StreamBounds, StreamReader
+from relatum.recording._batch import Batch
+from relatum.recording._commit import write_rows
+from relatum.recording._extract import Extractor
+from relatum.recording._opening import is_same, note
+from relatum.recording._ranges import Segment, unrecorded
+from relatum.store import (
+    TIME,
+    CoverageRow,
+    Filled,
+    StreamRow,
+    add_filled,
+    count_skips,
+    coverage_of,
+    last_position,
+    lock_stream,
+    merged,
+    missing,
+    translated_errors,
+)
+
+CONFLICTS_MAX: Final = 20
+"""How often a part is looked up anew because somebody else moved the coverage, before it is given up."""
+
+SILENCE_S: Final = 30.0
+"""Seconds without a message after which a read that should give some ends as `ReadTimeout`."""
+
+PAUSE_S_MAX: Final = 2.0
+"""Seconds a throttled reader keeps its subscription waiting; for longer ones it ends it and comes back."""
+
+CommitListener = Callable[[int, int, int], None]
+"""Called after each transaction with the messages it covered, the rows it wrote, and the offset it came to."""
+
+
+class Pace:
+    """Holds a reader back to a number of messages a second, from when it is made; None for no limit."""
+
+    def __init__(self, messages_per_s: float | None, stop: threading.Event) -> None:
+        self._seconds_each = 0.0 if messages_per_s is None else 1 / messages_per_s
+        self._stop = stop
+        self._due_at = time.monotonic()
+
+    def count(self, messages: int) -> float:
+        """Count messages; gives the seconds to wait now."""
+        self._due_at += messages * self._seconds_each
+        return max(0.0, self._due_at - time.monotonic())
+
+    def wait(self) -> None:
+        """Wait until the next message is due, or the stop."""
+        self._stop.wait(max(0.0, self._due_at - time.monotonic()))
+
+
+def check_same(reader: StreamReader, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> None:
+    """Make sure that the stream is the one whose coverage this is.
+
+    Raises:
+        CoverageConflict: it is another: only a recorder begins a new generation.
+    """
+    position = last_position(rows)
+    if position is not None and not is_same(reader, stream, position, bounds):
+        raise CoverageConflict(
+            f"stream {stream!r} is not the one that was recorded: let `relatum record` notice it first", stream=stream
+        )
+
+
+class Filler:
+    """Records what a part of one stream lacks.
+
+    Args:
+        engine: The database.
+        reader: An open reader.
+        stream: The stream's present generation.
+        definitions: The keys in force.
+        on_commit: Called after each transaction.
+        pace: What holds the reading back; None for nothing.
+        stop: Set it to end after the transaction under way.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        reader: StreamReader,
+        stream: StreamRow,
+        definitions: Sequence[KeyDefinition],
+        *,
+        on_commit: CommitListener | None = None,
+        pace: Pace | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._stream = stream
+        self._definitions = definitions
+        self._on_commit = on_commit
+        self._stop = stop or threading.Event()
+        self._pace = pace or Pace(None, self._stop)
+
+    def complete(self, segment: Segment) -> None:
+        """Fill a segment, or what others have left of it.
+
+        Raises:
+            CoverageConflict: the stream is another one now, or others keep moving the coverage.
+            ConfigurationError: times are wanted, and the stream protocol does not answer here.
+            StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
+        """
+        if TIME in segment.key_ids and self._reader.transport != "stream":
+            raise ConfigurationError(
+                f"times of {self._stream.name!r} are to be recorded, which takes the stream protocol, "
+                "and its port does not answer here"
+            )
+        for attempt in range(CONFLICTS_MAX + 1):
+            left = self._left_of(segment)
+            try:
+                for part in left:
+                    self._fill(part)
+            except CoverageConflict:
+                if attempt == CONFLICTS_MAX:
+                    raise
+            else:
+                return
+
+    def _left_of(self, segment: Segment) -> list[Segment]:
+        with translated_errors(), self._engine.connect() as connection:
+            rows = coverage_of(connection, [self._stream.stream_id])
+        check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
+        return unrecorded(rows, (segment.from_offset, segment.to_offset), segment.key_ids)
+
+    def _fill(self, part: Segment) -> None:
+        extractor = Extractor([key for key in self._definitions if key.key_id in part.key_ids])
+        work = _Work(self._stream.stream_id, part, extractor)
+        for records in self._records(part):
+            if records.first_offset > work.expected:
+                self._cross(work, records.first_offset)
+            work.add(records)
+            is_due = self._pace.count(len(records)) > PAUSE_S_MAX
+            if work.batch.is_full or is_due:
+                self._commit(work, work.expected)
+            if self._stop.is_set():
+                break
+        if self._stop.is_set():
+            self._commit(work, work.expected)
+            return
+        if work.expected < part.to_offset:
+            self._cross(work, part.to_offset)
+        self._commit(work, part.to_offset)
+
+    def _records(self, part: Segment) -> Iterator[RecordBatch]:
+        """The part's records. A scan ends where the stream ended as it began, so it is repeated until nothing comes."""
+        expected = before = part.from_offset
+        while expected < part.to_offset:
+            for records in self._scan(expected, part.to_offset):
+                expected = records.last_offset + 1
+                yield records
+                if self._pace.count(0) > PAUSE_S_MAX:
+                    break
+                self._pace.wait()
+            self._pace.wait()
+            if self._stop.is_set():
+                return
+            if expected == before:
+                self._check_end(part)
+                return
+            before = expected
+
+    def _scan(self, start: int, stop: int) -> Iterator[RecordBatch]:
+        silent_s = 0.0
+        for records in self._reader.batches(self._stream.name, start, stop=stop, follow=False, idle_s=1.0):
+            if records is not None:
+                silent_s = 0.0
+                yield records
+                continue
+            silent_s += 1.0
+            if self._stop.is_set():
+                return
+            if silent_s >= SILENCE_S:
+                raise ReadTimeout(f"the stream {self._stream.name!r} gave nothing for {SILENCE_S:g} s")
+
+    def _check_end(self, part: Segment) -> None:
+        """Make sure that what was not given is not to come: this node's copy of the stream reaches as far."""
+        last = self._reader.bounds(self._stream.name).last
+        if last is not None and last < part.to_offset - 1:
+            raise StreamUnavailable(
+                f"the stream {self._stream.name!r} ends at {last} here, before {part.to_offset}, to which it is to be "
+                "recorded: this copy of it lags behind, or its tail was lost"
+            )
+
+    def _cross(self, work: "_Work", to_offset: int) -> None:
+        """Go across offsets that hold nothing. Those that retention took are a hole and not recorded.
+
+        Streams in good health have gaps too.
+        """
+        first = self._reader.bounds(self._stream.name).first
+        gone = to_offset if first is None else min(first, to_offset)
+        if gone <= work.expected:
+            return
+        self._commit(work, work.expected)
+        with translated_errors(), self._engine.begin() as connection:
+            lock_stream(connection, work.stream_id)
+            rows = coverage_of(connection, [work.stream_id])
+            known = merged((row.from_offset, row.to_offset) for row in rows)
+            for start, end in missing((work.expected, gone), known):
+                add_filled(connection, work.stream_id, rows, Filled(start, end, (), with_time=False, kind="hole"))
+                rows = coverage_of(connection, [work.stream_id])
+                note(connection, work.stream_id, "hole", (start, end), "retention was faster than the back-fill")
+        work.skip_to(gone)
+
+    def _commit(self, work: "_Work", to_offset: int) -> None:
+        """Write what was read and cover it up to an offset, in one transaction."""
+        if to_offset <= work.done_to:
+            return
+        batch, stream_id = work.batch, work.stream_id
+        part = Segment(work.done_to, to_offset, work.key_ids)
+        batch.receipts.clear()  # Nobody waits for the receipt of a message that was recorded long ago.
+        with translated_errors(), self._engine.begin() as connection:
+            write_rows(connection, stream_id, batch, high_us=None)
+            lock_stream(connection, stream_id)
+            rows = coverage_of(connection, [stream_id])
+            self._check_free(rows, part)
+            add_filled(connection, stream_id, rows, work.filled(to_offset))
+            # Last, behind the lock: a recorder that holds these counters waits for nothing that we hold.
+            count_skips(connection, stream_id, batch.skips)
+        work.skip_to(to_offset)
+        if self._on_commit is not None:
+            self._on_commit(batch.messages, batch.rows, to_offset)
+
+    def _check_free(self, rows: Iterable[CoverageRow], part: Segment) -> None:
+        covering = list(rows)
+        if unrecorded(covering, (part.from_offset, part.to_offset), part.key_ids) != [part]:
+            raise CoverageConflict("another back-fill covered a part of it", stream=self._stream.name)
+        tail = next((row for row in covering if row.is_tail), None)
+        if tail is None or tail.to_offset < part.to_offset:
+            # What we read there is not what the stream holds now.
+            raise CoverageConflict("the stream lost its tail meanwhile", stream=self._stream.name)
+
+
+class _Work:
+    """How far a part has come: covered to `done_to`, read to `expected`, with the rows between in `batch`."""
+
+    def __init__(self, stream_id: int, part: Segment, extractor: Extractor) -> None:
+        self.stream_id = stream_id
+        self.key_ids = part.key_ids
+        self._extractor = extractor
+        self.done_to = self.expected = part.from_offset
+        self.batch = self._new_batch()
+
+    def _new_batch(self) -> Batch:
+        return Batch(self.stream_id, self._extractor, with_time=TIME in self.key_ids)
+
+    def add(self, records: RecordBatch) -> None:
+        """Take records that were read."""
+        self.batch.add(records)
+        self.expected = records.last_offset + 1
+
+    def filled(self, to_offset: int) -> Filled:
+        """What the coverage is to say of the offsets up to one."""
+        position = self.batch.position() if self.batch.messages else None
+        key_ids = tuple(sorted(self.key_ids - {TIME}))
+        return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position)
+
+    def skip_to(self, offset: int) -> None:
+        """Go on behind what was committed, or is gone."""
+        self.done_to, self.expected = offset, max(offset, self.expected)
+        self.batch = self._new_batch()

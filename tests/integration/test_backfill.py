@@ -1,0 +1,185 @@
+"""Back-fills beside each other and beside recorders, and what they leave of the coverage."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import CoverageConflict
+from relatum.reading import StreamReader
+from relatum.recording import backfill, status, verify
+from relatum.recording._backfill import plan_backfill
+from relatum.recording._fill import Filler
+from relatum.recording._ranges import Segment
+from relatum.store import add_keys, streams_named
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    rows_of,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
+
+BIG = b"x" * 10_000
+
+
+def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
+    """Numbered orders on three hosts, of which each tenth has no usable number."""
+    return [
+        (b"", {"order_id": "x" * 2000 if n % 10 == 5 else f"o{n}", "host": f"h{n % 3}"})
+        for n in range(start, start + count)
+    ]
+
+
+def coverage_rows(engine: sa.Engine) -> list[tuple[Any, ...]]:
+    """All ranges: from, to, how many keys, whether it is the tail, kind."""
+    query = "SELECT from_offset, to_offset, cardinality(key_ids), is_tail, kind FROM relatum.coverage ORDER BY 1, 2, 4"
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text(query))]
+
+
+def skipped(engine: sa.Engine) -> int:
+    """How many values were counted as skipped."""
+    with engine.connect() as connection:
+        return int(connection.execute(sa.text("SELECT coalesce(sum(count), 0) FROM relatum.skips")).scalar_one())
+
+
+def together(*calls: Callable[[], object]) -> list[BaseException]:
+    """Run calls in threads of their own, at once; gives what they raised."""
+    raised: list[BaseException] = []
+    barrier = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> None:
+        barrier.wait()
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=[call]) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads), "nobody waits for ever"
+    return raised
+
+
+def test_slices_filled_in_any_order_by_many_leave_one_range(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Eight fillers take twenty slices twice each, while a recorder and a whole back-fill run: each row once."""
+    publish_plain(amqp_url, stream_name, orders(2000), confirm=False)
+    add_keys(engine, ["order_id", "host"])
+    with StreamReader.open(amqp_url) as reader:
+        wait_until(lambda: reader.bounds(stream_name).last == 1999, what="all published")
+        plan = plan_backfill(engine, reader, "/", stream_name, None)
+        (segment,) = plan.segments
+        slices = [Segment(start, start + 100, segment.key_ids) for start in range(0, 2000, 100)]
+        order = [slices[(number * 7) % 20] for number in range(40)]
+
+        def fill(worker: int) -> None:
+            filler = Filler(engine, reader, plan.stream, plan.definitions)
+            for part in order[worker::8]:
+                filler.complete(part)
+
+        with recording(amqp_url, engine, stream_name):
+            raised = together(
+                *[lambda worker=worker: fill(worker) for worker in range(8)],  # type: ignore[misc]
+                lambda: publish_plain(amqp_url, stream_name, orders(300, start=2000)),
+                lambda: backfill(amqp_url, engine, stream_name),
+            )
+            wait_recorded(amqp_url, engine, stream_name)
+    assert raised == []
+    assert len(rows_of(engine, stream_name)) == 2300 + 2300 - 230
+    assert skipped(engine) == 230
+    closed = [row for row in coverage_rows(engine) if not row[3]]
+    assert closed == [(0, 2000, 2, False, "recorded")]
+
+
+def test_a_part_that_another_covered_meanwhile_is_not_written_again(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Two fillers have read the same messages; who commits second rolls its rows back and finds nothing left."""
+    publish_plain(amqp_url, stream_name, orders(50))
+    add_keys(engine, ["order_id", "host"])
+    with StreamReader.open(amqp_url) as reader:
+        plan = plan_backfill(engine, reader, "/", stream_name, None)
+        (segment,) = plan.segments
+        fillers = [Filler(engine, reader, plan.stream, plan.definitions) for _ in range(6)]
+        assert together(*[lambda filler=filler: filler.complete(segment) for filler in fillers]) == []  # type: ignore[misc]
+    assert len(rows_of(engine, stream_name)) == 95
+    assert skipped(engine) == 5
+
+
+def test_new_streams_back_filled_at_once_get_one_tail(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Back-fills that all find a stream nobody recorded agree on its tail."""
+    publish_plain(amqp_url, stream_name, orders(20))
+    add_keys(engine, ["order_id"])
+    calls = [lambda: backfill(amqp_url, engine, stream_name) for _ in range(6)]
+    assert together(*calls) == []
+    assert [row[3] for row in coverage_rows(engine)] == [False, True]
+    assert len(rows_of(engine, stream_name)) == 18
+
+
+def test_retention_that_overtakes_a_back_fill_is_recorded_as_a_hole(
+    amqp_url: str, engine: sa.Engine, database_url: str
+) -> None:
+    """What was planned and is gone when it is read is not recorded, and said so; the rest is."""
+    name = unique_name()
+    declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+    try:
+        publish_plain(amqp_url, name, orders(10))
+        add_keys(engine, ["order_id"])
+        with StreamReader.open(amqp_url) as reader:
+            plan = plan_backfill(engine, reader, "/", name, None)
+            (segment,) = plan.segments
+            publish_plain(amqp_url, name, [(BIG, {"order_id": f"big{n}"}) for n in range(100)])
+            wait_until(lambda: (reader.bounds(name).first or 0) > 10, what="retention past the plan")
+            Filler(engine, reader, plan.stream, plan.definitions).complete(segment)
+        assert [row for row in coverage_rows(engine) if not row[3]] == [(0, 10, 0, False, "hole")]
+        (seen,) = status(amqp_url, engine, [name])
+        assert [event.kind for event in seen.events] == ["hole"]
+        with recording(amqp_url, engine, name):
+            wait_recorded(amqp_url, engine, name)
+        backfill(amqp_url, engine, name)
+        assert verify(amqp_url, engine, [name]).ok
+    finally:
+        delete_stream(amqp_url, name)
+
+
+@pytest.mark.differs
+def test_a_stream_that_was_replaced_between_plan_and_fill_is_refused(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The rows of one stream are never written in the name of another."""
+    publish_plain(amqp_url, stream_name, orders(10))
+    add_keys(engine, ["order_id"])
+    backfill(amqp_url, engine, stream_name)
+    add_keys(engine, ["host"])
+    with StreamReader.open(amqp_url) as reader:
+        plan = plan_backfill(engine, reader, "/", stream_name, ["host"])
+        delete_stream(amqp_url, stream_name)
+        declare_stream(amqp_url, stream_name)
+        publish_plain(amqp_url, stream_name, orders(10, start=100))
+        with pytest.raises(CoverageConflict, match="not the one that was recorded"):
+            Filler(engine, reader, plan.stream, plan.definitions).complete(plan.segments[0])
+    assert {key for key, _, _ in rows_of(engine, stream_name)} == {"order_id"}
+
+
+def test_partitions_are_known_by_their_super_stream(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Look-ups by the super stream's name find what was back-filled."""
+    publish_plain(amqp_url, stream_name, orders(3))
+    add_keys(engine, ["order_id"])
+    backfill(amqp_url, engine, stream_name, super_stream="all orders")
+    with engine.connect() as connection:
+        assert [row.name for row in streams_named(connection, "/", ["all orders"])] == [stream_name]
