@@ -6,6 +6,7 @@ Needs the extra `spark`. The package can be imported without it; its names can't
 - `relationships` reads the relationship table, `snapshot` holds one state of it for several reads, `catalog` makes it a
   catalog of Spark SQL, and `jdbc_jar` finds the driver they need.
 - `resolve` gets the messages for any DataFrame of streams and offsets.
+- `related_pairs`, `as_of`, `unmatched` and `conversations` join messages over their relations.
 """
 
 import importlib
@@ -14,23 +15,43 @@ from typing import TYPE_CHECKING, Any, Final
 from relatum.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from relatum_spark._as_of import as_of
     from relatum_spark._broker import Broker
     from relatum_spark._catalog import catalog
+    from relatum_spark._conversations import conversations
     from relatum_spark._jdbc import jdbc_jar
+    from relatum_spark._pairs import related_pairs
     from relatum_spark._relationships import relationships
     from relatum_spark._resolve import resolve
     from relatum_spark._snapshot import Snapshot, snapshot
+    from relatum_spark._unmatched import unmatched
 
-__all__ = ["Broker", "Snapshot", "catalog", "jdbc_jar", "relationships", "resolve", "snapshot"]
+__all__ = [
+    "Broker",
+    "Snapshot",
+    "as_of",
+    "catalog",
+    "conversations",
+    "jdbc_jar",
+    "related_pairs",
+    "relationships",
+    "resolve",
+    "snapshot",
+    "unmatched",
+]
 
 _HOMES: Final = {
     "Broker": "_broker",
     "Snapshot": "_snapshot",
+    "as_of": "_as_of",
     "catalog": "_catalog",
+    "conversations": "_conversations",
     "jdbc_jar": "_jdbc",
+    "related_pairs": "_pairs",
     "relationships": "_relationships",
     "resolve": "_resolve",
     "snapshot": "_snapshot",
+    "unmatched": "_unmatched",
 }
 """The module of each public name, imported when the name is first asked for: pyspark takes a second."""
 
