@@ -1,0 +1,204 @@
+"""PostgreSQL as Spark reaches it: the driver's jar, its URL and its properties.
+
+Spark takes a JDBC URL and properties, everything else of Relatum a libpq URL; here the one becomes the other. User and
+password travel as properties, which Spark hides wherever it shows options; the URL holds no credentials.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import psycopg
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from sqlalchemy.engine import URL
+
+from relatum.errors import ConfigurationError
+from relatum.store import make_engine
+
+JAR_VARIABLE: Final = "RELATUM_JDBC_JAR"
+DRIVER: Final = "org.postgresql.Driver"
+COORDINATES: Final = "org.postgresql:postgresql:42.7.7"
+
+FETCH_ROWS: Final = 10_000
+"""Rows a round trip. 0, Spark's default, would hold a partition's whole result in memory; more gains nothing."""
+
+_JARS: Final = (
+    Path("/usr/share/java/postgresql.jar"),  # Debian, Ubuntu: libpostgresql-jdbc-java
+    Path("/usr/share/java/postgresql-jdbc.jar"),  # Red Hat, Fedora, SUSE: postgresql-jdbc
+    Path("/usr/share/java/postgresql-jdbc/postgresql.jar"),
+)
+
+_WAYS: Final = (
+    f"start the session with spark.jars.packages={COORDINATES}, or with spark.jars=<path of the jar> "
+    f"(`relatum_spark.jdbc_jar()` finds the one of the system's package, or of {JAR_VARIABLE}), "
+    "or put the jar into the folder jars of every node's Spark"
+)
+
+_PROPERTIES: Final = {
+    "application_name": "ApplicationName",
+    "channel_binding": "channelBinding",
+    "connect_timeout": "connectTimeout",
+    "gssencmode": "gssEncMode",
+    "options": "options",
+    "sslcert": "sslcert",
+    "sslkey": "sslkey",
+    "sslmode": "sslmode",
+    "sslpassword": "sslpassword",
+    "sslrootcert": "sslrootcert",
+}
+"""libpq's name of an option, and that of the JDBC driver; the values are the same."""
+
+_SERVER_TYPES: Final = {
+    "any": "any",
+    "read-write": "primary",
+    "read-only": "secondary",
+    "primary": "primary",
+    "standby": "secondary",
+    "prefer-standby": "preferSecondary",
+}
+"""libpq's `target_session_attrs`, and the driver's `targetServerType`."""
+
+_LOCAL: Final = frozenset(
+    {"client_encoding", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout"}
+)
+"""Options of libpq's own sockets, which mean nothing to the driver: it speaks UTF-8 and always keeps alive."""
+
+
+def jdbc_jar() -> str:
+    """The path of PostgreSQL's JDBC driver on this machine, for `spark.jars` when a session is built.
+
+    It is the file named by RELATUM_JDBC_JAR, else the one of the system's package (Debian: libpostgresql-jdbc-java,
+    Red Hat: postgresql-jdbc).
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    named = os.environ.get(JAR_VARIABLE)
+    if named:
+        if not Path(named).is_file():
+            raise ConfigurationError(f"{JAR_VARIABLE} names {named}, and there is no such file")
+        return named
+    for jar in _JARS:
+        if jar.is_file():
+            return str(jar)
+    raise ConfigurationError(
+        f"no JDBC driver of PostgreSQL is installed here: set {JAR_VARIABLE} to its jar, install the system's package "
+        f"(libpostgresql-jdbc-java, postgresql-jdbc), or let Spark fetch it: spark.jars.packages={COORDINATES}"
+    )
+
+
+def require_driver(spark: SparkSession) -> None:
+    """See that the session has PostgreSQL's JDBC driver.
+
+    Asked in SQL, so that it holds for Spark Connect too. A session in which SQL may not call Java is taken to have it.
+
+    Raises:
+        ConfigurationError: It has not.
+    """
+    try:
+        _ = spark.sql(f"SELECT java_method('{DRIVER}', 'isRegistered')").schema
+    except AnalysisException as error:
+        if f"class {DRIVER} not found" not in str(error):
+            return
+        raise ConfigurationError(f"this Spark session has no JDBC driver of PostgreSQL: {_WAYS}") from None
+
+
+def parse_database(database: str) -> URL:
+    """A libpq URL, whose host may be a list (`postgresql://user@h1:5432,h2/name`), as SQLAlchemy has it.
+
+    Raises:
+        ConfigurationError: The text is no URL of PostgreSQL.
+    """
+    return make_engine(_one_host(database), pool_size=1).url
+
+
+def _one_host(database: str) -> str:
+    """Several hosts moved into the query, where SQLAlchemy takes them."""
+    scheme, slashes, rest = database.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    if "," not in hosts:
+        return database
+    query = "&".join(f"host={quote(host, safe=':[]')}" for host in hosts.split(","))
+    return f"{scheme}{slashes}{user}{at}{slash}{path}{'&' if '?' in path else '?'}{query}"
+
+
+def jdbc_options(database: str) -> dict[str, str]:
+    """The options of Spark's JDBC source for a libpq URL: `url`, `driver`, `fetchsize`, user, password and the rest.
+
+    Args:
+        database: `postgresql://user:password@host:port/name?sslmode=require`, also with several hosts. User and
+            password may come from PGUSER and PGPASSWORD, as with libpq. Files of TLS must lie on every node.
+
+    Raises:
+        ConfigurationError: The URL cannot be read, names a Unix socket, or holds an option the driver has not.
+    """
+    url = parse_database(database)
+    user = url.username or _default("user")
+    options = {
+        "url": f"jdbc:postgresql://{','.join(_hosts(url))}/{quote(url.database or user, safe='')}",
+        "driver": DRIVER,
+        "fetchsize": str(FETCH_ROWS),
+        "tcpKeepAlive": "true",
+        "ApplicationName": "relatum_spark",
+        "user": user,
+    }
+    password = url.password if url.password is not None else _default("password")
+    if password:
+        options["password"] = password
+    return options | dict(_driver_properties(url.query))
+
+
+def _default(keyword: str) -> str:
+    """What libpq would take: from the environment, or the name of the system's user."""
+    for option in psycopg.pq.Conninfo.get_defaults():
+        if option.keyword == keyword.encode():
+            return (option.val or b"").decode()
+    return ""
+
+
+def _hosts(url: URL) -> list[str]:
+    """The hosts with their ports, as a JDBC URL lists them."""
+    listed = _all(url.query.get("host"))
+    ports = _all(url.query.get("port"))
+    hosts = [(url.host or "", url.port)] if not listed else [_split(text) for text in listed]
+    if listed and ports:
+        each = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
+        hosts = [(host, port or int(text)) for (host, port), text in zip(hosts, each, strict=True)]
+    for host, _ in hosts:
+        if not host or host.startswith(("/", "@")):
+            raise ConfigurationError(
+                "the JDBC driver cannot use a Unix socket: give the database's URL a host (postgresql://user@localhost/…)"
+            )
+    return [f"{f'[{host}]' if ':' in host else host}:{port or 5432}" for host, port in hosts]
+
+
+def _all(value: str | tuple[str, ...] | None) -> list[str]:
+    """The values of an option that may be given several times, or once with commas."""
+    given = () if value is None else (value,) if isinstance(value, str) else value
+    return [part for text in given for part in text.split(",")]
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    """A host and its port: `db:5433`, `db`, `[::1]:5433`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        return text.strip("[]"), None
+    if not port.isdecimal():
+        return text, None  # a bare IPv6 address ends in a hexadecimal group, or is too many colons anyway
+    return host.strip("[]"), int(port)
+
+
+def _driver_properties(query: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The other options of the URL, under the driver's names."""
+    for name, value in query.items():
+        text = value if isinstance(value, str) else value[-1]
+        if name in _PROPERTIES:
+            yield _PROPERTIES[name], text
+        elif name == "target_session_attrs" and text in _SERVER_TYPES:
+            yield "targetServerType", _SERVER_TYPES[text]
+        elif name not in _LOCAL and name not in ("host", "port"):
+            raise ConfigurationError(f"the JDBC driver has no option for {name!r} of the database's URL; leave it out")
