@@ -1,11 +1,12 @@
 """Recording: from streams into the relationship table, and what keeps the two equal."""
 
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
+from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._prune import PruneReport, prune
 from relatum.recording._recorder import EmbeddedRecorder, Recorder
 from relatum.recording._repair import repair
 from relatum.recording._status import StreamEvent, StreamStatus, status
-from relatum.recording._verify import Difference, StreamVerified, VerifyReport, verify
+from relatum.recording._verify import VerifyReport, verify
 
 __all__ = [
     "BackfillProgress",

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from relatum.errors import Conflict
-from relatum.recording._verify import Difference, StreamVerified, VerifyReport
+from relatum.recording._compare import Difference, StreamVerified
+from relatum.recording._verify import VerifyReport
 from relatum.store import (
     as_engine,
     current_stream,

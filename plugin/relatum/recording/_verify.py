@@ -6,21 +6,28 @@ extraction: a fault of that one is found here.
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.keys import InvalidValue, KeyDefinition
-from relatum.reading import BrokerAddress, Message, StreamReader, TimeSource
+from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._compare import (
+    DIFFERENCES_MAX,
+    Difference,
+    Expected,
+    Row,
+    StreamVerified,
+    compare_rows,
+    compare_times,
+)
 from relatum.recording._opening import is_same
-from relatum.recording._ranges import unrecorded
 from relatum.store import (
-    TIME,
     CoverageRow,
+    Range,
     StreamRow,
     as_engine,
     coverage,
@@ -36,47 +43,6 @@ from relatum.store import (
 
 WINDOW_OFFSETS: Final = 20_000
 """Offsets compared at a time: bounds memory to a few MB."""
-
-DIFFERENCES_MAX: Final = 1_000
-"""Differences listed for one stream; more are counted."""
-
-Row = tuple[int, int, str, int | None]
-"""Offset, key id, canonical value, time in microseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One row or message on which table and stream disagree.
-
-    `kind` is `missing` (a message's value has no row), `unsound` (a row's message has no such value, or there is no
-    such message), `duplicate` (a row is there more than once), `time_missing` (no block of the time index holds the
-    message) or `replaced` (the stream is not the one that was recorded).
-    """
-
-    kind: str
-    offset: int
-    key: str = ""
-    value: str = ""
-    time_us: int | None = None
-
-
-@dataclass(slots=True)
-class StreamVerified:
-    """What was compared of one stream, and where it differs."""
-
-    stream: str
-    messages: int = 0
-    rows: int = 0
-    from_offset: int = 0
-    to_offset: int = 0
-    differences: list[Difference] = field(default_factory=list)
-    difference_count: int = 0
-
-    def add(self, difference: Difference) -> None:
-        """Count a difference, and list it while there is room."""
-        self.difference_count += 1
-        if len(self.differences) < DIFFERENCES_MAX:
-            self.differences.append(difference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,88 +84,108 @@ def verify(
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         names = list(chain.from_iterable(reader.partitions(name) or [name] for name in streams))
-        check = _Verification(engine, reader, address.vhost, sample, progress)
-        return VerifyReport([check.stream(name) for name in names], exact=sample is None)
+        return VerifyReport(
+            [_verify_stream(engine, reader, address.vhost, name, sample, progress) for name in names],
+            exact=sample is None,
+        )
 
 
-class _Verification:
-    """One run over some streams."""
+def _verify_stream(
+    engine: sa.Engine,
+    reader: StreamReader,
+    vhost: str,
+    name: str,
+    sample: float | None,
+    progress: Callable[[StreamVerified], None] | None,
+) -> StreamVerified:
+    result, subject = plan_verification(engine, reader, vhost, name)
+    if subject is None:
+        return result
+    comparison = Comparison(engine, reader, subject)
+    for window in windows(result.from_offset, result.to_offset, sample):
+        comparison.compare(window, result)
+        if progress is not None:
+            progress(result)
+    comparison.finish(result)
+    return result
 
-    def __init__(
-        self,
-        engine: sa.Engine,
-        reader: StreamReader,
-        vhost: str,
-        sample: float | None,
-        progress: Callable[[StreamVerified], None] | None,
-    ) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A stream to compare, and the keys in force."""
+
+    stream: StreamRow
+    definitions: tuple[KeyDefinition, ...]
+
+
+def plan_verification(
+    engine: sa.Engine, reader: StreamReader, vhost: str, name: str
+) -> tuple[StreamVerified, Subject | None]:
+    """What to compare of a stream: a result whose offsets say up to where, and the stream.
+
+    Where there is nothing to compare the stream is None: it was never recorded, or it was replaced, which the result
+    says.
+
+    Raises:
+        StreamNotFound: there is no such stream.
+    """
+    result = StreamVerified(name)
+    bounds = reader.bounds(name)
+    with translated_errors(), engine.connect() as connection:
+        stream = current_stream(connection, vhost, name)
+        definitions = key_definitions(connection)
+        tail = tail_of(connection, stream.stream_id) if stream else None
+        covering = coverage_of(connection, [stream.stream_id]) if stream else []
+    if stream is None or tail is None:
+        return result, None
+    position = last_position(covering)
+    if position is not None and not is_same(reader, name, position, bounds):
+        result.add(Difference("replaced", position.offset))
+        return result, None
+    result.from_offset = tail.to_offset if bounds.first is None else min(bounds.first, tail.to_offset)
+    result.to_offset = tail.to_offset
+    return result, Subject(stream, tuple(definitions))
+
+
+def windows(start: int, end: int, sample: float | None) -> Iterator[Range]:
+    """The windows of a range of offsets, or a random share of them."""
+    for at in range(start, end, WINDOW_OFFSETS):
+        if sample is None or random.random() < sample:  # noqa: S311 - a sample, nothing secret
+            yield at, min(end, at + WINDOW_OFFSETS)
+
+
+class Comparison:
+    """Compares windows of one stream with the table."""
+
+    def __init__(self, engine: sa.Engine, reader: StreamReader, subject: Subject) -> None:
         self._engine = engine
         self._reader = reader
-        self._vhost = vhost
-        self._sample = sample
-        self._progress = progress
+        self._stream = subject.stream
+        self._definitions = subject.definitions
 
-    def stream(self, name: str) -> StreamVerified:
-        result = StreamVerified(name)
-        bounds = self._reader.bounds(name)
-        with translated_errors(), self._engine.connect() as connection:
-            stream = current_stream(connection, self._vhost, name)
-            definitions = key_definitions(connection)
-            tail = tail_of(connection, stream.stream_id) if stream else None
-            covering = coverage_of(connection, [stream.stream_id]) if stream else []
-        if stream is None or tail is None:
-            return result
-        position = last_position(covering)
-        if position is not None and not is_same(self._reader, name, position, bounds):
-            result.add(Difference("replaced", position.offset))
-            return result
-        first = tail.to_offset if bounds.first is None else min(bounds.first, tail.to_offset)
-        result.from_offset, result.to_offset = first, tail.to_offset
-        self._compare(stream, definitions, result)
-        self._beyond(stream, definitions, result)
-        return result
+    def compare(self, window: Range, result: StreamVerified) -> None:
+        """Compare one window, and add what was found to the result."""
+        start, end = window
+        messages = list(self._reader.iterate(self._stream.name, start, stop=end))
+        rows, blocks, covering = self._stored(start, end)
+        expected = Expected(self._definitions, covering)
+        compare_rows(messages, rows, expected, result)
+        compare_times(messages, blocks, expected, result)
+        result.messages += len(messages)
+        result.rows += len(rows)
 
-    def _compare(
-        self,
-        stream: StreamRow,
-        definitions: Sequence[KeyDefinition],
-        result: StreamVerified,
-    ) -> None:
-        for start, end in self._windows(result.from_offset, result.to_offset):
-            messages = list(self._reader.iterate(result.stream, start, stop=end))
-            rows, blocks, covering = self._stored(stream, start, end)
-            expected = _Expected(definitions, covering)
-            _compare_rows(messages, rows, expected, result)
-            _compare_times(messages, blocks, expected, result)
-            result.messages += len(messages)
-            result.rows += len(rows)
-            if self._progress is not None:
-                self._progress(result)
-        self._forgive_expired(result)
-
-    def _windows(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        for at in range(start, end, WINDOW_OFFSETS):
-            if self._sample is None or random.random() < self._sample:  # noqa: S311 - a sample, nothing secret
-                yield at, min(end, at + WINDOW_OFFSETS)
-
-    def _stored(
-        self, stream: StreamRow, start: int, end: int
-    ) -> tuple[list[Row], list[tuple[int, int, int, int]], list[CoverageRow]]:
+    def _stored(self, start: int, end: int) -> tuple[list[Row], list[tuple[int, int, int, int]], list[CoverageRow]]:
         """The table's rows of a window, the blocks of the time index that reach into it, and the coverage.
 
         All of one moment: rows that a back-fill writes meanwhile come with the coverage that says so.
         """
+        stream_id = self._stream.stream_id
         with translated_errors(), self._engine.connect() as opened:
             connection = opened.execution_options(isolation_level="REPEATABLE READ")
-            covering = coverage_of(connection, [stream.stream_id])
+            covering = coverage_of(connection, [stream_id])
             rows = connection.execute(
-                sa.select(
-                    relationships.c.stream_offset,
-                    relationships.c.key_id,
-                    relationships.c.value,
-                    relationships.c.time_us,
-                ).where(
-                    relationships.c.stream_id == stream.stream_id,
+                sa.select(*_ROW).where(
+                    relationships.c.stream_id == stream_id,
                     relationships.c.stream_offset >= start,
                     relationships.c.stream_offset < end,
                 )
@@ -208,31 +194,27 @@ class _Verification:
                 sa.select(
                     time_blocks.c.first_offset, time_blocks.c.last_offset, time_blocks.c.min_us, time_blocks.c.max_us
                 ).where(
-                    time_blocks.c.stream_id == stream.stream_id,
+                    time_blocks.c.stream_id == stream_id,
                     time_blocks.c.first_offset < end,
                     time_blocks.c.last_offset >= start,
                 )
             ).all()
         return [tuple(row) for row in rows], [tuple(block) for block in blocks], covering
 
-    def _beyond(self, stream: StreamRow, definitions: Sequence[KeyDefinition], result: StreamVerified) -> None:
+    def finish(self, result: StreamVerified) -> None:
+        """Do what takes all windows' results: look behind the coverage, and forgive what retention took meanwhile."""
+        self._forgive_expired(result)
+        self._beyond(result)
+
+    def _beyond(self, result: StreamVerified) -> None:
         """Rows behind the coverage's end can only be wrong. A recorder may have moved it since: ask again."""
-        names = {definition.key_id: definition.name for definition in definitions}
+        names = {definition.key_id: definition.name for definition in self._definitions}
+        stream_id = self._stream.stream_id
+        end = sa.select(sa.func.max(coverage.c.to_offset)).where(coverage.c.stream_id == stream_id)
+        behind = relationships.c.stream_offset >= end.scalar_subquery()
+        query = sa.select(*_ROW).where(relationships.c.stream_id == stream_id, behind).limit(DIFFERENCES_MAX)
         with translated_errors(), self._engine.connect() as connection:
-            end = sa.select(sa.func.max(coverage.c.to_offset)).where(coverage.c.stream_id == stream.stream_id)
-            rows = connection.execute(
-                sa.select(
-                    relationships.c.stream_offset,
-                    relationships.c.key_id,
-                    relationships.c.value,
-                    relationships.c.time_us,
-                )
-                .where(
-                    relationships.c.stream_id == stream.stream_id,
-                    relationships.c.stream_offset >= end.scalar_subquery(),
-                )
-                .limit(DIFFERENCES_MAX)
-            ).all()
+            rows = connection.execute(query).all()
         for offset, key_id, value, time_us in rows:
             if key_id in names:
                 result.add(Difference("unsound", offset, names[key_id], value, time_us))
@@ -247,85 +229,4 @@ class _Verification:
         result.differences = kept
 
 
-class _Expected:
-    """What the table should hold of a message, by the definitions in force and what the coverage says of its offset."""
-
-    def __init__(self, definitions: Sequence[KeyDefinition], covering: Sequence[CoverageRow]) -> None:
-        self.definitions = {definition.key_id: definition for definition in definitions}
-        everything = (0, max((row.to_offset for row in covering), default=0))
-        self._gaps = unrecorded(covering, everything, [*self.definitions, TIME])
-        self._over_amqp = [
-            (row.from_offset, row.to_offset)
-            for row in covering
-            if row.last_fingerprint is not None and row.last_chunk_ms is None
-        ]
-
-    def time(self, message: Message) -> int | None:
-        """The time the table should have. AMQP 0.9.1 does not show a chunk's, so what it recorded may lack it."""
-        if message.time_source is TimeSource.CHUNK and any(
-            start <= message.offset < end for start, end in self._over_amqp
-        ):
-            return None
-        return message.time_us
-
-    def covers(self, offset: int, key_id: int) -> bool:
-        """Whether the offset is recorded for the key."""
-        return not any(gap.from_offset <= offset < gap.to_offset and key_id in gap.key_ids for gap in self._gaps)
-
-    def rows(self, message: Message) -> Iterator[Row]:
-        """The rows the message should have."""
-        if not message.is_amqp:
-            return
-        for key_id, definition in self.definitions.items():
-            if not self.covers(message.offset, key_id):
-                continue
-            try:
-                value = definition.value_of(message.headers, lambda name: getattr(message.properties, name))
-            except InvalidValue:
-                continue
-            if value is not None:
-                yield message.offset, key_id, value, self.time(message)
-
-
-def _compare_rows(
-    messages: Sequence[Message], rows: Sequence[Row], expected: _Expected, result: StreamVerified
-) -> None:
-    wanted = {row for message in messages for row in expected.rows(message)}
-    stored = Counter(row for row in rows if row[1] in expected.definitions)
-    for row in sorted(wanted - stored.keys(), key=_order):
-        result.add(_difference("missing", row, expected))
-    for row, count in sorted(stored.items(), key=lambda item: _order(item[0])):
-        if row not in wanted:
-            result.add(_difference("unsound", row, expected))
-        elif count > 1:
-            result.add(_difference("duplicate", row, expected))
-
-
-def _order(row: Row) -> tuple[int, int, str]:
-    """Rows in the order of offsets; a time may be None, so it takes no part."""
-    return row[:3]
-
-
-def _difference(kind: str, row: Row, expected: _Expected) -> Difference:
-    offset, key_id, value, time_us = row
-    return Difference(kind, offset, expected.definitions[key_id].name, value, time_us)
-
-
-def _compare_times(
-    messages: Sequence[Message],
-    blocks: Sequence[tuple[int, int, int, int]],
-    expected: _Expected,
-    result: StreamVerified,
-) -> None:
-    """Each message's time must lie in a block that holds its offset. Blocks and messages are both walked in order."""
-    waiting = sorted(blocks, reverse=True)
-    active: list[tuple[int, int, int, int]] = []
-    for message in messages:
-        while waiting and waiting[-1][0] <= message.offset:
-            active.append(waiting.pop())
-        active = [block for block in active if block[1] >= message.offset]
-        time_us = expected.time(message)
-        if time_us is None or not expected.covers(message.offset, TIME):
-            continue
-        if not any(low <= time_us <= high for _, _, low, high in active):
-            result.add(Difference("time_missing", message.offset, "time", "", time_us))
+_ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
