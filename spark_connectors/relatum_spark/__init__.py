@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from relatum_spark._conversations import conversations
     from relatum_spark._jdbc import jdbc_jar
     from relatum_spark._pairs import related_pairs
+    from relatum_spark._register import register
     from relatum_spark._relationships import relationships
     from relatum_spark._resolve import resolve
     from relatum_spark._snapshot import Snapshot, snapshot
@@ -33,6 +34,7 @@ __all__ = [
     "catalog",
     "conversations",
     "jdbc_jar",
+    "register",
     "related_pairs",
     "relationships",
     "resolve",
@@ -48,6 +50,7 @@ _HOMES: Final = {
     "conversations": "_conversations",
     "jdbc_jar": "_jdbc",
     "related_pairs": "_pairs",
+    "register": "_register",
     "relationships": "_relationships",
     "resolve": "_resolve",
     "snapshot": "_snapshot",
