@@ -1,0 +1,258 @@
+"""A standalone Spark cluster of real processes on this machine, whose workers know nothing of Relatum.
+
+The workers' interpreter has what any Spark node has (pyarrow, pandas, numpy) and nothing else: the wheel goes to it by
+`--py-files`, what the wheel depends on by `--archives`, as on any cluster.
+"""
+
+import importlib.metadata
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+import venv
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pyspark
+
+from relatum.local._identity import free_port
+from tests.support._waiting import wait_until
+from tests.support.spark import JDBC_JAR
+
+SPARK_HOME: Final = Path(pyspark.__file__).parent
+HOST: Final = "127.0.0.1"
+START_S: Final = 60.0
+"""Seconds a process of Spark may take to start on a busy machine."""
+
+QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For JVMs that live for a minute on two cores: compile once, collect with one thread."""
+
+OF_EVERY_NODE: Final = ("pyarrow", "pandas")
+"""What PySpark itself asks of a node's interpreter for Arrow."""
+
+DEPENDENCIES: Final = "relatum_dependencies"
+"""The name under which an executor finds the unpacked archive, in its own working directory."""
+
+
+def installed_files(*distributions: str, extras: bool = False) -> dict[Path, str]:
+    """The files of installed distributions and of all they require: where each is, and its path in site-packages."""
+    waiting, seen, found = list(distributions), set[str](), dict[Path, str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        distribution = importlib.metadata.distribution(name)
+        for requirement in distribution.requires or ():
+            required = re.match(r"[\w.-]+", requirement)
+            with suppress(importlib.metadata.PackageNotFoundError):
+                if required and ("extra ==" not in requirement or extras) and required[0] != "pyspark":
+                    importlib.metadata.distribution(required[0])
+                    waiting.append(required[0])
+        for file in distribution.files or ():
+            if not file.as_posix().startswith("..") and "__pycache__" not in file.parts:
+                found[Path(str(file.locate()))] = file.as_posix()
+    return {path: name for path, name in found.items() if path.is_file()}
+
+
+def zip_dependencies(target: Path) -> Path:
+    """Pack what the wheel requires, and psycopg's own binary, which a plain `pip install relatum` brings too."""
+    own = {file.locate() for file in importlib.metadata.distribution("relatum").files or ()}
+    with zipfile.ZipFile(target, "w") as archive:
+        for path, name in installed_files("relatum", "psycopg-binary").items():
+            if path not in own:
+                archive.write(path, name)
+    return target
+
+
+def build_wheel_zip(project: Path, directory: Path) -> Path:
+    """Build the wheel, and give it the name `--py-files` takes: Spark refuses .whl."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), str(project)]
+    subprocess.run(pip, check=True, capture_output=True)
+    (wheel,) = directory.glob("*.whl")
+    return wheel.rename(wheel.with_suffix(".zip"))
+
+
+def make_bare_interpreter(directory: Path) -> Path:
+    """Make an interpreter that has what PySpark asks of a node and not Relatum; return its path."""
+    venv.create(directory, with_pip=False, symlinks=True)
+    python = directory / "bin" / "python"
+    (site,) = directory.glob("lib/python*/site-packages")
+    for path, name in installed_files(*OF_EVERY_NODE).items():
+        top = name.split("/")[0]
+        source = Path(str(path)[: -len(name)]) / top
+        if not (site / top).exists():
+            (site / top).symlink_to(source)
+    return python
+
+
+@dataclass
+class SparkCluster:
+    """One master and some workers, each a process of its own; use it as a context manager.
+
+    Attributes:
+        directory: Where logs, work directories and the interpreter are.
+        workers: How many worker processes; each offers `cores` cores and runs one executor of an application.
+        cores: Cores a worker offers.
+        worker_memory_mb: Memory a worker offers.
+    """
+
+    directory: Path
+    workers: int = 2
+    cores: int = 1
+    worker_memory_mb: int = 1024
+    python: Path = field(init=False)
+    master_url: str = field(init=False)
+    _processes: "list[subprocess.Popen[bytes]]" = field(init=False, default_factory=list)
+    _ui_port: int = field(init=False)
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.python = make_bare_interpreter(self.directory / "python")
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        port = free_port((0, 1))
+        self._ui_port = port + 1
+        self.master_url = f"spark://{HOST}:{port}"
+        ports = ["--port", str(port), "--webui-port", str(self._ui_port)]
+        self._launch("master", "org.apache.spark.deploy.master.Master", "--host", HOST, *ports)
+        wait_until(self._answers, START_S, what=f"the master of {self.directory}", every_s=0.2)
+        for number in range(self.workers):
+            offer = ["--cores", str(self.cores), "--memory", f"{self.worker_memory_mb}m"]
+            where = ["--host", HOST, "--webui-port", "0", "--work-dir", str(self.directory / f"work{number}")]
+            worker = "org.apache.spark.deploy.worker.Worker"
+            self._launch(f"worker{number}", worker, *offer, *where, self.master_url)
+        wait_until(lambda: self._alive() == self.workers, START_S, what="all workers registered", every_s=0.2)
+
+    def _launch(self, name: str, *arguments: str) -> None:
+        with (self.directory / f"{name}.log").open("wb") as log:
+            command = [str(SPARK_HOME / "bin" / "spark-class"), *arguments]
+            environment = self.environment | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_START}
+            self._processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the cluster's processes: nothing that says where Relatum or its servers are."""
+        kept = {
+            name: os.environ[name] for name in ("PATH", "HOME", "JAVA_HOME", "TMPDIR", "LANG") if name in os.environ
+        }
+        return kept | {
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_LOCAL_DIRS": str(self.directory / "local"),
+            "PYSPARK_PYTHON": str(self.python),
+        }
+
+    def _state(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=10) as answer:
+            state: dict[str, Any] = json.load(answer)
+        return state
+
+    def _answers(self) -> bool:
+        assert self._processes[0].poll() is None, (self.directory / "master.log").read_text()
+        try:
+            return bool(self._state())
+        except OSError:
+            return False
+
+    def _alive(self) -> int:
+        return sum(worker["state"] == "ALIVE" for worker in self._state()["workers"])
+
+    def submit(
+        self,
+        script: Path,
+        *arguments: str,
+        py_files: Path | None = None,
+        archive: Path | None = None,
+        settings: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        log: str = "driver",
+    ) -> "subprocess.Popen[bytes]":
+        """Start `spark-submit` of a script whose driver runs in this environment, and the executors in the bare one.
+
+        Args:
+            script: The application.
+            arguments: Its arguments.
+            py_files: The wheel's zip.
+            archive: The zip of its dependencies.
+            settings: Spark's settings, before the cluster's own.
+            environment: Further variables of the driver.
+            log: The name of the file of its output.
+        """
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master_url, "--jars", str(JDBC_JAR)]
+        if py_files is not None:
+            command += ["--py-files", str(py_files)]
+        if archive is not None:
+            command += ["--archives", f"{archive}#{DEPENDENCIES}"]
+            command += ["--conf", f"spark.executorEnv.PYTHONPATH={DEPENDENCIES}"]
+        for name, value in (self._settings() | dict(settings or {})).items():
+            command += ["--conf", f"{name}={value}"]
+        driver = self.environment | {"PYSPARK_DRIVER_PYTHON": sys.executable} | dict(environment or {})
+        with (self.directory / f"{log}.log").open("ab") as output:
+            return subprocess.Popen([*command, str(script), *arguments], env=driver, stdout=output, stderr=output)
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "spark.driver.host": HOST,
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.driver.extraJavaOptions": QUICK_START,
+            "spark.executor.extraJavaOptions": QUICK_START,
+            "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "4",
+            "spark.ui.enabled": "false",
+            "spark.log.level": "WARN",
+        }
+
+    def executors(self) -> list[int]:
+        """The process ids of the executors running on this cluster."""
+        return list(self._children(b"CoarseGrainedExecutorBackend"))
+
+    def kill_executor(self) -> int:
+        """SIGKILL one executor, now; return its process id."""
+        victim = self.executors()[0]
+        os.kill(victim, signal.SIGKILL)
+        return victim
+
+    def _children(self, name: bytes) -> Iterator[int]:
+        for entry in Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit() or name not in (entry / "cmdline").read_bytes():
+                    continue
+                if (entry / "cwd").readlink().is_relative_to(self.directory):
+                    yield int(entry.name)
+            except OSError:
+                continue  # ended meanwhile, or another user's
+
+    def stop(self) -> None:
+        """End all processes, the workers before the master, and executors that outlived their worker."""
+        for process in reversed(self._processes):
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        for executor in self.executors():
+            with suppress(ProcessLookupError):
+                os.kill(executor, signal.SIGKILL)
