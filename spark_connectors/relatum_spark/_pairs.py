@@ -90,7 +90,7 @@ def span_of(within: Any, before: Any, after: Any) -> Span | None:
         return both, both
     if before is None and after is None:
         return None
-    return span_us("before", before or 0), span_us("after", after or 0)
+    return span_us("before", 0 if before is None else before), span_us("after", 0 if after is None else after)
 
 
 def paired(left: DataFrame, right: DataFrame, keys: Sequence[str], span: Span | None, how: str = "inner") -> DataFrame:
