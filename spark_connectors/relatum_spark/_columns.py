@@ -5,7 +5,6 @@ Records of the usual forms go straight into columns (see `_records`), all others
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,12 +23,11 @@ from relatum_spark._records import (
     is_time,
     parts_of,
     properties_at,
+    set_properties,
     time_at,
 )
 from relatum_spark._schema import PROPERTY_NAMES
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _TYPE, _APP_ID = "x-basic-type", "x-basic-app-id"
 
 EMPTY_ROW_BYTES: Final = 16
@@ -184,10 +182,7 @@ class ColumnBuilder:
             self._header_names.append(name)
             self._header_texts.append(header_text(value))
         self._header_ends.append(len(self._header_names))
-        properties = {name: getattr(message.properties, name) for name in PROPERTY_NAMES}
-        if properties["timestamp"] is not None:
-            properties["timestamp"] = (properties["timestamp"] - _EPOCH) // _MICROSECOND
-        self._put_properties(row, {name: value for name, value in properties.items() if value is not None})
+        self._put_properties(row, set_properties(message.properties))
 
     def _add_keys(self, values: Sequence[tuple[int, str]]) -> None:
         found = dict(values)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from relatum._names import TIME_HEADER
 from relatum.errors import UndecodableMessage
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
-from relatum.reading import Message
+from relatum.reading import Message, Properties
 from relatum.reading._message import header_value, is_header, property_text, reply_to_text
 from relatum.wire import _amqp10 as amqp10
 from relatum_spark._header_text import header_text
@@ -204,6 +204,16 @@ def properties_at(raw: bytes, position: int) -> dict[str, Any]:
     return found
 
 
+def set_properties(properties: Properties) -> dict[str, Any]:
+    """The properties that are set, `timestamp` in microseconds. A priority that no column can hold counts as none."""
+    found = {name: value for name in PROPERTY_NAMES if (value := getattr(properties, name)) is not None}
+    if "timestamp" in found:
+        found["timestamp"] = moment_us(found["timestamp"])
+    if not -(2**31) <= found.get("priority", 0) < 2**31:
+        del found["priority"]
+    return found
+
+
 class Lead(NamedTuple):
     """What the sections `header` and message annotations say: the same in message after message of one publisher.
 
@@ -288,9 +298,8 @@ class HeaderReader:
 def _read_lead(start: bytes) -> Lead:
     """Let `Message` read the sections, and see what it found."""
     message = Message.from_record("", 0, start)
-    properties = {name: getattr(message.properties, name) for name in PROPERTY_NAMES}
     return Lead(
-        {name: value for name, value in properties.items() if value is not None} if start else {"delivery_mode": 1},
+        set_properties(message.properties),
         {name: header_text(value) for name, value in message.headers.items()},
         b"x-basic-type" in start,
     )

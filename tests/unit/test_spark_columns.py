@@ -1,0 +1,248 @@
+"""The columns of a stream say what a reader of its messages sees, whatever the bytes are."""
+
+import json
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from relatum.errors import InvalidInput
+from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
+from relatum.reading import Message, RecordBatch
+from relatum.wire._amqp10 import Opaque
+from relatum_spark._columns import ColumnBuilder
+from relatum_spark._header_text import header_text
+from relatum_spark._rows import TimeWindow, record_batches
+from relatum_spark._schema import PROPERTY_NAMES, SCHEMA, arrow_schema, schema
+
+KEYS = [
+    KeyDefinition("order_id"),
+    KeyDefinition("n", type="integer"),
+    KeyDefinition("pair", source=["order_id", "property:message_id"]),
+]
+KEY_NAMES = [key.name for key in KEYS]
+
+# What RabbitMQ 3.10 and 4.3 store of messages published by pika, and what a stream client writes.
+OLD = (
+    b"\0Sr\xc1\x38\6\xa3\rx-routing-key\xa1\1s\xa3\nx-exchange\xa1\0\xa3\x10x-basic-priorityP\3"
+    b"\0Ss\xc0\x1a\r\xa1\2m1@@@@@@@@\x83\0\0\1\x8b\xcf\xe5h\0@@@\0St\xc1H\10\xa1\x0cx-basic-type\xa1\1t\xa1\x0e"
+    b'x-basic-app-id\xa1\1a\xa1\x0crelatum_time\x81\0\6\n$\x18 "@\xa1\5x-foo\xa1\3bar\0Su\xa0\1y'
+)
+NEW = (
+    b"\0Sp\xc0\7\5BP\3@AC\0Sr\xc1\x3e\10\xa3\rx-routing-key\xa1\1s\xa3\nx-exchange\xa1\0\xa3\x0cx-basic-type\xa1\1t"
+    b"\xa3\5x-foo\xa1\3bar\0Ss\xc0\x16\x0b@@@@@@@@@\x83\0\0\1\x8b\xcf\xe5h\0\xa1\1a\0St\xc1\x18\2\xa1\x0crelatum_time"
+    b'\x81\0\6\n$\x18 "@\0Su\xa0\1y'
+)
+BARE = b"\0St\xc1\x1a\4\xa1\x08order_id\xa1\2o1\xa1\4host\xa1\1h\0Su\xb0\0\0\0\3abc"
+SAMPLES = [OLD, NEW, BARE, b"\0Su\xa0\0", b"\0SwA", b"\0Sw\xa1\2ab", b"\0Su\xa0\1a\0Su\xa0\1b", b"", b"plain"]
+
+
+def sized(small: int, items: int, content: bytes) -> bytes:
+    """A list (0xc0) or a map (0xc1) of items, in its short form where that will do."""
+    if len(content) < 255 and items < 256:
+        return bytes([small, len(content) + 1, items]) + content
+    return bytes([small + 0x10]) + struct.pack(">II", len(content) + 4, items) + content
+
+
+def text(value: str | bytes, kind: int = 0xA1) -> bytes:
+    """Text, a symbol (kind 0xa3) or binary (0xa0), in its short form where that will do."""
+    data = value.encode() if isinstance(value, str) else value
+    return (
+        bytes([kind, len(data)]) + data
+        if len(data) < 256
+        else bytes([kind + 0x10]) + struct.pack(">I", len(data)) + data
+    )
+
+
+NAMES = ["order_id", "n", "x-device", "x-basic-type", "x-basic-app-id", "x-exchange", "x-cc", "relatum_time", "o", ""]
+numbers = st.integers(-(2**63), 2**63 - 1).map(lambda value: b"\x81" + struct.pack(">q", value))
+moments = st.integers(-(2**47), 2**48).map(lambda value: b"\x83" + struct.pack(">q", value))
+floats = st.floats().map(lambda value: b"\x82" + struct.pack(">d", value))
+texts = st.text(max_size=300).map(text) | st.sampled_from([text("o1"), text("/queues/a%20b"), text("42"), text("\0")])
+scalars = (
+    texts
+    | numbers
+    | moments
+    | floats
+    | st.sampled_from([b"@", b"A", b"B", b"C", b"D", b"T\xff", b"P\2", b"E", b"\x98" + bytes(16), b"s\0\0\0A"])
+    | st.sampled_from([b"\x80" + b"\xff" * 8, b"\0\xa3\1d\xa1\1v", b"\x74" + bytes(4)])
+    | st.binary(max_size=20).map(partial(text, kind=0xA0))
+    | st.binary(max_size=9).map(text)
+)
+lists = st.lists(scalars, max_size=3).map(lambda items: sized(0xC0, len(items), b"".join(items)))
+values = scalars | lists | st.tuples(scalars, scalars).map(lambda pair: sized(0xC1, 2, b"".join(pair)))
+names = st.sampled_from(NAMES).map(text) | st.sampled_from(NAMES).map(partial(text, kind=0xA3)) | scalars
+maps = st.lists(st.tuples(names, values), max_size=5).map(
+    lambda pairs: sized(0xC1, 2 * len(pairs), b"".join(part for pair in pairs for part in pair))
+)
+listed = st.lists(scalars, max_size=13).map(lambda items: sized(0xC0, len(items), b"".join(items)))
+bodies = st.binary(max_size=300).map(lambda body: b"\0Su" + text(body, 0xA0))
+messages = st.tuples(
+    st.just(b"") | listed.map(lambda value: b"\0Sp" + value),
+    st.just(b"") | maps.map(lambda value: b"\0Sr" + value),
+    st.just(b"") | listed.map(lambda value: b"\0Ss" + value),
+    st.just(b"") | maps.map(lambda value: b"\0St" + value),
+    st.just(b"") | bodies,
+).map(b"".join)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A message with a few bytes changed, cut off or added."""
+    raw = bytearray(draw(st.sampled_from(SAMPLES) | messages))
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.integers(0, max(0, len(raw) - 1)))
+        kind = draw(st.sampled_from(["change", "cut", "insert"]))
+        if kind == "change" and raw:
+            raw[place] = draw(st.integers(0, 255) | st.sampled_from(b"\0\x40\xa1\xa0\xc0\xc1Sprstu"))
+        elif kind == "cut":
+            del raw[place : place + draw(st.integers(1, 4))]
+        else:
+            raw[place:place] = draw(st.binary(max_size=4))
+    return bytes(raw)
+
+
+def expected(message: Message) -> dict[str, Any]:
+    """A row, out of what the message says."""
+    properties = {name: getattr(message.properties, name) for name in PROPERTY_NAMES}
+    if not -(2**31) <= (properties["priority"] or 0) < 2**31:
+        properties["priority"] = None
+    row = {
+        "stream": message.stream,
+        "offset": message.offset,
+        "timestamp": message.time_us,
+        "value": message.body,
+        "headers": {name: header_text(value) for name, value in message.headers.items()},
+        "properties": properties,
+    }
+    for key in KEYS:
+        try:
+            row[key.name] = (
+                key.value_of(message.headers, partial(getattr, message.properties)) if message.is_amqp else None
+            )
+        except InvalidValue:
+            row[key.name] = None
+    return row
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """A batch's rows, with times as numbers and headers as dicts."""
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
+    rows = []
+    for number, time_us in enumerate(times):
+        row = {name: values[number] for name, values in columns.items()} | {"timestamp": time_us}
+        if "headers" in row:
+            assert len(row["headers"]) == len(dict(row["headers"])), "Spark's maps hold each key once"
+            row["headers"] = dict(row["headers"])
+        rows.append(row)
+    return rows
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(st.sampled_from(SAMPLES) | messages | damaged(), max_size=6), st.none() | st.integers(0, 2**41))
+@example(SAMPLES, 5)
+def test_columns_say_what_messages_say(records: Sequence[bytes], chunk_ms: int | None) -> None:
+    """Whichever columns are asked for, from records or from messages, alone or together with others."""
+    batch = RecordBatch("s", 7, range(7, 7 + len(records)), records, chunk_ms)
+    wanted = [expected(message) for message in batch.each_message()]
+    for value, headers, keys in product((True, False), (True, False), ((), KEYS)):
+        names = arrow_schema(value=value, headers=headers, keys=[key.name for key in keys])
+        columns = ColumnBuilder(names, keys=keys)
+        columns.add_batch(batch)
+        for message in batch.each_message():
+            columns.add_message(message)
+        assert len(columns) == 2 * len(records)
+        found = columns.take()
+        found.validate(full=True)
+        assert rows_of(found) == 2 * [{name: row[name] for name in names.names} for row in wanted]
+        assert (len(columns), columns.bytes, columns.take().num_rows) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("names", [[], ["order_id", "with space"]])
+def test_the_schema_is_the_one_spark_asks_for(names: list[str]) -> None:
+    """Spark compares Arrow schemas to the letter."""
+    for value, headers in product((True, False), (True, False)):
+        spark_schema = schema(value=value, headers=headers, keys=names)
+        assert arrow_schema(value=value, headers=headers, keys=names).equals(
+            to_arrow_schema(spark_schema, timezone="UTC")
+        )
+    assert schema() == SCHEMA
+
+
+@pytest.mark.parametrize("names", [["Offset"], ["value"], ["a", "A"]])
+def test_a_key_cannot_have_the_name_of_a_column(names: list[str]) -> None:
+    """Nor that of another key: Spark does not tell upper from lower case."""
+    with pytest.raises(InvalidInput, match=names[-1]):
+        schema(value=False, keys=names)
+
+
+@given(st.text(max_size=50) | st.booleans() | st.integers(-(2**63), 2**63 - 1))
+def test_header_text_is_the_canonical_value_of_a_text_key(value: Any) -> None:
+    """So that the column joins with the relationship table."""
+    try:
+        assert header_text(value) == canonical(value, KeyType.TEXT)
+    except InvalidValue:
+        assert header_text(value) == value, "a NUL is refused as a key's value, but is text all the same"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, None),
+        (1.5, "1.5"),
+        (1e100, "1e+100"),
+        (float("nan"), "NaN"),
+        (datetime(2020, 1, 2, tzinfo=UTC), "2020-01-02T00:00:00+00:00"),
+        (b"\xff", "/w=="),
+        (Opaque("decimal", b"\x01"), "AQ=="),
+        ([], "[]"),
+        ([None, True, "ü", 2.0, b"\xff"], '[null,true,"ü",2.0,"/w=="]'),
+        ({"a": {1: datetime(2020, 1, 2, tzinfo=UTC)}}, '{"a":{"1":"2020-01-02T00:00:00+00:00"}}'),
+    ],
+)
+def test_header_text_of_what_no_key_holds(value: Any, shown: str | None) -> None:
+    """Floats as Python writes them, moments ISO 8601, other bytes base64, the rest JSON of these."""
+    assert header_text(value) == shown
+
+
+@given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 7), st.integers(1, 120))
+def test_record_batches_are_capped(sizes: list[int], rows_max: int, bytes_max: int) -> None:
+    """By rows, and by bytes unless one record alone has more; nothing is lost, doubled or out of order."""
+    records = [b"\0Su\xa0" + bytes([size]) + bytes(size) for size in sizes]
+    chunks = [RecordBatch("s", at, range(at, at + 9), records[at : at + 9], 5) for at in range(0, len(records), 9)]
+    chunks = [RecordBatch("s", c.first_offset, c.offsets[: len(c.records)], c.records, 5) for c in chunks]
+    batches = list(record_batches(ColumnBuilder(arrow_schema()), chunks, rows_max=rows_max, bytes_max=bytes_max))
+    assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(range(len(sizes)))
+    for batch in batches:
+        held = sum(len(value) + 5 for value in batch["value"].to_pylist())
+        assert 1 <= batch.num_rows <= rows_max
+        assert held <= bytes_max or batch.num_rows == 1
+
+
+def test_a_time_window_has_both_ends() -> None:
+    """Rows at the ends are in it, those a microsecond off and those without a time are not."""
+    columns = ColumnBuilder(arrow_schema())
+    records = [b"\0St" + sized(0xC1, 2, text("relatum_time") + b"\x81" + struct.pack(">q", us)) for us in range(8, 13)]
+    columns.add_batch(RecordBatch("s", 0, range(6), [*records, b"no time"], None))
+    batch = columns.take()
+    assert TimeWindow(9, 11).kept(batch)["offset"].to_pylist() == [1, 2, 3]
+    assert TimeWindow(12, None).kept(batch)["offset"].to_pylist() == [4]
+    assert TimeWindow().kept(batch).num_rows == 6
+
+
+def test_nested_headers_are_json() -> None:
+    """What a stream client sends as a list or a table can be parsed again."""
+    raw = b"\0St" + sized(0xC1, 2, text("o") + sized(0xC0, 2, text("a") + b"A"))
+    columns = ColumnBuilder(arrow_schema())
+    columns.add_message(Message.from_record("s", 0, raw))
+    ((name, found),) = columns.take()["headers"].to_pylist()[0]
+    assert (name, json.loads(found)) == ("o", ["a", True])
