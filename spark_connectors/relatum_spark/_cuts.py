@@ -17,6 +17,9 @@ PAGES_A_PART: Final = 32
 PAGES_MAX: Final = 2_048
 """Pages looked at, at most: 16 MiB, a third of a second."""
 
+PLACES_MIN: Final = 32
+"""Rows seen for each part, below which the recorded ranges of offsets tell more than those rows."""
+
 _SIZE: Final = sa.text(
     "SELECT pg_relation_size('relatum.relationships') / current_setting('block_size')::int AS pages, "
     # A page's line pointers: 24 bytes of header, and 28 for the smallest row.
@@ -36,6 +39,9 @@ _PLACES: Final = sa.text(f"SELECT stream_id, stream_offset {_ON_PAGES} ORDER BY 
 Place = tuple[int, int]
 """A stream's id and an offset."""
 
+Bound = tuple[int, int, int, int]
+"""A stream's id, a key's, and offsets [from, to) that are recorded."""
+
 
 def block_predicates(
     connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int], parts: int
@@ -43,18 +49,21 @@ def block_predicates(
     """Conditions on `place`, a ctid: ranges of the table's pages. Each row meets exactly one."""
     pages, sample, parameters = _sample(connection, stream_ids, key_ids, parts)
     rows = connection.execute(_ROWS_A_PAGE, parameters).all() if sample else ()
-    found: dict[int, int] = dict(row._tuple() for row in rows)
-    cuts = page_cuts(pages, [(page, found.get(page, 0)) for page in sample], parts)
-    return ranges([f"'({page},0)'::tid" for page in cuts], "place")
+    found: dict[int, int] = {row.page: row.rows for row in rows}
+    # None seen: rows may lie anywhere, and the work of looking through the pages is shared evenly.
+    cuts = page_cuts(pages, [(page, found.get(page, 0) if found else 1) for page in sample], parts)
+    return block_ranges(cuts)
 
 
 def offset_predicates(
-    connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int], parts: int
+    connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int], bounds: Sequence[Bound], parts: int
 ) -> list[str]:
     """Conditions on `stream_id` and `stream_offset`: ranges in that order. Each row meets exactly one."""
     _, sample, parameters = _sample(connection, stream_ids, key_ids, parts)
     rows = connection.execute(_PLACES, parameters) if sample else ()
     places = [(stream_id, offset) for stream_id, offset in rows]
+    if len(places) < PLACES_MIN * parts:
+        places = spread(bounds, PLACES_MIN * parts)
     return place_ranges(place_cuts(places, parts))
 
 
@@ -76,8 +85,6 @@ def page_cuts(pages: int, sample: Sequence[tuple[int, int]], parts: int) -> list
         sample: (page, rows on it), evenly taken: each stands for the pages around it.
         parts: How many parts, at most.
     """
-    if not any(rows for _, rows in sample):
-        return []
     sums = [0, *accumulate(rows for _, rows in sample)]
     cuts: list[int] = []
     for part in range(1, parts):
@@ -88,20 +95,30 @@ def page_cuts(pages: int, sample: Sequence[tuple[int, int]], parts: int) -> list
     return [cut for cut in dict.fromkeys(cuts) if 0 < cut < pages]
 
 
+def spread(bounds: Sequence[Bound], count: int) -> list[Place]:
+    """About `count` places in order, taken evenly from what is recorded."""
+    ordered = sorted((stream_id, start, stop) for stream_id, _, start, stop in bounds)
+    step = max(1, sum(stop - start for _, start, stop in ordered) // count)
+    return sorted((stream_id, offset) for stream_id, start, stop in ordered for offset in range(start, stop, step))
+
+
 def place_cuts(places: Sequence[Place], parts: int) -> list[Place]:
     """The places where parts begin, without the first, so that each holds about as many of the ordered `places`."""
     cuts = [places[len(places) * part // parts] for part in range(1, parts)] if places else []
     return [cut for cut in dict.fromkeys(cuts) if cut > places[0]]
 
 
-def ranges(cuts: Sequence[str], column: str) -> list[str]:
-    """Conditions that cut a column's values at the cuts; the first and the last are open to their side."""
-    ends: list[str | None] = [None, *cuts, None]
-    parts = []
-    for start, stop in pairwise(ends):
-        conditions = _joined(f"{column} >= {start}" if start else None, f"{column} < {stop}" if stop else None)
-        parts.append(conditions or "true")
-    return parts
+def block_ranges(cuts: Sequence[int]) -> list[str]:
+    """Conditions that cut the pages at the cuts; the first and the last are open to their side."""
+    ends: list[int | None] = [None, *cuts, None]
+    parts = (
+        _joined(
+            f"place >= '({start},0)'::tid" if start is not None else None,
+            f"place < '({stop},0)'::tid" if stop is not None else None,
+        )
+        for start, stop in pairwise(ends)
+    )
+    return [conditions or "true" for conditions in parts]
 
 
 def _joined(*conditions: str | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import psycopg
+import sqlalchemy as sa
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from sqlalchemy.engine import URL
@@ -112,7 +113,10 @@ def parse_database(database: str) -> URL:
     Raises:
         ConfigurationError: The text is no URL of PostgreSQL.
     """
-    return make_engine(_one_host(database), pool_size=1).url
+    try:
+        return make_engine(_one_host(database), pool_size=1).url
+    except sa.exc.ArgumentError:
+        raise ConfigurationError("the database's URL lists hosts and ports that do not go together") from None
 
 
 def _one_host(database: str) -> str:
@@ -166,8 +170,7 @@ def _hosts(url: URL) -> list[str]:
     ports = _all(url.query.get("port"))
     hosts = [(url.host or "", url.port)] if not listed else [_split(text) for text in listed]
     if listed and ports:
-        each = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
-        hosts = [(host, port or int(text)) for (host, port), text in zip(hosts, each, strict=True)]
+        hosts = [(host, int(port)) for host, port in zip(listed, ports, strict=True)]
     for host, _ in hosts:
         if not host or host.startswith(("/", "@")):
             raise ConfigurationError(

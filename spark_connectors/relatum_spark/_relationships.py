@@ -12,7 +12,7 @@ from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.store import as_engine, coverage_of, covered, key_definitions, streams, translated_errors
 from relatum_spark._broker import database_url
-from relatum_spark._cuts import block_predicates, offset_predicates
+from relatum_spark._cuts import Bound, block_predicates, offset_predicates
 from relatum_spark._jdbc import jdbc_options, parse_database, require_driver
 from relatum_spark._snapshot import Snapshot
 
@@ -71,8 +71,10 @@ def relationships(
         definitions = _definitions(connection, _names(keys, "keys"))
         key_ids = [definition.key_id for definition in definitions]
         bounds = _bounds(connection, stream_ids, key_ids)
-        cut = block_predicates if split == "blocks" else offset_predicates
-        predicates = cut(connection, stream_ids, key_ids, partitions)
+        if split == "blocks":
+            predicates = block_predicates(connection, stream_ids, key_ids, partitions)
+        else:
+            predicates = offset_predicates(connection, stream_ids, key_ids, bounds, partitions)
     options["sessionInitStatement"] = "; ".join(_session_statements(spark, snapshot))
     frame = spark.read.jdbc(options.pop("url"), _table(bounds), predicates=predicates, properties=options)
     return frame.select(*COLUMNS)
@@ -136,10 +138,6 @@ def _definitions(connection: sa.Connection, names: list[str] | None) -> list[Key
         if name not in in_force:
             raise KeyNotDefined(f"no key {name!r} is defined; see `relatum keys list`", key=name)
     return list(in_force.values()) if names is None else [in_force[name] for name in names]
-
-
-Bound = tuple[int, int, int, int]
-"""A stream's id, a key's, and offsets [from, to) that are recorded."""
 
 
 def _bounds(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> list[Bound]:

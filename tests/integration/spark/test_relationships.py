@@ -1,0 +1,476 @@
+"""The relationship table in Spark: rows, balance, snapshots, push-down, and what is said where something is missing."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import relatum_spark
+from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, KeyNotDefined, StreamNotFound
+from relatum.recording import prune
+from relatum.store import make_engine, remove_key
+from relatum_spark._cuts import block_predicates
+from relatum_spark._relationships import Split, _bounds, _session_statements, _table
+from tests.support import publish_plain, recording, unique_name, wait_recorded, wait_until
+
+ROWS = 200_000
+PARTITIONS = 8
+SPLITS: list[Split] = ["blocks", "offsets"]
+
+SKEWED = """
+INSERT INTO relatum.keys (name, sources, type)
+  VALUES ('order_id', '{order_id}', 'text'), ('host', '{host}', 'text'), ('gone', '{gone}', 'text');
+UPDATE relatum.keys SET removed_at = now() WHERE name = 'gone';
+INSERT INTO relatum.streams (name, super_stream)
+  VALUES ('hot', NULL), ('s-0', 's'), ('s-1', 's'), ('s-2', 's'), ('empty', NULL), ('old', NULL);
+INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail)
+  SELECT stream_id, 0, 2000000000, '{1,2}', true, true FROM relatum.streams WHERE name <> 'empty';
+UPDATE relatum.streams SET replaced_at = now() WHERE name = 'old';
+"""
+
+COPY = "COPY relatum.relationships (stream_offset, time_us, stream_id, key_id, value) FROM STDIN"
+
+
+def _skewed_rows() -> Iterator[tuple[int, int | None, int, int, str]]:
+    """90 % of the rows in one stream, whose offsets jump by a thousand million in the middle."""
+    for n in range(ROWS):
+        stream_id = 1 if n % 10 else 2 + n // 10 % 3
+        offset = n if n < ROWS // 2 else 1_000_000_000 + n
+        yield offset, 1_357_016_400_123_456 + n if n % 7 else None, stream_id, 1 + n % 2, f"v{n // 20}"
+    for n in range(1_000):
+        yield n, None, 6, 1, "of a replaced stream"
+        yield n, None, 1, 3, "of a removed key"
+
+
+@pytest.fixture(scope="module")
+def skewed(database_server_url: str, _migrated_template: str) -> Iterator[str]:
+    """The URL of a database whose table is skewed, has a hole in its ids, and a quarter of its pages half empty."""
+    name = unique_name("relatum_spark").replace("-", "_")
+    url = f"{database_server_url.rpartition('/')[0]}/{name}"
+    with psycopg.connect(database_server_url, autocommit=True) as administration:
+        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(SKEWED.encode())
+                with connection.cursor() as cursor, cursor.copy(COPY) as copy:
+                    for row in _skewed_rows():
+                        copy.write_row(row)
+                connection.execute(
+                    f"DELETE FROM relatum.relationships WHERE stream_id = 1 AND stream_offset < {ROWS // 4} "
+                    "AND stream_offset % 4 <> 0".encode()
+                )
+                connection.execute("VACUUM ANALYZE relatum.relationships")
+            yield url
+        finally:
+            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _view(database: str, condition: str = "true") -> list[tuple[Any, ...]]:
+    """The view's rows as PostgreSQL gives them, sorted."""
+    columns = "key, value, vhost, stream, stream_offset, (extract(epoch FROM time) * 1000000)::bigint"
+    with psycopg.connect(database) as connection:
+        rows = connection.execute(f"SELECT {columns} FROM relatum.relations WHERE {condition}".encode()).fetchall()
+    return sorted(rows, key=repr)
+
+
+def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
+    """The DataFrame's rows, sorted, its times in microseconds."""
+    plain = frame.select("key", "value", "vhost", "stream", "stream_offset", F.unix_micros("time"))
+    return sorted((tuple(row) for row in plain.collect()), key=repr)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_partitions_are_balanced(spark: SparkSession, skewed: str, split: Split) -> None:
+    """The largest of 8 has at most 1.2 times the rows of the smallest, whatever the skew, the hole and empty pages."""
+    frame = relatum_spark.relationships(spark, database=skewed, partitions=PARTITIONS, split=split)
+    counted = frame.groupBy(F.spark_partition_id()).agg(F.count("*").alias("rows")).collect()
+    sizes = [row["rows"] for row in counted]
+    assert len(sizes) == PARTITIONS
+    assert max(sizes) <= 1.2 * min(sizes), sizes
+    assert sum(sizes) == len(_view(skewed))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rows_are_those_of_the_view(spark: SparkSession, skewed: str, split: Split) -> None:
+    """All columns to the microsecond, each row once; nothing of replaced streams and removed keys."""
+    assert _rows(relatum_spark.relationships(spark, database=skewed, split=split)) == _view(skewed)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        ({"keys": "host"}, "key = 'host'"),
+        ({"streams": "s"}, "stream LIKE 's-_'"),
+        ({"streams": ["s-1", "hot"], "keys": ["order_id"]}, "stream IN ('s-1', 'hot') AND key = 'order_id'"),
+        ({"streams": "empty"}, "false"),
+        ({"vhost": "/nowhere"}, "false"),
+        ({"vhost": "/", "partitions": 1, "keys": ["host", "order_id"]}, "true"),
+    ],
+)
+def test_streams_and_keys_are_chosen(
+    spark: SparkSession, skewed: str, split: Split, options: dict[str, Any], condition: str
+) -> None:
+    """By name, a super stream by its own name too."""
+    frame = relatum_spark.relationships(spark, database=skewed, split=split, **options)
+    assert _rows(frame) == _view(skewed, condition)
+
+
+def test_offsets_keep_neighbours_together(spark: SparkSession, skewed: str) -> None:
+    """Split by offsets, each partition has its own range of each stream."""
+    frame = relatum_spark.relationships(spark, database=skewed, split="offsets", streams="hot")
+    spans = frame.groupBy(F.spark_partition_id().alias("part")).agg(F.min("stream_offset"), F.max("stream_offset"))
+    ordered = sorted((low, high) for _, low, high in spans.collect())
+    assert len(ordered) == PARTITIONS
+    assert all(high < low for (_, high), (low, _) in pairwise(ordered))
+
+
+def test_each_partition_reads_its_own_pages(spark: SparkSession, skewed: str) -> None:
+    """Every part of a split by blocks is a scan of a range of ctids."""
+    engine = make_engine(skewed)
+    with engine.connect() as connection:
+        for statement in _session_statements(spark, None):
+            connection.exec_driver_sql(statement)
+        table = _table(_bounds(connection, [1, 2, 3, 4], [1, 2]))
+        for predicate in block_predicates(connection, [1, 2, 3, 4], [1, 2], PARTITIONS):
+            query = f"EXPLAIN SELECT key, value, stream, stream_offset, time FROM {table} WHERE {predicate}"
+            plan = "\n".join(connection.exec_driver_sql(query).scalars())
+            assert re.search(r"Tid Range Scan on relationships", plan), plan
+            assert "Nested Loop" not in plan
+    engine.dispose()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "+05:30"])
+def test_times_are_compared_in_sparks_time_zone(spark: SparkSession, skewed: str, zone: str) -> None:
+    """A filter on the time runs in PostgreSQL and means the same there."""
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        frame = relatum_spark.relationships(spark, database=skewed)
+        found = frame.where(F.col("time") < F.timestamp_micros(F.lit(1_357_016_400_123_456 + 100)))
+        assert _rows(found) == _view(skewed, "time < timestamptz '2013-01-01 05:00:00.123556Z'")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"streams": "x'; DROP SCHEMA relatum CASCADE; --"}, StreamNotFound),
+        ({"streams": "old"}, StreamNotFound),
+        ({"streams": "hot", "vhost": "elsewhere"}, StreamNotFound),
+        ({"keys": ["host", "gone"]}, KeyNotDefined),
+        ({"keys": []}, InvalidInput),
+        ({"streams": [b"hot"]}, InvalidInput),
+        ({"partitions": 0}, InvalidInput),
+        ({"split": "rows"}, InvalidInput),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(
+    spark: SparkSession, skewed: str, options: dict[str, Any], error: type[Exception]
+) -> None:
+    """On the driver, before Spark is asked for anything."""
+    with pytest.raises(error):
+        relatum_spark.relationships(spark, database=skewed, **options)
+
+
+def _add(database: str, *statements: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@pytest.fixture
+def small(database_url: str) -> str:
+    """A database of one stream: offsets below 100 recorded, those from 50 for two keys."""
+    _add(
+        database_url,
+        "INSERT INTO relatum.keys (name, sources, type) VALUES ('a', '{a}', 'text'), ('b', '{b}', 'text')",
+        "INSERT INTO relatum.streams (name) VALUES ('s')",
+        "INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail) "
+        "VALUES (1, 0, 50, '{1}', true, false), (1, 50, 100, '{1,2}', true, true)",
+        "INSERT INTO relatum.relationships SELECT n, NULL, 1, 1, 'x' FROM generate_series(0, 99) n",
+        "INSERT INTO relatum.relationships SELECT n, NULL, 1, 2, 'y' FROM generate_series(50, 99) n",
+    )
+    return database_url
+
+
+LATER = [
+    "INSERT INTO relatum.relationships SELECT n, NULL, 1, 1, 'later' FROM generate_series(100, 199) n",
+    "UPDATE relatum.coverage SET to_offset = 200 WHERE is_tail",
+    "INSERT INTO relatum.relationships SELECT n, NULL, 1, 2, 'back-filled' FROM generate_series(0, 49) n",
+    "INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time) "
+    "VALUES (1, 0, 50, '{2}', true)",
+]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_data_frame_stays_as_it_was_made(spark: SparkSession, small: str, split: Split) -> None:
+    """Rows recorded or back-filled later are in the next one, however often this one is used."""
+    frame = relatum_spark.relationships(spark, database=small, split=split)
+    before = _view(small)
+    assert _rows(frame) == before
+    _add(small, *LATER)
+    assert _rows(frame) == before
+    assert _rows(relatum_spark.relationships(spark, database=small, split=split)) == _view(small)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_snapshot_keeps_what_is_deleted(spark: SparkSession, small: str, split: Split) -> None:
+    """Inside the block, rows, streams and keys are as they were at its start."""
+    before = _view(small)
+    with relatum_spark.snapshot(small) as state:
+        _add(
+            small,
+            *LATER,
+            "DELETE FROM relatum.relationships WHERE stream_offset < 60",
+            "UPDATE relatum.keys SET removed_at = now() WHERE name = 'b'",
+        )
+        first = relatum_spark.relationships(spark, snapshot=state, split=split)
+        assert _rows(first) == before
+        assert _rows(relatum_spark.relationships(spark, snapshot=state, keys="b")) == _view_of_key(before, "b")
+    assert _rows(relatum_spark.relationships(spark, database=small, split=split)) == _view(small)
+
+
+def _view_of_key(rows: list[tuple[Any, ...]], key: str) -> list[tuple[Any, ...]]:
+    return [row for row in rows if row[0] == key]
+
+
+def test_a_snapshot_that_ended_is_named(spark: SparkSession, small: str) -> None:
+    """By an error of ours when a read is set up, by PostgreSQL's when one goes on."""
+    with relatum_spark.snapshot(small) as state:
+        frame = relatum_spark.relationships(spark, snapshot=state)
+    with pytest.raises(InvalidInput, match="snapshot has ended"):
+        relatum_spark.relationships(spark, snapshot=state)
+    with pytest.raises(Exception, match=r'snapshot ".*" does not exist'):
+        frame.collect()
+
+
+def test_a_snapshot_ends_by_its_limit(small: str) -> None:
+    """A driver that hangs holds back vacuum for that long only; leaving the block then is no error."""
+    with relatum_spark.snapshot(small, limit_s=1) as state:
+        wait_until(lambda: not _is_open(state), what="the end of the snapshot")
+
+
+def _is_open(state: relatum_spark.Snapshot) -> bool:
+    try:
+        with state.connect():
+            return True
+    except InvalidInput:
+        return False
+
+
+def test_rows_cannot_be_moved_while_a_snapshot_is_held(small: str) -> None:
+    """VACUUM FULL would give rows other ctids while tasks read by them: it waits."""
+    with relatum_spark.snapshot(small), psycopg.connect(small, autocommit=True) as connection:
+        connection.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("VACUUM FULL relatum.relationships")
+
+
+@pytest.mark.parametrize("limit_s", [0, 86_401])
+def test_a_snapshots_limit_is_bounded(small: str, limit_s: float) -> None:
+    """From a second to a day."""
+    with pytest.raises(InvalidInput, match="seconds"), relatum_spark.snapshot(small, limit_s=limit_s):
+        pass
+
+
+def test_a_snapshot_is_of_one_database(spark: SparkSession, small: str, skewed: str) -> None:
+    """Naming another one is refused."""
+    with relatum_spark.snapshot(small) as state, pytest.raises(InvalidInput, match="another database"):
+        relatum_spark.relationships(spark, database=skewed, snapshot=state)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_reads_are_exact_while_rows_come_and_go(
+    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, split: Split
+) -> None:
+    """With recorder and prune at work: no row twice, none missing below where the read ends, none of before missing."""
+    total = 30_000
+    stop = threading.Event()
+
+    def publish() -> None:
+        for start in range(0, total, 1_000):
+            if stop.is_set():
+                return
+            publish_plain(
+                amqp_url,
+                stream_name,
+                ((b"", {"n": str(n), "old": "1"}) for n in range(start, start + 1_000)),
+                confirm=False,
+            )
+
+    publisher = threading.Thread(target=publish, name="publisher of the test")
+    reads: list[tuple[int, list[int]]] = []
+    with recording(amqp_url, engine, stream_name, keys=["n", "old"]):
+        publisher.start()
+        try:
+            wait_until(lambda: _count(engine) > 1_000, what="the first rows")
+            remove_key(engine, "old")
+            pruner = threading.Thread(target=prune, args=(amqp_url, engine), kwargs={"batch_rows": 500})
+            pruner.start()
+            while publisher.is_alive():
+                before = _count(engine)
+                frame = relatum_spark.relationships(spark, database=database_url, split=split, partitions=4)
+                reads.append((before, sorted(int(row["value"]) for row in frame.select("value").collect())))
+            pruner.join(60)
+        finally:
+            stop.set()
+            publisher.join(60)
+        wait_recorded(amqp_url, engine, stream_name)
+    assert len(reads) > 1
+    for before, values in reads:
+        assert values == list(range(len(values)))
+        assert len(values) >= before
+
+
+def _count(engine: sa.Engine) -> int:
+    with engine.connect() as connection:
+        query = "SELECT count(*) FROM relatum.relations WHERE key = 'n'"
+        found: int = connection.exec_driver_sql(query).scalar_one()
+        return found
+
+
+def test_prune_takes_nothing_from_a_snapshot(
+    spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Rows of a removed key are pruned while the snapshot is held, and are read all the same."""
+    publish_plain(amqp_url, stream_name, [(b"", {"a": str(n), "b": "1"}) for n in range(500)])
+    with recording(amqp_url, engine, stream_name, keys=["a", "b"]):
+        wait_recorded(amqp_url, engine, stream_name)
+        before = _view(database_url)
+        with relatum_spark.snapshot(database_url) as state:
+            remove_key(engine, "b")
+            assert sum(prune(amqp_url, engine).rows.values()) >= 500
+            assert _rows(relatum_spark.relationships(spark, snapshot=state)) == before
+    assert len(_view(database_url)) == 500
+
+
+def _with_password(database: str) -> str:
+    """The same URL with a password, which a server that trusts us does not ask for."""
+    return re.sub(r"//([^:@/]+)(:[^@]*)?@", r"//\1:s3cr3t@", database)
+
+
+def test_no_plan_shows_the_password(spark: SparkSession, skewed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the plan of a read, nor the catalog's, nor the session's settings, nor a snapshot's text."""
+    if "password" in os.environ.get("RELATUM_TEST_DATABASE_URL", ""):
+        pytest.skip("the server of this run checks passwords")
+    url = _with_password(skewed)
+    relatum_spark.relationships(spark, database=url).explain(True)
+    view = relatum_spark.catalog(spark, unique_name("c").replace("-", "_"), database=url)
+    spark.sql(f"SELECT count(*) FROM {view}").explain("formatted")
+    spark.sql("SET").show(1_000, truncate=False)
+    with relatum_spark.snapshot(url) as state:
+        print(state)
+    shown = capsys.readouterr().out
+    assert "JDBCRelation" in shown
+    assert "s3cr3t" not in shown
+
+
+def test_no_error_shows_the_password(spark: SparkSession) -> None:
+    """Where nobody listens, on the driver and in Spark."""
+    url = "postgresql://someone:s3cr3t@127.0.0.1:9/nowhere"
+    with pytest.raises(DatabaseUnavailable) as refused:
+        relatum_spark.relationships(spark, database=url)
+    assert "s3cr3t" not in str(refused.value)
+    view = relatum_spark.catalog(spark, unique_name("c").replace("-", "_"), database=url)
+    with pytest.raises(Exception, match=r"(?i)jdbc|connect") as failed:
+        spark.sql(f"SELECT count(*) FROM {view}").collect()
+    assert "s3cr3t" not in str(failed.value)
+
+
+@pytest.fixture(scope="module")
+def view(spark: SparkSession, skewed: str) -> str:
+    """The view in a catalog of the session."""
+    return relatum_spark.catalog(spark, unique_name("c").replace("-", "_"), database=skewed)
+
+
+def _plan(spark: SparkSession, query: str, capsys: pytest.CaptureFixture[str]) -> str:
+    spark.sql(query).explain()
+    return capsys.readouterr().out
+
+
+def test_the_catalog_counts_inside_postgresql(
+    spark: SparkSession, skewed: str, view: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An aggregate is pushed down as a whole, with its filter."""
+    query = f"SELECT key, count(*) AS n FROM {view} WHERE stream = 's-1' GROUP BY key"
+    plan = _plan(spark, query, capsys)
+    assert "PushedAggregates: [COUNT(*)]" in plan
+    assert "stream = 's-1'" in plan
+    counted = {row["key"]: row["n"] for row in spark.sql(query).collect()}
+    rows = _view(skewed, "stream = 's-1'")
+    assert counted == {key: sum(row[0] == key for row in rows) for key in ("host", "order_id")}
+
+
+def test_the_catalog_takes_the_first_rows_inside_postgresql(
+    spark: SparkSession, skewed: str, view: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Order and limit are pushed down."""
+    query = f"SELECT stream_offset FROM {view} WHERE key = 'host' ORDER BY stream_offset DESC LIMIT 3"
+    assert "PushedTopN: ORDER BY [stream_offset DESC" in _plan(spark, query, capsys)
+    found = [row["stream_offset"] for row in spark.sql(query).collect()]
+    assert found == sorted((row[4] for row in _view(skewed, "key = 'host'")), reverse=True)[:3]
+
+
+def test_a_catalog_is_made_once(spark: SparkSession, skewed: str, view: str) -> None:
+    """Again for the same database changes nothing; for another one it would be ignored, and is refused."""
+    name = view.partition(".")[0]
+    assert relatum_spark.catalog(spark, name, database=skewed) == view
+    with pytest.raises(ConfigurationError, match="choose another name"):
+        relatum_spark.catalog(spark, name, database="postgresql://u@elsewhere/db")
+    with pytest.raises(InvalidInput, match="name"):
+        relatum_spark.catalog(spark, "x.y", database=skewed)
+
+
+NO_DRIVER = """
+import sys
+from pathlib import Path
+import relatum_spark
+from relatum.errors import ConfigurationError
+from tests.support.spark import make_session
+spark = make_session(Path(sys.argv[1]), spark_jars="")
+for call in (relatum_spark.relationships, relatum_spark.catalog):
+    try:
+        call(spark, database="postgresql://u:s3cr3t@127.0.0.1:9/d")
+    except ConfigurationError as error:
+        print(error)
+"""
+
+
+def test_a_missing_driver_is_said_with_what_to_do(tmp_path: Path) -> None:
+    """Three ways, before anything is read."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_DRIVER, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if "no JDBC driver" in line]
+    assert len(said) == 2
+    for way in ("spark.jars.packages=org.postgresql:postgresql:", "spark.jars=", "folder jars"):
+        assert all(way in line for line in said)
+
+
+def test_what_the_page_shows_of_spark_runs(spark: SparkSession, skewed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Python block of docs/sql.md, one after the other, on this database."""
+    page = (Path(__file__).parents[3] / "docs" / "sql.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 3
+    url = sa.make_url(skewed)
+    monkeypatch.setenv("RELATUM_DATABASE_URL", skewed)
+    names: dict[str, Any] = {"spark": spark}
+    for block in blocks:
+        here = block.replace("db.example.com:5432/shop", f"{url.host}:{url.port}/{url.database}")
+        here = here.replace('"user": "reader"', f'"user": "{url.username}"')
+        here = here.replace('"password": "…"', f'"password": "{url.password or ""}"')
+        exec(compile(here, "docs/sql.md", "exec"), names)
+    assert names["rows"].count() == len(_view(skewed, "key = 'order_id'"))

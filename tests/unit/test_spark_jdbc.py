@@ -1,0 +1,169 @@
+"""What Spark's JDBC reads are made of: URLs, jars, time zones, cuts."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum.errors import ConfigurationError, InvalidInput
+from relatum_spark import jdbc_jar
+from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
+from relatum_spark._jdbc import jdbc_options
+from relatum_spark._relationships import _time_zone
+
+URLS = {
+    "postgresql://user:pw@db:5433/name": "jdbc:postgresql://db:5433/name",
+    "postgresql+psycopg://user@db/name": "jdbc:postgresql://db:5432/name",
+    "postgres://user@db/na%20me": "jdbc:postgresql://db:5432/na%20me",
+    "postgresql://user@db": "jdbc:postgresql://db:5432/user",
+    "postgresql://user@[::1]:5433/name": "jdbc:postgresql://[::1]:5433/name",
+    "postgresql://user:pw@h1:5433,h2/name?sslmode=require": "jdbc:postgresql://h1:5433,h2:5432/name",
+    "postgresql://user@h1,[::1]:5433/name": "jdbc:postgresql://h1:5432,[::1]:5433/name",
+    "postgresql://user@/name?host=h1:5433&host=h2": "jdbc:postgresql://h1:5433,h2:5432/name",
+    "postgresql://user@/name?host=h1,h2&port=1,2": "jdbc:postgresql://h1:1,h2:2/name",
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_url_becomes_the_drivers(url: str) -> None:
+    """Hosts, ports and the database's name go into the JDBC URL; no credentials do."""
+    options = jdbc_options(url)
+    assert options["url"] == URLS[url]
+    assert options["user"] == "user"
+    assert options["driver"] == "org.postgresql.Driver"
+    assert int(options["fetchsize"]) > 0
+
+
+def test_credentials_are_decoded_and_kept_out_of_the_url() -> None:
+    """A password with any character in it reaches the driver as it is, as a property."""
+    options = jdbc_options("postgresql://us%40er:p%2Fw%3F%20@db/name")
+    assert (options["user"], options["password"]) == ("us@er", "p/w? ")
+    assert options["url"] == "jdbc:postgresql://db:5432/name"
+
+
+def test_user_and_password_come_from_the_environment_where_the_url_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PGUSER and PGPASSWORD count, as for every client of PostgreSQL."""
+    monkeypatch.setenv("PGUSER", "someone")
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    options = jdbc_options("postgresql://db/name")
+    assert (options["user"], options["password"]) == ("someone", "secret")
+
+
+def test_options_of_tls_are_translated() -> None:
+    """What libpq calls by one name the driver may call by another."""
+    options = jdbc_options(
+        "postgresql://u@db/n?sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem&sslkey=/k.pk8"
+        "&connect_timeout=3&target_session_attrs=read-write&keepalives_idle=5"
+    )
+    assert options["sslmode"] == "verify-full"
+    assert (options["sslrootcert"], options["sslcert"], options["sslkey"]) == ("/ca.pem", "/c.pem", "/k.pk8")
+    assert (options["connectTimeout"], options["targetServerType"]) == ("3", "primary")
+    assert "keepalives_idle" not in options
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("postgresql:///name", "Unix socket"),
+        ("postgresql://user:secret@/name?host=/run/postgresql", "Unix socket"),
+        ("mysql://user:secret@db/name", "PostgreSQL, not in 'mysql'"),
+        ("postgresql://user:secret@db:port/name", "must be a URL"),
+        ("postgresql://user:secret@/name?host=h1,h2&port=1", "do not go together"),
+        ("no url, secret", "must be a URL"),
+        ("postgresql://user:secret@db/name?krbsrvname=x", "krbsrvname"),
+        ("postgresql://user:secret@db/name?target_session_attrs=x", "target_session_attrs"),
+    ],
+)
+def test_what_the_driver_cannot_use_is_refused(url: str, said: str) -> None:
+    """One clear error, without the URL."""
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        jdbc_options(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_jar_is_the_one_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """RELATUM_JDBC_JAR goes before the system's package, and is never passed over in silence."""
+    jar = tmp_path / "driver.jar"
+    monkeypatch.setenv("RELATUM_JDBC_JAR", str(jar))
+    with pytest.raises(ConfigurationError, match=r"driver\.jar"):
+        jdbc_jar()
+    jar.touch()
+    assert jdbc_jar() == str(jar)
+
+
+@pytest.mark.parametrize(
+    ("zone", "expected"),
+    [
+        ("UTC", "'UTC'"),
+        ("Z", "'UTC'"),
+        ("America/New_York", "'America/New_York'"),
+        ("Etc/GMT+5", "'Etc/GMT+5'"),
+        ("+05:30", "INTERVAL '+05:30' HOUR TO MINUTE"),
+        ("GMT-8", "INTERVAL '-08:00' HOUR TO MINUTE"),
+        ("UTC+01:00", "INTERVAL '+01:00' HOUR TO MINUTE"),
+    ],
+)
+def test_a_time_zone_means_the_same_to_postgresql(zone: str, expected: str) -> None:
+    """PostgreSQL reads a bare offset the other way round, so that it is given as an interval."""
+    assert _time_zone(zone) == expected
+
+
+def test_a_time_zone_is_never_a_statement() -> None:
+    """Whatever the session's setting holds."""
+    with pytest.raises(InvalidInput):
+        _time_zone("UTC'; DROP SCHEMA relatum; --")
+
+
+samples = st.lists(st.integers(0, 200), min_size=1, max_size=60)
+
+
+@given(rows=samples, parts=st.integers(1, 20), pages_each=st.integers(1, 50))
+def test_cuts_of_pages_are_in_order_and_inside(rows: list[int], parts: int, pages_each: int) -> None:
+    """Whatever the sample shows, even nothing, there are at most as many parts as asked for, and none is empty."""
+    pages = len(rows) * pages_each
+    sample = [(at * pages_each, count) for at, count in enumerate(rows)]
+    cuts = page_cuts(pages, sample, parts)
+    assert len(cuts) < parts
+    assert all(low < high for low, high in pairwise([0, *cuts, pages]))
+
+
+def test_cuts_of_pages_follow_the_rows() -> None:
+    """An empty half of the table is no part's whole work."""
+    sample = [(page, 0) for page in range(0, 500, 10)] + [(page, 100) for page in range(500, 1000, 10)]
+    assert page_cuts(1000, sample, 4) == [625, 750, 875]
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=60),
+    looked_for=st.tuples(st.integers(1, 5), st.integers(0, 60)),
+    parts=st.integers(1, 8),
+)
+def test_each_place_is_in_exactly_one_range(
+    places: list[tuple[int, int]], looked_for: tuple[int, int], parts: int
+) -> None:
+    """Also places that nobody saw when the cuts were made."""
+    conditions = place_ranges(place_cuts(sorted(places), parts))
+    stream_id, stream_offset = looked_for
+    names = {"stream_id": stream_id, "stream_offset": stream_offset, "true": True}
+    met = [eval(text.replace(" = ", " == ").replace("AND", "and").replace("OR", "or"), names) for text in conditions]
+    assert sum(met) == 1
+    assert len(conditions) <= parts
+
+
+def test_ranges_of_blocks_are_open_at_both_ends() -> None:
+    """Pages that are added while tasks run belong to the last part."""
+    assert block_ranges([]) == ["true"]
+    assert block_ranges([7, 9]) == [
+        "place < '(7,0)'::tid",
+        "place >= '(7,0)'::tid AND place < '(9,0)'::tid",
+        "place >= '(9,0)'::tid",
+    ]
+
+
+def test_places_are_spread_over_what_is_recorded() -> None:
+    """A hot stream gets the most of them, and a hole none."""
+    places = spread([(1, 1, 0, 900), (2, 1, 5000, 5100)], 10)
+    assert places == [(1, offset) for offset in range(0, 900, 100)] + [(2, 5000)]
+    assert spread([], 10) == []
