@@ -5,7 +5,9 @@ Needs the extra `spark`. The package can be imported without it; its names can't
 - `register` makes `spark.read.format("rabbitmq_streams")` known, and the same for writing and streaming.
 - `relationships` reads the relationship table, `snapshot` holds one state of it for several reads, `catalog` makes it a
   catalog of Spark SQL, and `jdbc_jar` finds the driver they need.
-- `resolve` gets the messages for any DataFrame of streams and offsets.
+- `resolve` gets the messages for any DataFrame of streams and offsets; `Enrichment` joins the micro-batches of a
+  streaming query to their relata.
+- `backfill` records what streams hold and the table lacks, in parallel; `verify` compares the two.
 - `related_pairs`, `as_of`, `unmatched` and `conversations` join messages over their relations.
 """
 
@@ -16,9 +18,12 @@ from relatum.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from relatum_spark._as_of import as_of
+    from relatum_spark._backfill import backfill
     from relatum_spark._broker import Broker
     from relatum_spark._catalog import catalog
     from relatum_spark._conversations import conversations
+    from relatum_spark._enrich import Enrichment
+    from relatum_spark._follower import FillProgress
     from relatum_spark._jdbc import jdbc_jar
     from relatum_spark._pairs import related_pairs
     from relatum_spark._register import register
@@ -26,11 +31,15 @@ if TYPE_CHECKING:
     from relatum_spark._resolve import resolve
     from relatum_spark._snapshot import Snapshot, snapshot
     from relatum_spark._unmatched import unmatched
+    from relatum_spark._verify import verify
 
 __all__ = [
     "Broker",
+    "Enrichment",
+    "FillProgress",
     "Snapshot",
     "as_of",
+    "backfill",
     "catalog",
     "conversations",
     "jdbc_jar",
@@ -40,12 +49,16 @@ __all__ = [
     "resolve",
     "snapshot",
     "unmatched",
+    "verify",
 ]
 
 _HOMES: Final = {
     "Broker": "_broker",
+    "Enrichment": "_enrich",
+    "FillProgress": "_follower",
     "Snapshot": "_snapshot",
     "as_of": "_as_of",
+    "backfill": "_backfill",
     "catalog": "_catalog",
     "conversations": "_conversations",
     "jdbc_jar": "_jdbc",
@@ -55,6 +68,7 @@ _HOMES: Final = {
     "resolve": "_resolve",
     "snapshot": "_snapshot",
     "unmatched": "_unmatched",
+    "verify": "_verify",
 }
 """The module of each public name, imported when the name is first asked for: pyspark takes a second."""
 
