@@ -21,9 +21,10 @@ from relatum_spark._admission import plan_end
 from relatum_spark._offsets import Slice, slices
 from relatum_spark._options import SourceOptions
 from relatum_spark._places import start_of
+from relatum_spark._ranges import check_named
 from relatum_spark._tails import Tails
 
-_log = logging.getLogger(__name__)
+_log: Final = logging.getLogger("relatum.spark")
 
 Offset = dict[str, int]
 """The next offset to read, by stream."""
@@ -31,7 +32,7 @@ Offset = dict[str, int]
 Bounds = dict[str, StreamBounds | None]
 """The ends of streams; None for one that is not there."""
 
-REMEDY: Final = "set failOnDataLoss to false to go on without them"
+REMEDY: Final = "; set failOnDataLoss to false to go on without"
 
 
 class StreamPlanner:
@@ -49,6 +50,7 @@ class StreamPlanner:
         self._position: Offset | None = None
         self._target: Offset | None = None
         self._bounds: Bounds = {}
+        self._remedy = REMEDY if options.fail_on_data_loss else ""
 
     # --- where a query begins, and where one that takes what is there ends ---------------------------------
 
@@ -60,6 +62,7 @@ class StreamPlanner:
         """
         if self._initial is None:
             bounds = self._ask_listed({})
+            check_named(self._options, list(bounds))
             if not bounds:
                 super_stream = self._options.super_stream
                 raise StreamNotFound(f"there is no super stream {super_stream!r}", stream=super_stream)
@@ -112,11 +115,11 @@ class StreamPlanner:
             if stream not in start:
                 kept[stream] = self._existing(stream, bounds).first or 0
             elif bounds is None:
-                self._lost(StreamNotFound(f"the stream {stream!r} was deleted; {REMEDY}", stream=stream))
+                self._lost(StreamNotFound(f"the stream {stream!r} was deleted{self._remedy}", stream=stream))
             elif bounds.last is None:
                 kept[stream] = start[stream]
             elif after(bounds) < start[stream]:
-                self._lost(_replaced(stream, start[stream], bounds))
+                self._lost(self._replaced(stream, start[stream], bounds))
                 kept[stream] = bounds.first or 0
             else:
                 begins[stream] = self._begin_read(stream, start[stream], bounds)
@@ -135,7 +138,7 @@ class StreamPlanner:
             return start
         message = (
             f"retention has dropped the offsets {start} to {first - 1} of the stream {stream!r}; "
-            f"the first one available is {first}; {REMEDY}"
+            f"the first one available is {first}{self._remedy}"
         )
         self._lost(OffsetExpired(message, stream=stream, offset=start, first=first, last=bounds.last))
         return first
@@ -144,6 +147,13 @@ class StreamPlanner:
         if self._options.fail_on_data_loss:
             raise error
         _log.warning("going on after a loss: %s", error)
+
+    def _replaced(self, stream: str, start: int, bounds: StreamBounds) -> StreamReplaced:
+        message = (
+            f"the stream {stream!r} ends at offset {bounds.last}, but was read up to {start - 1}: it was declared "
+            f"again or lost its tail{self._remedy}"
+        )
+        return StreamReplaced(message, stream=stream)
 
     def reported(self) -> Offset | None:
         """The end of each stream as it was when it was last asked for; None before."""
@@ -199,11 +209,3 @@ class StreamPlanner:
 def after(bounds: StreamBounds) -> int:
     """The offset after the last one; 0 for an empty stream."""
     return 0 if bounds.last is None else bounds.last + 1
-
-
-def _replaced(stream: str, start: int, bounds: StreamBounds) -> StreamReplaced:
-    return StreamReplaced(
-        f"the stream {stream!r} ends at offset {bounds.last}, but was read up to {start - 1}: it was declared again or "
-        f"lost its tail; {REMEDY}",
-        stream=stream,
-    )

@@ -1,5 +1,6 @@
 """Making the source known to a session."""
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from relatum_spark._source import FilteringRabbitMQStreams, RabbitMQStreams
@@ -19,4 +20,9 @@ def register(spark: SparkSession) -> None:
         spark: The session; one of Spark Connect will do. The tasks need `relatum` with its extra `spark` too.
     """
     is_on = spark.conf.get(PUSHDOWN, "false") == "true"
-    spark.dataSource.register(FilteringRabbitMQStreams if is_on else RabbitMQStreams)
+    try:
+        spark.dataSource.register(FilteringRabbitMQStreams if is_on else RabbitMQStreams)
+    except AnalysisException as error:
+        # Spark 4.0 refuses to register anew what it found by itself; it cannot push filters to either.
+        if is_on or error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise

@@ -8,19 +8,15 @@ nothing depends on either.
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from relatum.errors import OffsetNotFound
 from relatum.keys import KeyDefinition
-from relatum_spark._columns import ColumnBuilder
-from relatum_spark._offsets import Slice
 from relatum_spark._options import SourceOptions
 from relatum_spark._planner import Offset, StreamPlanner
-from relatum_spark._reading import read_slice
-from relatum_spark._schema import arrow_schema
+from relatum_spark._rows import Part, read_part
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -35,7 +31,7 @@ else:
         SupportsTriggerAvailableNow = object
         HAS_ADMISSION = False
 
-_log = logging.getLogger(__name__)
+_log: Final = logging.getLogger("relatum.spark")
 
 
 def make_stream_reader(options: SourceOptions, keys: Sequence[KeyDefinition] = ()) -> "StreamSourceReader":
@@ -52,17 +48,6 @@ def make_stream_reader(options: SourceOptions, keys: Sequence[KeyDefinition] = (
             options.max_offsets_per_trigger,
         )
     return StreamSourceReader(options, keys)
-
-
-class SlicePartition(InputPartition):
-    """What one task reads.
-
-    Args:
-        wanted: The slice of a stream.
-    """
-
-    def __init__(self, wanted: Slice) -> None:
-        super().__init__(wanted)
 
 
 class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -108,33 +93,14 @@ class StreamSourceReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The slices of a batch, replayed ones too. Spark 4.0 and 4.1 also tell where a query goes on by it."""
-        return [SlicePartition(wanted) for wanted in self._planner.slices(start, end)]
+        return [InputPartition(Part(wanted)) for wanted in self._planner.slices(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a slice, in a task."""
-        if not isinstance(partition.value, Slice):
+        if not isinstance(partition.value, Part):
             return iter(())
-        return read_rows(self._options, self._keys, partition.value)
+        return read_part(self._options, self._keys, partition.value)
 
     def stop(self) -> None:
         """Close the connection, where Spark asks for it."""
         self._planner.close()
-
-
-def read_rows(options: SourceOptions, keys: Sequence[KeyDefinition], wanted: Slice) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice in Arrow batches, over a connection of its own."""
-    columns = ColumnBuilder(
-        arrow_schema(value=options.include_value, headers=options.include_headers, keys=options.keys), keys=keys
-    )
-    with options.broker.open() as reader:
-        on_loss = None if options.fail_on_data_loss else _log_loss
-        for batch in read_slice(reader, wanted, poll_timeout_s=options.poll_timeout_s, on_loss=on_loss):
-            columns.add_batch(batch)
-            if len(columns) >= options.batch_rows or columns.bytes >= options.batch_bytes:
-                yield columns.take()
-    if len(columns):
-        yield columns.take()
-
-
-def _log_loss(lost: Slice, error: OffsetNotFound) -> None:
-    _log.warning("going on after a loss: %s", error)

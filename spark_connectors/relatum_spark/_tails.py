@@ -9,7 +9,7 @@ from relatum.errors import ConfigurationError, StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
 from relatum_spark._broker import Broker
 
-_log = logging.getLogger(__name__)
+_log: Final = logging.getLogger("relatum.spark")
 
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 2.0
