@@ -16,7 +16,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
+from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.wire._publishing import ENTRY_BYTES, PUBLISH_BYTES
@@ -146,7 +146,8 @@ def write_task(
 
     Raises:
         InvalidInput: a row cannot be a message; this run has sent nothing.
-        Conflict: the rows are others than those of an earlier run, or in another order; this run has sent nothing.
+        Conflict: the rows are others than those of an earlier run, or in another order: this run has sent nothing. Or
+            another run published beside this one, which the message says.
         PublishError, Transient: not everything was confirmed; running the task again publishes nothing twice.
     """
     reference = reference_of(options.producer_name, write_id, task, epoch)
@@ -180,12 +181,18 @@ def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: Spool)
 
 def _publish(publisher: Publisher, spool: Spool, after: Sequence[int]) -> int:
     """Publish what follows those ids; how many messages that were."""
-    sent = 0
+    sent, last = 0, list(after)
     for target, publishing_id, entry in spool.entries():
         if publishing_id > after[target]:
             publisher.publish(target, publishing_id, entry)
+            last[target] = publishing_id
             sent += 1
     publisher.finish()
+    if sent and any(mine and mine != theirs for mine, theirs in zip(last, publisher.last_ids(), strict=True)):
+        raise Conflict(
+            "another run of this task published beside this one, other rows or in another order: some may be there"
+            " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
+        )
     return sent
 
 
