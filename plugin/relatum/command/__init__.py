@@ -1,6 +1,6 @@
 """The command `relatum`.
 
-The kernel's own commands are here. Commands of the packages above it (`migrate`, `find`, `related`, `demo`) are
+The kernel's own commands are here. Commands of the packages above it (`migrate`, `find`, `spark`, …) are
 found through the entry-point group `relatum.commands`: the kernel imports none of them.
 """
 
@@ -16,6 +16,7 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, errors, print_json
+from relatum.command._reports import offsets_bar, print_backfilled, print_verified, verified_document
 
 __all__ = [
     "BrokerOption",
@@ -29,8 +30,12 @@ __all__ = [
     "exit_code_of",
     "main",
     "message_document",
+    "offsets_bar",
+    "print_backfilled",
     "print_json",
     "print_messages",
+    "print_verified",
     "require_broker",
     "require_database",
+    "verified_document",
 ]

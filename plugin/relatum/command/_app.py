@@ -20,10 +20,11 @@ from relatum.command._verify import verify
 from relatum.errors import RelatumError
 
 ENTRY_POINT_GROUP: Final = "relatum.commands"
-"""Where packages above the kernel register their commands: NAME = "module:function"."""
+"""Where packages above the kernel register their commands: NAME = "module:function", or a `typer.Typer` of several."""
 
 _ORDER: Final = (
     "up", "demo", "migrate", "keys", "record", "find", "related", "read", "status", "backfill", "verify", "prune",
+    "spark",
 )  # fmt: skip
 
 
@@ -81,7 +82,10 @@ def _add(found: EntryPoint) -> None:
     except ImportError as error:
         print_error(f"the command {found.name!r} cannot be loaded: {error}")
         return
-    app.command(found.name)(command)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=found.name)
+    else:
+        app.command(found.name)(command)
 
 
 @cache

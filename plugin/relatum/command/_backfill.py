@@ -1,18 +1,10 @@
 """`relatum backfill`: what lies in a stream and is not recorded yet, for keys that came later."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from relatum.command._options import (
     BrokerOption,
@@ -22,8 +14,8 @@ from relatum.command._options import (
     require_broker,
     require_database,
 )
-from relatum.command._output import console, errors, print_json
 from relatum.command._record import stop_signals
+from relatum.command._reports import offsets_bar, print_backfilled
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import BackfillProgress
 from relatum.recording import backfill as run_backfill
@@ -50,7 +42,7 @@ def backfill(
     url = require_database(database)
     with StreamReader.open(address) as reader:
         partitions = reader.partitions(stream)
-    with stop_signals() as stop, Progress(*_columns(), console=errors, transient=True) as bar:
+    with stop_signals() as stop, offsets_bar() as bar:
         reports = [
             run_backfill(
                 address,
@@ -64,25 +56,7 @@ def backfill(
             for name in partitions or [stream]
             if not stop.is_set()
         ]
-    if as_json:
-        print_json([asdict(report) for report in reports])
-        return
-    for report in reports:
-        console.print(
-            f"{report.stream}: {report.messages:,} messages read again, {report.rows:,} rows written "
-            f"in {report.seconds:,.1f} s.",
-            markup=False,
-        )
-
-
-def _columns() -> list[ProgressColumn]:
-    return [
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("offsets"),
-        TimeRemainingColumn(),
-    ]
+    print_backfilled(reports, as_json=as_json)
 
 
 def _shown(bar: Progress, stream: str) -> Callable[[BackfillProgress], None]:

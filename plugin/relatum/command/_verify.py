@@ -1,11 +1,8 @@
 """`relatum verify`: the streams and the table compared in both directions."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from relatum.command._exits import ExitCode
 from relatum.command._options import (
@@ -17,12 +14,10 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, print_json
+from relatum.command._reports import print_verified, verified_document
 from relatum.reading import BrokerAddress
-from relatum.recording import StreamVerified, VerifyReport, repair
+from relatum.recording import repair
 from relatum.recording import verify as run_verify
-
-DIFFERENCES_SHOWN = 20
-"""Differing rows shown for each stream."""
 
 
 def verify(
@@ -57,33 +52,11 @@ def verify(
     report = run_verify(address, url, streams, sample=sample)
     done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if as_json:
-        document = {"ok": report.ok, "exact": report.exact, "streams": [asdict(stream) for stream in report.streams]}
+        document = verified_document(report)
         print_json(document if done is None else {**document, "dry_run": dry_run, "repaired": done})
     else:
-        _print(report)
+        print_verified(report)
         for line in done or ():
             console.print(f"{'would be done' if dry_run else 'done'}: {line}", markup=False)
     if not report.ok:
         raise typer.Exit(ExitCode.DIFFERENT)
-
-
-def _print(report: VerifyReport) -> None:
-    how = "every message" if report.exact else "a sample"
-    for stream in report.streams:
-        found = f"{stream.difference_count:,} differences" if stream.difference_count else "no difference"
-        console.print(
-            f"{stream.stream}: {how} compared, {stream.messages:,} messages, {stream.rows:,} rows: {found}.",
-            markup=False,
-        )
-        if stream.differences:
-            _print_differences(stream)
-
-
-def _print_differences(stream: StreamVerified) -> None:
-    table = Table("kind", "offset", "key", "value", "time (µs)")
-    for each in stream.differences[:DIFFERENCES_SHOWN]:
-        time_us = "–" if each.time_us is None else str(each.time_us)
-        table.add_row(*(Text(cell) for cell in (each.kind, f"{each.offset:,}", each.key, each.value, time_us)))
-    console.print(table)
-    if stream.difference_count > DIFFERENCES_SHOWN:
-        console.print(f"and {stream.difference_count - DIFFERENCES_SHOWN:,} more; --json lists up to 1,000 a stream.")

@@ -1,0 +1,125 @@
+"""Options that the commands of `relatum spark` share, and how their values are written. Imports no PySpark."""
+
+import re
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Final, TypeAlias
+
+import typer
+
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def parse_span(text: str) -> float:
+    """Seconds from text: a number, or one with s, m, h or d.
+
+    Raises:
+        typer.BadParameter: it is none, or longer than time can be.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > timedelta.max.total_seconds():
+        raise typer.BadParameter(f"{text!r} is longer than time can be")
+    return seconds
+
+
+def parse_names(text: str) -> list[str]:
+    """Names of streams, separated by commas.
+
+    Raises:
+        typer.BadParameter: one is empty.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise typer.BadParameter(f"{text!r} has an empty name of a stream")
+    return names
+
+
+class Direction(StrEnum):
+    """Which message in time matches."""
+
+    BACKWARD = "backward"
+    FORWARD = "forward"
+    NEAREST = "nearest"
+
+
+StreamsArgument: TypeAlias = Annotated[
+    list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
+]
+LeftArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="LEFT", help="A stream or super stream, or several with commas.", show_default=False)
+]
+RightArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="RIGHT", help="What it is matched with, written likewise.", show_default=False)
+]
+
+MasterOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs: local[4], spark://host:7077, yarn, k8s://…, or sc://host:15002 for Spark Connect. "
+        "Left out: what spark-submit says, else local[*].",
+        show_default=False,
+    ),
+]
+ConfOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark; repeatable.", show_default=False),
+]
+JarsOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--jars",
+        metavar="PATH",
+        help="A jar for driver and executors; repeatable. Left out: PostgreSQL's JDBC driver where it is installed.",
+        show_default=False,
+    ),
+]
+PartitionsOption: TypeAlias = Annotated[
+    int | None, typer.Option("--partitions", help="Tasks that read at once.", min=1, max=10_000, show_default=False)
+]
+OutputOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the rows here: FILE.parquet, .csv or .jsonl on this machine, or a URL such as s3a://…/x.parquet: "
+        "a directory that the executors write into.",
+        show_default=False,
+    ),
+]
+OverwriteOption: TypeAlias = Annotated[bool, typer.Option("--overwrite", help="Replace what --output names.")]
+LimitOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--limit",
+        "-n",
+        help="At most so many rows. Left out: all of them with --json or --output, else 20.",
+        min=1,
+        max=2_147_483_647,
+        show_default=False,
+    ),
+]
+JsonLinesOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON document for each row.")]
+PayloadsOption: TypeAlias = Annotated[bool, typer.Option("--payloads", help="Also read the messages.")]
+OnOption: TypeAlias = Annotated[
+    list[str],
+    typer.Option("--on", metavar="KEY", help="Equal in this key; repeatable: in all of them.", show_default=False),
+]
+
+
+def span_option(name: str, help_text: str) -> typer.models.OptionInfo:
+    """An option that takes a span of time."""
+    found: typer.models.OptionInfo = typer.Option(
+        name, metavar="SPAN", parser=parse_span, help=help_text, show_default=False
+    )
+    return found
+
+
+WithinOption: TypeAlias = Annotated[float | None, span_option("--within", "At most so far apart in time, both ways.")]
+BeforeOption: TypeAlias = Annotated[float | None, span_option("--before", "Instead: RIGHT at most so much earlier.")]
+AfterOption: TypeAlias = Annotated[float | None, span_option("--after", "Instead: RIGHT at most so much later.")]

@@ -1,0 +1,140 @@
+"""One run of a command of `relatum spark`: the session it works in, and where its rows go."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+from pyspark.sql import DataFrame, SparkSession
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from relatum.command import console, print_json
+from relatum.errors import InvalidInput
+from relatum_spark._follower import FillProgress
+from relatum_spark._results import SUFFIXES, batches_of, check_output, documents_of, format_of, is_url, write
+from relatum_spark._session import spark_session
+
+ROWS_SHOWN: Final = 20
+CHARACTERS_SHOWN: Final = 80
+"""Characters of one cell in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all commands take.
+
+    Attributes:
+        master: Where Spark runs.
+        conf: Settings as NAME=VALUE.
+        jars: Jars of the user.
+        output: Where rows go; None for the terminal.
+        overwrite: Whether it may be replaced.
+        limit: Rows at most; None for all, or for 20 in a table.
+        as_json: Whether rows are printed as JSON.
+    """
+
+    master: str | None
+    conf: Sequence[str] | None
+    jars: Sequence[str] | None
+    output: str | None = None
+    overwrite: bool = False
+    limit: int | None = None
+    as_json: bool = False
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """The session, after all that can be refused without it."""
+        if self.output is not None:
+            if self.as_json:
+                raise InvalidInput("--json prints and --output writes: give one of them")
+            check_output(self.output, overwrite=self.overwrite)
+        with spark_session(self.master, self.conf or (), self.jars or ()) as spark:
+            yield spark
+
+    def show(self, rows_of: Callable[[SparkSession], DataFrame]) -> None:
+        """Compute rows and print or write them."""
+        with self.session() as spark:
+            rows = rows_of(spark)
+            if self.output is not None:
+                self._write(rows if self.limit is None else rows.limit(self.limit), self.output)
+            elif self.as_json:
+                self._print_json(rows if self.limit is None else rows.limit(self.limit))
+            else:
+                self._print(rows, self.limit or ROWS_SHOWN)
+
+    @staticmethod
+    def read_places(spark: SparkSession, places: str) -> DataFrame:
+        """The rows of a file of places.
+
+        A file of this machine is read here and sent along: executors elsewhere need not have it.
+
+        Raises:
+            InvalidInput: there is no such file, or it is not of its format.
+        """
+        suffix = format_of(places)
+        if is_url(places):
+            reader = spark.read.format(SUFFIXES[suffix])
+            return reader.option("header", "true").option("inferSchema", "true").load(places)
+        path = Path(places)
+        if not path.is_file():
+            raise InvalidInput(f"there is no file {places}")
+        return spark.createDataFrame(_table_of(path, suffix))
+
+    def _write(self, rows: DataFrame, output: str) -> None:
+        count = write(rows, output, overwrite=self.overwrite)
+        console.print(f"{output}: {'written' if count is None else f'{count:,} rows'}.", markup=False)
+
+    def _print_json(self, rows: DataFrame) -> None:
+        for batch in batches_of(rows):
+            for document in documents_of(batch):
+                print_json(document, one_line=True)
+
+    def _print(self, rows: DataFrame, most: int) -> None:
+        table = Table(*rows.columns)
+        # One more tells whether there are more.
+        found = [row for batch in batches_of(rows.limit(most + 1)) for row in documents_of(batch)]
+        for document in islice(found, most):
+            table.add_row(*(_cell(document, name) for name in rows.columns))
+        console.print(table)
+        if len(found) > most:
+            console.print("and more; --limit shows more, --output writes all.")
+        elif not found:
+            console.print("No rows.")
+
+
+def _table_of(path: Path, suffix: str) -> Any:
+    readers = {".parquet": pyarrow.parquet.read_table, ".csv": pyarrow.csv.read_csv, ".jsonl": pyarrow.json.read_json}
+    try:
+        return readers[suffix](path)
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(f"{path} cannot be read as {suffix[1:]}: {error}") from error
+
+
+class Bars:
+    """A bar for each stream that is being filled."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, found: FillProgress) -> None:
+        """Show how far one has come."""
+        if found.stream not in self._tasks:
+            self._tasks[found.stream] = self._progress.add_task(found.stream)
+        self._progress.update(self._tasks[found.stream], total=found.total_offsets, completed=found.done_offsets)
+
+
+def _cell(document: dict[str, Any], name: str) -> Text:
+    value = document.get(name, document.get(f"{name}_base64"))
+    text = "–" if value is None else str(value)
+    text = text if len(text) <= CHARACTERS_SHOWN else text[: CHARACTERS_SHOWN - 1] + "…"
+    # As text, never as markup; control characters could move the terminal's cursor.
+    return Text("".join(character if character.isprintable() else "·" for character in text))
