@@ -182,7 +182,8 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     starting = _place(given, "starting", Latest() if streaming else Earliest())
     ending = _place(given, "ending", Latest())
     if streaming and (name := given.first(*_BATCH_ALONE)):
-        raise InvalidInput(f"option {name}: a streaming query has none; it is a batch's alone")
+        instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
+        raise InvalidInput(f"option {name}: a streaming query has none; it is a batch's alone{instead}")
     keys, key, values = _names(given, "keys"), given.text("key"), _key_values(given)
     needs_database = bool(keys or key or given.text("database"))
     return SourceOptions(

@@ -5,12 +5,17 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+import sqlalchemy as sa
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from relatum.local import LocalServers
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.store import add_keys
 from relatum_spark import register
 from relatum_spark._stream_source import HAS_ADMISSION
 from tests.support import (
@@ -18,9 +23,11 @@ from tests.support import (
     declare_stream,
     delete_stream,
     publish_plain,
+    stream_available,
     unique_name,
     wait_until,
 )
+from tests.support._raw_publisher import RawPublisher
 
 LIMIT_S = 60
 FAST = {"processingTime": "100 milliseconds"}
@@ -32,14 +39,19 @@ class Run:
     """One streaming query after another with one checkpoint, each writing what it reads to files."""
 
     def __init__(self, spark: SparkSession, directory: Path, amqp_url: str, stream_url: str) -> None:
+        directory.mkdir(exist_ok=True)
         self._spark = spark
         self._directory = directory
         self._options = {"broker": amqp_url, "streamUrl": stream_url, "startingOffsets": "earliest"}
         self.checkpoint = directory / "checkpoint"
 
+    def load(self, options: dict[str, Any]) -> DataFrame:
+        """A streaming data frame, from the first message on unless the options say otherwise."""
+        return self._spark.readStream.format("rabbitmq_streams").options(**(self._options | options)).load()
+
     def start(self, options: dict[str, Any], **trigger: Any) -> StreamingQuery:
-        """Start a query that writes stream, offset and batch."""
-        stream = self._spark.readStream.format("rabbitmq_streams").options(**(self._options | options)).load()
+        """Start a query that writes stream, offset and value."""
+        stream = self.load(options)
         writer = stream.select("stream", "offset", "value").writeStream.foreachBatch(self._write)
         return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
 
@@ -384,3 +396,99 @@ def test_a_task_that_is_tried_again_reads_the_same(
     before = run.batch(last)
     run.to_end({"stream": stream_name, "minPartitions": 2})
     assert run.batch(last, 1) == before == expected(stream_name, 0, 100)
+
+
+def test_offsets_without_messages_are_passed_over(run: Run, amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """The broker uses offsets for itself: batches may end in such a gap, or lie in it."""
+    with RawPublisher(stream_url, stream_name) as publisher:
+        for number in range(4):
+            publish_plain(amqp_url, stream_name, bodies(number * 5, number * 5 + 5))
+            for offset in range(6):
+                publisher.store_offset("a-consumer", number * 6 + offset)
+    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+        end = wait_until(lambda: reader.bounds(stream_name).last, what="the stream's end")
+        offsets = [message.offset for message in reader.iterate(stream_name)]
+    assert len(offsets) == 20
+    query = run.start({"stream": stream_name, "maxOffsetsPerTrigger": 4, "maxRecordsPerPartition": 2}, **FAST)
+    wait_until(lambda: len(run.rows()) == 20, LIMIT_S)
+    query.stop()
+    assert [row[1] for row in run.rows()] == offsets
+    assert max(run.end_of(number)[stream_name] for number in run.batches()) == end + 1
+
+
+def test_keys_become_columns(
+    run: Run, spark: SparkSession, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """The option keys works as in a batch."""
+    add_keys(engine, ["order_id"])
+    publish_plain(amqp_url, stream_name, [(b"a", {"order_id": "o1"}), (b"b", {})])
+    options = {"stream": stream_name, "keys": "order_id", "database": database_url, "includeHeaders": "false"}
+    stream = run.load(options)
+    assert stream.columns == ["stream", "offset", "timestamp", "value", "order_id"]
+    name = unique_name("keys").replace("-", "_")
+    query = stream.writeStream.format("memory").queryName(name).trigger(availableNow=True).start()
+    assert query.awaitTermination(LIMIT_S)
+    assert [row.order_id for row in spark.table(name).orderBy("offset").collect()] == ["o1", None]
+
+
+@pytest.mark.parametrize(("option", "value"), [("maxOffsetsPerTrigger", "0"), ("startingOffset", "latest")])
+def test_a_bad_option_is_refused_before_anything_runs(run: Run, stream_name: str, option: str, value: str) -> None:
+    """A limit of nothing and a misspelt name are one clear error."""
+    with pytest.raises(PySparkException, match=option):
+        run.load({"stream": stream_name, option: value})
+
+
+@pytest.mark.parametrize(("option", "words"), [("endingOffsets", "batch's alone"), ("keyValues", "Enrichment")])
+def test_what_a_batch_alone_has_is_refused(run: Run, stream_name: str, option: str, words: str) -> None:
+    """An end, and a key to look up, end the query at its start; Spark tells the source no earlier that it streams."""
+    value = {"endingOffsets": "latest", "keyValues": '["o1"]'}[option]
+    with pytest.raises(StreamingQueryException, match=f"{option}.*{words}"):
+        run.to_end({"stream": stream_name, option: value})
+
+
+def test_a_query_goes_on_when_the_broker_was_away(
+    spark: SparkSession, tmp_path: Path, private_servers: LocalServers
+) -> None:
+    """The broker is killed and started again under a query, which reads on without having ended."""
+    register(spark)
+    broker = private_servers.rabbitmq
+    run = Run(spark, tmp_path / "run", broker.broker_url, broker.stream_url)
+    declare_stream(broker.broker_url, "orders")
+    publish_plain(broker.broker_url, "orders", bodies(0, 10))
+    query = run.start({"stream": "orders"}, **FAST)
+    try:
+        wait_until(lambda: run.rows() == expected("orders", 0, 10), LIMIT_S)
+        wait_until(lambda: not query.status["isDataAvailable"], LIMIT_S)
+        broker.kill()
+        broker.start()
+        wait_until(lambda: stream_available(broker.broker_url, "orders"), LIMIT_S)
+        publish_plain(broker.broker_url, "orders", bodies(10, 20))
+        wait_until(lambda: run.rows() == expected("orders", 0, 20), LIMIT_S)
+        assert query.isActive
+    finally:
+        query.stop()
+
+
+def test_a_broker_that_stays_away_ends_the_query(
+    spark: SparkSession, tmp_path: Path, private_servers: LocalServers
+) -> None:
+    """The query ends with an error after pollTimeoutMs; it names no credentials, and a later run goes on."""
+    register(spark)
+    broker = private_servers.rabbitmq
+    run = Run(spark, tmp_path / "run", broker.broker_url, broker.stream_url)
+    declare_stream(broker.broker_url, "orders")
+    publish_plain(broker.broker_url, "orders", bodies(0, 10))
+    query = run.start({"stream": "orders", "pollTimeoutMs": 2000}, **FAST)
+    wait_until(lambda: run.rows() == expected("orders", 0, 10), LIMIT_S)
+    broker.kill()
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(LIMIT_S)
+    assert "BrokerUnavailable" in str(raised.value) or "ConnectionLost" in str(raised.value)
+    password = urlsplit(broker.broker_url).password
+    assert password
+    assert password not in str(raised.value)
+    broker.start()
+    wait_until(lambda: stream_available(broker.broker_url, "orders"), LIMIT_S)
+    publish_plain(broker.broker_url, "orders", bodies(10, 20))
+    run.to_end({"stream": "orders"})
+    assert run.rows() == expected("orders", 0, 20)

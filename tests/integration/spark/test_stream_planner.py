@@ -1,0 +1,139 @@
+"""Where micro-batches begin and end, planned without Spark."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from relatum.errors import BrokerUnavailable, InvalidInput, StreamNotFound
+from relatum_spark._offsets import Slice
+from relatum_spark._options import parse_options
+from relatum_spark._planner import StreamPlanner
+from tests.support import declare_stream, delete_stream, publish_plain, unique_name
+
+Make = Callable[..., StreamPlanner]
+
+
+@pytest.fixture
+def make(amqp_url: str, stream_url: str) -> Iterator[Make]:
+    """Make planners by the options of a streaming query."""
+    made: list[StreamPlanner] = []
+
+    def planner(**options: Any) -> StreamPlanner:
+        given = {"broker": amqp_url, "streamUrl": stream_url, "startingOffsets": "earliest"} | options
+        made.append(StreamPlanner(parse_options({name: str(value) for name, value in given.items()}, streaming=True)))
+        return made[-1]
+
+    yield planner
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def pair(amqp_url: str) -> Iterator[tuple[str, str]]:
+    """Two streams with ten messages each."""
+    names = (unique_name(), unique_name())
+    for name in names:
+        declare_stream(amqp_url, name)
+        publish_plain(amqp_url, name, [b"x"] * 10)
+    yield names
+    for name in names:
+        delete_stream(amqp_url, name)
+
+
+def test_a_stream_no_longer_named_keeps_its_place(make: Make, pair: tuple[str, str]) -> None:
+    """It is not read, and goes on from there when it is named again."""
+    first, second = pair
+    start = {first: 2, second: 4}
+    end = make(stream=first).latest(start, None)
+    assert end == {first: 10, second: 4}
+    assert make(streams=",".join(pair)).latest(end, None) == {first: 10, second: 10}
+
+
+def test_a_new_stream_enters_with_nothing_to_read(make: Make, pair: tuple[str, str]) -> None:
+    """So the batch it enters by reads the same when it is replayed; the next one reads it from its first offset."""
+    first, second = pair
+    planner = make(streams=",".join(pair))
+    entered = planner.latest({first: 10}, None)
+    assert entered == {first: 10, second: 0}
+    assert planner.slices({first: 10}, entered) == []
+    end = planner.latest(entered, None)
+    assert planner.slices(entered, end) == [Slice(second, 0, 10)]
+
+
+def test_a_range_that_goes_backwards_is_empty(make: Make, pair: tuple[str, str]) -> None:
+    """The first batch of a query that begins at the end is replayed with a later beginning."""
+    assert make(streams=",".join(pair)).slices({pair[0]: 9, pair[1]: 3}, {pair[0]: 5, pair[1]: 4}) == [
+        Slice(pair[1], 3, 4)
+    ]
+
+
+def test_the_end_is_frozen(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """What is published after the freeze waits, and what is reported is the end as it is."""
+    stream = pair[0]
+    planner = make(stream=stream)
+    planner.freeze()
+    publish_plain(amqp_url, stream, [b"x"] * 5)
+    assert planner.latest(planner.initial(), 7) == {stream: 7}
+    assert planner.latest({stream: 7}, 7) == {stream: 10}
+    assert planner.latest({stream: 10}, 7) == {stream: 10}
+    assert planner.reported() == {stream: 15}
+
+
+def test_a_query_that_begins_at_the_end_freezes_there(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """What is published between the freeze and the beginning belongs to the next run."""
+    stream = pair[0]
+    planner = make(stream=stream, startingOffsets="latest")
+    planner.freeze()
+    publish_plain(amqp_url, stream, [b"x"] * 5)
+    assert planner.initial() == {stream: 10}
+    assert planner.latest({stream: 10}, None) == {stream: 10}
+
+
+def test_where_spark_gives_no_start_planning_goes_on_where_it_was(make: Make, pair: tuple[str, str]) -> None:
+    """From the beginning, from the last end, or from what Spark planned with last, as 4.0 does after a restart."""
+    stream = pair[0]
+    planner = make(stream=stream)
+    assert planner.latest(None, 4) == {stream: 4}
+    assert planner.latest(None, 4) == {stream: 8}
+    restarted = make(stream=stream)
+    assert restarted.slices({stream: 5}, {stream: 5}) == []
+    assert restarted.latest(None, 4) == {stream: 9}
+
+
+def test_the_beginning_does_not_move(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """Spark asks for it more than once; the first batch reads nothing of a stream that begins at its end."""
+    stream = pair[0]
+    planner = make(stream=stream, startingOffsets="latest")
+    begin = planner.initial()
+    publish_plain(amqp_url, stream, [b"x"] * 5)
+    assert planner.initial() == begin == {stream: 10}
+    assert planner.latest(begin, None) == begin
+    assert planner.latest(begin, None) == {stream: 15}
+
+
+def test_offsets_by_stream(make: Make, pair: tuple[str, str]) -> None:
+    """JSON gives each stream its beginning; one that is missing or too many is refused."""
+    first, second = pair
+    both = {"streams": ",".join(pair)}
+    assert make(**both, startingOffsets=f'{{"{first}": 3, "{second}": -1}}').initial() == {first: 3, second: 10}
+    assert make(**both, startingOffsets=f'{{"{first}": -2, "{second}": 4}}').initial() == {first: 0, second: 4}
+    with pytest.raises(InvalidInput, match=second):
+        make(**both, startingOffsets=f'{{"{first}": 3}}').initial()
+    with pytest.raises(InvalidInput, match=second):
+        make(stream=first, startingOffsets=f'{{"{first}": 3, "{second}": 4}}').initial()
+
+
+def test_a_super_stream_that_is_not_there_is_an_error(make: Make) -> None:
+    """Not a query that reads nothing for ever."""
+    with pytest.raises(StreamNotFound, match="super stream 'relatum-test-none'"):
+        make(superStream="relatum-test-none").initial()
+
+
+def test_a_broker_that_is_not_there_is_asked_for_a_bounded_time(make: Make) -> None:
+    """The error comes after pollTimeoutMs, and names no credentials."""
+    away = "amqp://guest:secret@127.0.0.1:1/"
+    planner = make(broker=away, streamUrl="rabbitmq-stream://guest:secret@127.0.0.1:1/", stream="s", pollTimeoutMs=300)
+    with pytest.raises(BrokerUnavailable) as raised:
+        planner.initial()
+    assert "secret" not in str(raised.value)
