@@ -118,7 +118,7 @@ class SourceOptions:
         poll_timeout_s: Seconds within which a task must get something.
         batch_rows: Rows of one Arrow batch at most.
         batch_bytes: Bytes of records in one Arrow batch at most, unless one record is larger.
-        push_filters: Whether filters of the query are taken over; "auto" as the session was set at `register`.
+        push_filters: Whether filters of the query are taken over; see `FilteringBatchReader` before setting it.
     """
 
     broker: Broker
@@ -140,7 +140,7 @@ class SourceOptions:
     poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
     batch_rows: int = ROWS_MAX
     batch_bytes: int = BYTES_MAX
-    push_filters: Literal["auto", "true", "false"] = "auto"
+    push_filters: bool = False
 
 
 def broker_of(options: Mapping[str, str]) -> Broker:
@@ -209,9 +209,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         poll_timeout_s=_poll_timeout_s(given),
         batch_rows=given.number("batchRows", default=ROWS_MAX),
         batch_bytes=given.number("batchBytes", default=BYTES_MAX),
-        push_filters=cast(
-            Literal["auto", "true", "false"], given.one_of("pushFilters", ("auto", "true", "false"), default="auto")
-        ),
+        push_filters=given.flag("pushFilters", default=False),
     )
 
 

@@ -6,7 +6,7 @@ partition. Connections are opened where they are used and never travel.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -30,9 +30,6 @@ from relatum_spark._tails import Tails
 class RabbitMQStreams(DataSource):
     """RabbitMQ streams as a source and a sink of Spark. `relatum_spark.register` makes it known."""
 
-    pushes_filters: ClassVar[bool] = False
-    """What the option `pushFilters` is where it is not given."""
-
     @classmethod
     def name(cls) -> str:
         """The name after `format`."""
@@ -47,8 +44,7 @@ class RabbitMQStreams(DataSource):
         """The reader of a batch."""
         options = parse_options(self.options)
         self._check_schema(schema, options)
-        wanted = options.push_filters
-        kind = FilteringBatchReader if wanted == "true" or (wanted == "auto" and self.pushes_filters) else BatchReader
+        kind = FilteringBatchReader if options.push_filters else BatchReader
         return kind(options, _definitions(options))
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
@@ -78,12 +74,6 @@ class RabbitMQStreams(DataSource):
                 "a stream has columns of its own: give no schema; the options includeValue, includeHeaders and keys "
                 f"choose among {expected.simpleString()}"
             )
-
-
-class FilteringRabbitMQStreams(RabbitMQStreams):
-    """The same for a session that lets sources take filters over."""
-
-    pushes_filters: ClassVar[bool] = True
 
 
 def _definitions(options: SourceOptions) -> tuple[KeyDefinition, ...]:
@@ -168,7 +158,12 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringBatchReader(BatchReader):
-    """The reader of a batch that takes filters over. Spark refuses one in a session that does not let it."""
+    """The reader of a batch that takes filters over, for the option `pushFilters`.
+
+    It is not the default, whatever the session says: Spark 4.3 keeps what a filter left to read with the data frame, and
+    the next query on the same data frame without a filter gets no more than that. So a data frame read with it serves
+    one query. Spark refuses such a reader where `spark.sql.python.filterPushdown.enabled` is false.
+    """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
         """Take over what there is to take, and give back the rest; on the driver, before `partitions`."""
