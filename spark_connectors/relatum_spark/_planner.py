@@ -85,7 +85,7 @@ class StreamPlanner:
 
     def freeze(self) -> None:
         """Take what is there now as the end: later batches reach it and do not go beyond."""
-        self._target = {stream: after(self._existing(stream, found)) for stream, found in self._ask_listed({}).items()}
+        self._target = {stream: after(found) for stream, found in self._ask_listed({}).items() if found is not None}
 
     # --- where a batch ends --------------------------------------------------------------------------------
 
@@ -113,7 +113,8 @@ class StreamPlanner:
         begins, ends, kept = {}, {}, {stream: start[stream] for stream in start.keys() - self._bounds.keys()}
         for stream, bounds in self._bounds.items():
             if stream not in start:
-                kept[stream] = self._existing(stream, bounds).first or 0
+                if bounds is not None or self._options.fail_on_data_loss:
+                    kept[stream] = self._existing(stream, bounds).first or 0
             elif bounds is None:
                 self._lost(StreamNotFound(f"the stream {stream!r} was deleted{self._remedy}", stream=stream))
             elif bounds.last is None:
@@ -165,18 +166,20 @@ class StreamPlanner:
     def slices(self, start: Offset, end: Offset) -> list[Slice]:
         """What the tasks of a batch read; empty where there is nothing."""
         self._position = end
-        ranges = {stream: (start[stream], stop) for stream, stop in sorted(end.items()) if stream in start}
+        ranges = [Slice(stream, start[stream], stop) for stream, stop in sorted(end.items()) if stream in start]
         if not self._options.fail_on_data_loss:
-            ranges = {stream: (max(begin, self._first(stream)), stop) for stream, (begin, stop) in ranges.items()}
+            ranges = [self._left(each) for each in ranges if len(each)]
         options = self._options
         return slices(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
 
-    def _first(self, stream: str) -> int:
-        """The first offset retained: no task is made for what is known to be lost."""
+    def _left(self, wanted: Slice) -> Slice:
+        """What is left of a range: no task is made for what is known to be lost."""
+        stream = wanted.stream
         if stream not in self._bounds:
-            self._bounds[stream] = self._tails.bounds(stream)
+            self._bounds[stream] = self._tails.bounds(stream, read_to=wanted.start)
         bounds = self._bounds[stream]
-        return 0 if bounds is None or bounds.first is None else bounds.first
+        first = wanted.stop if bounds is None else bounds.first or 0
+        return Slice(stream, max(wanted.start, first), wanted.stop)
 
     # --- questions to the broker ---------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class StreamPlanner:
         return self._ask(listed, start)
 
     def _ask(self, streams: list[str], start: Mapping[str, int]) -> Bounds:
-        return {stream: self._tails.bounds(stream, read_to=start.get(stream, 0)) for stream in streams}
+        return {stream: self._tails.bounds(stream, read_to=start.get(stream)) for stream in streams}
 
     def _existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
         if bounds is None:

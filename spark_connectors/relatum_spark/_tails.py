@@ -69,17 +69,18 @@ class Tails:
             )
         return found
 
-    def bounds(self, stream: str, *, read_to: int = 0) -> StreamBounds | None:
+    def bounds(self, stream: str, *, read_to: int | None = None) -> StreamBounds | None:
         """The first and the last offset; None where there is no such stream.
 
         Args:
             stream: The stream's name.
-            read_to: The offset it is known to reach up to: one that is shorter is asked again, for `CONFIRM_S`.
+            read_to: The offset up to which it was there already: where it is missing or shorter, it is asked for again
+                for `CONFIRM_S`. None where nothing is known of it.
         """
         doubted_at: float | None = None
         while True:
             found = self._bounds_once(stream)
-            if found is not None and (found.last is None or found.last + 1 >= read_to):
+            if read_to is None or (found is not None and (found.last is None or found.last + 1 >= read_to)):
                 return found
             now = time.monotonic()
             if doubted_at is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from relatum.errors import BrokerUnavailable, InvalidInput, StreamNotFound
+from relatum.errors import BrokerUnavailable, InvalidInput, StreamNotFound, StreamReplaced
 from relatum_spark._offsets import Slice
 from relatum_spark._options import parse_options
 from relatum_spark._planner import StreamPlanner
@@ -122,6 +122,39 @@ def test_offsets_by_stream(make: Make, pair: tuple[str, str]) -> None:
         make(**both, startingOffsets=f'{{"{first}": 3}}').initial()
     with pytest.raises(InvalidInput, match=second):
         make(stream=first, startingOffsets=f'{{"{first}": 3, "{second}": 4}}').initial()
+
+
+def test_a_named_stream_that_was_deleted_is_left_out_on_request(
+    make: Make, amqp_url: str, pair: tuple[str, str]
+) -> None:
+    """It is no longer in the checkpoint, nothing is planned for it, and the others are read on."""
+    first, second = pair
+    start = {first: 5, second: 5}
+    delete_stream(amqp_url, second)
+    with pytest.raises(StreamNotFound, match=second):
+        make(streams=",".join(pair)).latest(start, None)
+    planner = make(streams=",".join(pair), failOnDataLoss="false")
+    planner.freeze()
+    end = planner.latest(start, None)
+    assert end == planner.latest(end, None) == {first: 10}
+    replayed = make(streams=",".join(pair), failOnDataLoss="false")
+    assert replayed.slices(start, {first: 10, second: 10}) == [Slice(first, 5, 10)]
+
+
+def test_a_stream_declared_again_begins_with_its_first_message(
+    make: Make, amqp_url: str, pair: tuple[str, str]
+) -> None:
+    """On request: the batch that notices reads nothing of it."""
+    stream = pair[0]
+    delete_stream(amqp_url, stream)
+    declare_stream(amqp_url, stream)
+    publish_plain(amqp_url, stream, [b"x"] * 3)
+    with pytest.raises(StreamReplaced, match=stream):
+        make(stream=stream).latest({stream: 10}, None)
+    planner = make(stream=stream, failOnDataLoss="false")
+    assert planner.latest({stream: 10}, None) == {stream: 0}
+    assert planner.slices({stream: 10}, {stream: 0}) == []
+    assert planner.latest({stream: 0}, None) == {stream: 3}
 
 
 def test_a_super_stream_that_is_not_there_is_an_error(make: Make) -> None:
