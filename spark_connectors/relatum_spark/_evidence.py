@@ -30,6 +30,8 @@ def not_recorded(inputs: Inputs, names: Sequence[str], keys: Sequence[str], *, w
         StreamNotFound: a stream is unknown to the database and to the broker, or was deleted.
         StreamReplaced: what lies at a stream's last recorded offset is not what was recorded there.
     """
+    if not names:
+        return []
     assert inputs.broker is not None, "the ends of streams are the broker's to tell"
     with inputs.broker.open() as reader, inputs.connect() as connection:
         return _run(_not_recorded(Catalog(inputs.vhost), names, keys, with_time), reader, connection)
