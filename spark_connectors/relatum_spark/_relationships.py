@@ -1,12 +1,12 @@
 """The relationship table as a DataFrame: balanced partitions, and one state of the table for all of them."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
 import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.keys import KeyDefinition
@@ -53,7 +53,7 @@ def relationships(
 
     Returns:
         Columns key, value, vhost, stream (string), stream_offset (long), time (timestamp, null where none was
-        recorded). Filters on them run in PostgreSQL. Rows come in no order.
+        recorded). Filters on all but the time run in PostgreSQL. Rows come in no order.
 
     Raises:
         ConfigurationError: The session has no JDBC driver, or the database's URL cannot be used by it.
@@ -75,9 +75,10 @@ def relationships(
             predicates = block_predicates(connection, stream_ids, key_ids, partitions)
         else:
             predicates = offset_predicates(connection, stream_ids, key_ids, bounds, partitions)
-    options["sessionInitStatement"] = "; ".join(_session_statements(spark, snapshot))
+    options["sessionInitStatement"] = "; ".join(_session_statements(snapshot))
     frame = spark.read.jdbc(options.pop("url"), _table(bounds), predicates=predicates, properties=options)
-    return frame.select(*COLUMNS)
+    # Made here and not in SQL: Spark would push filters on it down as text without a time zone.
+    return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)
 
 
 def _check(partitions: int, split: str) -> None:
@@ -168,7 +169,7 @@ def _table(bounds: Sequence[Bound]) -> str:
 
 _TABLE: Final = (
     "(SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset, "
-    "timestamptz 'epoch' + r.time_us * interval '1 microsecond' AS time, r.stream_id, r.ctid AS place "
+    "r.time_us, r.stream_id, r.ctid AS place "
     "FROM relatum.relationships r "
     "JOIN (unnest({arrays}) c (stream_id, key_id, from_offset, to_offset) "
     "JOIN relatum.streams s ON s.stream_id = c.stream_id JOIN relatum.keys k ON k.key_id = c.key_id) "
@@ -177,24 +178,10 @@ _TABLE: Final = (
 )
 
 
-def _session_statements(spark: SparkSession, snapshot: Snapshot | None) -> list[str]:
-    """What each connection runs first: the snapshot, Spark's time zone, and a hint.
+def _session_statements(snapshot: Snapshot | None) -> list[str]:
+    """What each connection runs first: the snapshot, and a hint.
 
-    Spark pushes a filter on a time down as text in its own time zone and without its name; the driver would have
-    PostgreSQL read it in the JVM's. The small side of the join is always to be the hashed one: for nested loops the
-    planner would scan a part of the table once for each stream and key.
+    The small side of the join is always to be the hashed one: for nested loops the planner would scan a part of the
+    table once for each stream and key.
     """
-    zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
-    state = snapshot.session_statements() if snapshot is not None else []
-    return [*state, f"SET TIME ZONE {_time_zone(zone)}", "SET enable_nestloop = off"]
-
-
-def _time_zone(zone: str) -> str:
-    """Java's name of a time zone as PostgreSQL takes it, which counts offsets the other way round."""
-    offset = re.fullmatch(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?\d{2})?", zone)
-    if offset:
-        sign, hours, minutes = offset.groups()
-        return f"INTERVAL '{sign}{int(hours):02}:{minutes or '00'}' HOUR TO MINUTE"
-    if not re.fullmatch(r"[A-Za-z0-9_/+-]+", zone):
-        raise InvalidInput(f"PostgreSQL knows no time zone {zone!r}: set spark.sql.session.timeZone to a region's name")
-    return "'UTC'" if zone == "Z" else f"'{zone}'"
+    return [*(snapshot.session_statements() if snapshot is not None else ()), "SET enable_nestloop = off"]

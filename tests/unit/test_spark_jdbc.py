@@ -1,4 +1,4 @@
-"""What Spark's JDBC reads are made of: URLs, jars, time zones, cuts."""
+"""What Spark's JDBC reads are made of: URLs, jars, cuts."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.errors import ConfigurationError, InvalidInput
+from relatum.errors import ConfigurationError
 from relatum_spark import jdbc_jar
 from relatum_spark._cuts import block_ranges, page_cuts, place_cuts, place_ranges, spread
 from relatum_spark._jdbc import jdbc_options
-from relatum_spark._relationships import _time_zone
 
 URLS = {
     "postgresql://user:pw@db:5433/name": "jdbc:postgresql://db:5433/name",
@@ -91,29 +90,6 @@ def test_the_jar_is_the_one_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         jdbc_jar()
     jar.touch()
     assert jdbc_jar() == str(jar)
-
-
-@pytest.mark.parametrize(
-    ("zone", "expected"),
-    [
-        ("UTC", "'UTC'"),
-        ("Z", "'UTC'"),
-        ("America/New_York", "'America/New_York'"),
-        ("Etc/GMT+5", "'Etc/GMT+5'"),
-        ("+05:30", "INTERVAL '+05:30' HOUR TO MINUTE"),
-        ("GMT-8", "INTERVAL '-08:00' HOUR TO MINUTE"),
-        ("UTC+01:00", "INTERVAL '+01:00' HOUR TO MINUTE"),
-    ],
-)
-def test_a_time_zone_means_the_same_to_postgresql(zone: str, expected: str) -> None:
-    """PostgreSQL reads a bare offset the other way round, so that it is given as an interval."""
-    assert _time_zone(zone) == expected
-
-
-def test_a_time_zone_is_never_a_statement() -> None:
-    """Whatever the session's setting holds."""
-    with pytest.raises(InvalidInput):
-        _time_zone("UTC'; DROP SCHEMA relatum; --")
 
 
 samples = st.lists(st.integers(0, 200), min_size=1, max_size=60)

@@ -1,12 +1,13 @@
 """The relationship table in Spark: rows, balance, snapshots, push-down, and what is said where something is missing."""
 
-import os
 import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from relatum_spark._cuts import block_predicates
 from relatum_spark._relationships import Split, _bounds, _session_statements, _table
 from tests.support import publish_plain, recording, unique_name, wait_recorded, wait_until
 
-ROWS = 200_000
+ROWS = 80_000
 PARTITIONS = 8
 SPLITS: list[Split] = ["blocks", "offsets"]
 
@@ -81,13 +82,13 @@ def _view(database: str, condition: str = "true") -> list[tuple[Any, ...]]:
     columns = "key, value, vhost, stream, stream_offset, (extract(epoch FROM time) * 1000000)::bigint"
     with psycopg.connect(database) as connection:
         rows = connection.execute(f"SELECT {columns} FROM relatum.relations WHERE {condition}".encode()).fetchall()
-    return sorted(rows, key=repr)
+    return sorted(rows, key=itemgetter(0, 1, 3, 4))
 
 
 def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
     """The DataFrame's rows, sorted, its times in microseconds."""
     plain = frame.select("key", "value", "vhost", "stream", "stream_offset", F.unix_micros("time"))
-    return sorted((tuple(row) for row in plain.collect()), key=repr)
+    return sorted((tuple(row) for row in plain.collect()), key=itemgetter(0, 1, 3, 4))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -136,15 +137,15 @@ def test_offsets_keep_neighbours_together(spark: SparkSession, skewed: str) -> N
     assert all(high < low for (_, high), (low, _) in pairwise(ordered))
 
 
-def test_each_partition_reads_its_own_pages(spark: SparkSession, skewed: str) -> None:
+def test_each_partition_reads_its_own_pages(skewed: str) -> None:
     """Every part of a split by blocks is a scan of a range of ctids."""
     engine = make_engine(skewed)
     with engine.connect() as connection:
-        for statement in _session_statements(spark, None):
+        for statement in _session_statements(None):
             connection.exec_driver_sql(statement)
         table = _table(_bounds(connection, [1, 2, 3, 4], [1, 2]))
         for predicate in block_predicates(connection, [1, 2, 3, 4], [1, 2], PARTITIONS):
-            query = f"EXPLAIN SELECT key, value, stream, stream_offset, time FROM {table} WHERE {predicate}"
+            query = f"EXPLAIN SELECT key, value, stream, stream_offset, time_us FROM {table} WHERE {predicate}"
             plan = "\n".join(connection.exec_driver_sql(query).scalars())
             assert re.search(r"Tid Range Scan on relationships", plan), plan
             assert "Nested Loop" not in plan
@@ -152,8 +153,8 @@ def test_each_partition_reads_its_own_pages(spark: SparkSession, skewed: str) ->
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "+05:30"])
-def test_times_are_compared_in_sparks_time_zone(spark: SparkSession, skewed: str, zone: str) -> None:
-    """A filter on the time runs in PostgreSQL and means the same there."""
+def test_times_mean_the_same_in_any_time_zone(spark: SparkSession, skewed: str, zone: str) -> None:
+    """A filter on the time takes the same rows, whatever the session's time zone is."""
     spark.conf.set("spark.sql.session.timeZone", zone)
     try:
         frame = relatum_spark.relationships(spark, database=skewed)
@@ -357,15 +358,14 @@ def test_prune_takes_nothing_from_a_snapshot(
 
 
 def _with_password(database: str) -> str:
-    """The same URL with a password, which a server that trusts us does not ask for."""
-    return re.sub(r"//([^:@/]+)(:[^@]*)?@", r"//\1:s3cr3t@", database)
+    """The same URL with a password, which a server that has none for us does not ask for."""
+    return re.sub(r"//([^:@/]+)@", r"//\1:s3cr3t@", database)
 
 
 def test_no_plan_shows_the_password(spark: SparkSession, skewed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither the plan of a read, nor the catalog's, nor the session's settings, nor a snapshot's text."""
-    if "password" in os.environ.get("RELATUM_TEST_DATABASE_URL", ""):
-        pytest.skip("the server of this run checks passwords")
     url = _with_password(skewed)
+    secret = sa.make_url(url).password or ""
     relatum_spark.relationships(spark, database=url).explain(True)
     view = relatum_spark.catalog(spark, unique_name("c").replace("-", "_"), database=url)
     spark.sql(f"SELECT count(*) FROM {view}").explain("formatted")
@@ -374,7 +374,7 @@ def test_no_plan_shows_the_password(spark: SparkSession, skewed: str, capsys: py
         print(state)
     shown = capsys.readouterr().out
     assert "JDBCRelation" in shown
-    assert "s3cr3t" not in shown
+    assert secret not in shown
 
 
 def test_no_error_shows_the_password(spark: SparkSession) -> None:
@@ -409,8 +409,7 @@ def test_the_catalog_counts_inside_postgresql(
     assert "PushedAggregates: [COUNT(*)]" in plan
     assert "stream = 's-1'" in plan
     counted = {row["key"]: row["n"] for row in spark.sql(query).collect()}
-    rows = _view(skewed, "stream = 's-1'")
-    assert counted == {key: sum(row[0] == key for row in rows) for key in ("host", "order_id")}
+    assert counted == Counter(row[0] for row in _view(skewed, "stream = 's-1'"))
 
 
 def test_the_catalog_takes_the_first_rows_inside_postgresql(
