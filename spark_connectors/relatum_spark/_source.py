@@ -160,9 +160,9 @@ class BatchReader(DataSourceReader):
 class FilteringBatchReader(BatchReader):
     """The reader of a batch that takes filters over, for the option `pushFilters`.
 
-    It is not the default, whatever the session says: Spark 4.3 keeps what a filter left to read with the data frame, and
-    the next query on the same data frame without a filter gets no more than that. So a data frame read with it serves
-    one query. Spark refuses such a reader where `spark.sql.python.filterPushdown.enabled` is false.
+    It is not the default, whatever the session says: Spark 4.3 keeps what a filter left to read with the data frame,
+    and the next query on the same data frame without a filter gets no more than that. So a data frame read with it
+    serves one query. Spark refuses such a reader where `spark.sql.python.filterPushdown.enabled` is false.
     """
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802

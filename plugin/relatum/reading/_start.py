@@ -1,7 +1,7 @@
 """Where reading begins, checked once for both transports."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from relatum.errors import InvalidInput
@@ -15,6 +15,7 @@ last chunk; or what is published from now on."""
 
 _NAMED: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def beginning(start: Start) -> Beginning:
         return Beginning(0, None, _NAMED[start], start)
     if isinstance(start, datetime):
         moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
-        time_ms = max(0, int((moment - _EPOCH).total_seconds() * 1000))
+        # In whole numbers: as a float, 0.123 s may be a millisecond less.
+        time_ms = max(0, (moment - _EPOCH) // _MILLISECOND)
         # The documentation says the broker attaches at the chunk before the moment, its code at the one after: a
         # second earlier, what is too early is passed over in both cases.
         spec = StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
