@@ -38,6 +38,7 @@ spark = (
     .config("spark.sql.session.timeZone", "UTC")
     .config("spark.sql.shuffle.partitions", "4")
     .config("spark.ui.enabled", "false")
+    .config("spark.ui.showConsoleProgress", "false")
     .getOrCreate()
 )
 relatum_spark.register(spark)
