@@ -17,7 +17,6 @@ from relatum.recording import backfill as kernel_backfill
 from relatum.recording import status
 from relatum.store import add_keys, make_engine, streams_named
 from relatum_migrations import upgrade
-from relatum_spark._backfill import Filling
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -243,13 +242,6 @@ def test_what_is_wrong_is_said_before_any_job(
     monkeypatch.delenv("RELATUM_DATABASE_URL", raising=False)
     with pytest.raises(ConfigurationError, match="RELATUM_DATABASE_URL"):
         relatum_spark.backfill(spark, stream_name, broker=urls[0])
-
-
-def test_the_work_of_a_task_shows_no_url(urls: tuple[str, str]) -> None:
-    """What travels to the tasks holds credentials, and does not show them."""
-    work = Filling(relatum_spark.Broker.of(urls[0]), "postgresql://me:secret@db/x", {}, {}, None)
-    assert "secret" not in repr(work)
-    assert "guest" not in repr(work)
 
 
 def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_goes_on(
