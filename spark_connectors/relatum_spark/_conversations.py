@@ -15,7 +15,7 @@ from relatum_spark._sides import GivenKeys, keys_of, side_of
 from relatum_spark._snapshot import Snapshot
 
 ROUNDS_MAX: Final = 100
-"""Rounds of joining edges. They grow with the logarithm of the longest chain: one of 1,000 messages takes at most 14."""
+"""Rounds of joining edges. They grow with the logarithm of the longest chain: 1,000 messages take at most 14."""
 
 CHECKPOINT_DIRECTORY: Final = "spark.checkpoint.dir"
 """Spark's setting of where checkpoints that outlive an executor go."""
