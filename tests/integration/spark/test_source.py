@@ -269,7 +269,8 @@ def test_a_dropped_start_is_noticed(source: Source, amqp_url: str, short_stream:
         source.offsets(short_stream, **begin)
     found = source.offsets(short_stream, failOnDataLoss="false", **begin)
     assert found[0] >= first > 3
-    assert found == source.offsets(short_stream)
+    # RabbitMQ 4.x drops more a moment later.
+    assert set(source.offsets(short_stream)) <= set(found)
 
 
 def test_retention_that_overtakes_a_task(
