@@ -12,6 +12,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import MapType, StructType
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -98,11 +99,13 @@ class Job:
                 print_json(document, one_line=True)
 
     def _print(self, rows: DataFrame, most: int) -> None:
-        table = Table(*rows.columns)
+        # Headers and properties take more room than a table has: --json and --output have them.
+        columns = [each.name for each in rows.schema.fields if not isinstance(each.dataType, (MapType, StructType))]
+        table = Table(*columns)
         # One more tells whether there are more.
-        found = [row for batch in batches_of(rows.limit(most + 1)) for row in documents_of(batch)]
+        found = [row for batch in batches_of(rows.select(*columns).limit(most + 1)) for row in documents_of(batch)]
         for document in islice(found, most):
-            table.add_row(*(_cell(document, name) for name in rows.columns))
+            table.add_row(*(_cell(document, name) for name in columns))
         console.print(table)
         if len(found) > most:
             console.print("and more; --limit shows more, --output writes all.")

@@ -121,7 +121,7 @@ def _start(master: str | None, conf: Sequence[str], jars: Sequence[str]) -> Spar
         settings = session_settings(
             master, given, jars, is_submitted=SUBMITTED in os.environ, shows_progress=sys.stderr.isatty()
         )
-        _name_python(settings)
+        _prepare_environment(settings)
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
@@ -130,13 +130,18 @@ def _start(master: str | None, conf: Sequence[str], jars: Sequence[str]) -> Spar
         raise ConfigurationError(_not_started(error, settings.get("spark.master", master))) from error
 
 
-def _name_python(settings: Mapping[str, str]) -> None:
-    """Tell PySpark which interpreter tasks use: it only looks into the environment when no spark-submit ran before."""
+def _prepare_environment(settings: Mapping[str, str]) -> None:
+    """Set what PySpark reads from the environment alone.
+
+    PySpark does not look at its own setting of the interpreter but where spark-submit runs first.
+    """
     if PYTHON in settings:
         os.environ["PYSPARK_PYTHON"] = settings[PYTHON]
-    elif settings.get("spark.master", "").startswith("local"):
+    if settings.get("spark.master", "").startswith("local"):
         # Without it tasks run `python3` of PATH, which has none of what this environment has.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # Without it the driver listens on an address that other machines reach.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 def _not_started(error: Exception, master: str | None) -> str:

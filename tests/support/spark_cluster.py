@@ -29,7 +29,7 @@ from tests.support.spark import JDBC_JAR
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 HOST: Final = "127.0.0.1"
-START_S: Final = 60.0
+START_S: Final = 120.0
 """Seconds a process of Spark may take to start on a busy machine."""
 
 QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -133,13 +133,15 @@ class SparkCluster:
         self.master_url = f"spark://{HOST}:{port}"
         ports = ["--port", str(port), "--webui-port", str(self._ui_port)]
         self._launch("master", "org.apache.spark.deploy.master.Master", "--host", HOST, *ports)
-        wait_until(self._answers, START_S, what=f"the master of {self.directory}", every_s=0.2)
+        wait_until(
+            lambda: self._workers_alive() is not None, START_S, what=f"the master of {self.directory}", every_s=0.2
+        )
         for number in range(self.workers):
             offer = ["--cores", str(self.cores), "--memory", f"{self.worker_memory_mb}m"]
             where = ["--host", HOST, "--webui-port", "0", "--work-dir", str(self.directory / f"work{number}")]
             worker = "org.apache.spark.deploy.worker.Worker"
             self._launch(f"worker{number}", worker, *offer, *where, self.master_url)
-        wait_until(lambda: self._alive() == self.workers, START_S, what="all workers registered", every_s=0.2)
+        wait_until(lambda: self._workers_alive() == self.workers, START_S, what="all workers registered", every_s=0.2)
 
     def _launch(self, name: str, *arguments: str) -> None:
         with (self.directory / f"{name}.log").open("wb") as log:
@@ -160,20 +162,15 @@ class SparkCluster:
             "PYSPARK_PYTHON": str(self.python),
         }
 
-    def _state(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=10) as answer:
-            state: dict[str, Any] = json.load(answer)
-        return state
-
-    def _answers(self) -> bool:
+    def _workers_alive(self) -> int | None:
+        """How many workers the master counts; None while it does not answer."""
         assert self._processes[0].poll() is None, (self.directory / "master.log").read_text()
         try:
-            return bool(self._state())
-        except OSError:
-            return False
-
-    def _alive(self) -> int:
-        return sum(worker["state"] == "ALIVE" for worker in self._state()["workers"])
+            with urllib.request.urlopen(f"http://{HOST}:{self._ui_port}/json/", timeout=10) as answer:
+                state: dict[str, Any] = json.load(answer)
+        except (OSError, ValueError):  # for a moment this page is a web page like all others
+            return None
+        return sum(worker["state"] == "ALIVE" for worker in state["workers"])
 
     def submit(
         self,
@@ -205,6 +202,13 @@ class SparkCluster:
         for name, value in (self._settings() | dict(settings or {})).items():
             command += ["--conf", f"{name}={value}"]
         driver = self.environment | {"PYSPARK_DRIVER_PYTHON": sys.executable} | dict(environment or {})
+        if py_files is not None and archive is not None:
+            # The driver's machine plans data sources with the nodes' interpreter, which gets no archives there, and
+            # for a streaming query no --py-files either.
+            unpacked = self.directory / "driver" / DEPENDENCIES
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(unpacked)
+            driver["PYTHONPATH"] = f"{py_files}:{unpacked}"
         with (self.directory / f"{log}.log").open("ab") as output:
             return subprocess.Popen([*command, str(script), *arguments], env=driver, stdout=output, stderr=output)
 

@@ -1,0 +1,213 @@
+"""Every pipeline on a cluster whose nodes do not have Relatum, each with an executor killed while its tasks run.
+
+What comes out is compared with what was published, which is known by arithmetic.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from relatum.store import add_keys, make_engine
+from tests.acceptance._spark_application import write
+from tests.support import declare_stream, delete_stream, publish_plain, read_plain, rows_of, unique_name, wait_until
+from tests.support.spark_cluster import SparkCluster, build_wheel_zip, zip_dependencies
+
+APPLICATION = Path(__file__).with_name("_spark_application.py")
+
+LEFT, RIGHT = 40_000, 20_000
+"""Messages of the two streams. Left ones 2n and 2n + 1 carry the order n, right ones n the order 2n."""
+
+LIMIT_S = 240.0
+"""Seconds a step may take on a machine that does much else."""
+
+EXECUTORS = 2
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Where the streams and the table of this module are."""
+
+    broker_url: str
+    stream_url: str
+    database_url: str
+    left: str
+    right: str
+
+
+class Application:
+    """The application as it runs on the cluster."""
+
+    def __init__(self, cluster: SparkCluster, process: "subprocess.Popen[bytes]", directory: Path) -> None:
+        self._cluster = cluster
+        self._process = process
+        self._directory = directory
+        self._numbers = count()
+
+    def run(self, step: str, *, kill: bool = True, **arguments: Any) -> Any:
+        """Do a step, with an executor killed once tasks of it have ended and others run; return what came out."""
+        number = next(self._numbers)
+        write(self._directory / f"{number}.asked", [step, arguments])
+        if kill:
+            wait_until(lambda: self._is_amid(number), LIMIT_S, what=f"tasks of {step} run", every_s=0.01)
+            self._cluster.kill_executor()
+        answer = wait_until(lambda: self._read(f"{number}.answer"), LIMIT_S, what=f"{step} ends")
+        assert "error" not in answer, answer["error"][0]
+        if kill:
+            assert self._read(f"{number}.tasks")["failed"] > 0, "the killed executor had no task"
+        return answer["answer"]
+
+    def _is_amid(self, number: int) -> bool:
+        assert not self._read(f"{number}.answer"), f"it ended too soon: {self._read(f'{number}.answer')}"
+        tasks = self._read(f"{number}.tasks")
+        return bool(tasks) and tasks["ended"] >= 1 and tasks["running"] >= EXECUTORS
+
+    def _read(self, name: str) -> Any:
+        assert self._process.poll() is None, f"the driver ended; see {self._cluster.directory / 'driver.log'}"
+        path = self._directory / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def end(self) -> None:
+        """Have it end, and make sure of that."""
+        write(self._directory / f"{next(self._numbers)}.asked", ["end", {}])
+        try:
+            self._process.wait(30)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+def order_of_left(number: int) -> str:
+    """The key of a left message."""
+    return f"o{number // 2}"
+
+
+def order_of_right(number: int) -> str:
+    """The key of a right message."""
+    return f"o{number * 2}"
+
+
+@pytest.fixture(scope="module")
+def module_database_url(database_server_url: str, _migrated_template: str) -> Iterator[str]:
+    """The URL of a new database with the newest schema, for all tests of the module."""
+    name = unique_name("relatum_cluster").replace("-", "_")
+    create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(_migrated_template))
+    drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+    with psycopg.connect(database_server_url, autocommit=True) as connection:
+        connection.execute(create)
+        yield urlunsplit(urlsplit(database_server_url)._replace(path=f"/{name}"))
+        connection.execute(drop)
+
+
+@pytest.fixture(scope="module")
+def servers(amqp_url: str, stream_url: str, module_database_url: str) -> Iterator[Servers]:
+    """Two streams that are not recorded yet."""
+    left, right = unique_name("left"), unique_name("right")
+    for name, size, order in ((left, LEFT, order_of_left), (right, RIGHT, order_of_right)):
+        declare_stream(amqp_url, name)
+        messages = ((b"%d" % number, {"order_id": order(number)}) for number in range(size))
+        publish_plain(amqp_url, name, messages, confirm=False)
+    engine = make_engine(module_database_url)
+    add_keys(engine, ["order_id"])
+    engine.dispose()
+    yield Servers(amqp_url, stream_url, module_database_url, left, right)
+    for name in (left, right):
+        delete_stream(amqp_url, name)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A master and two workers."""
+    with SparkCluster(tmp_path_factory.mktemp("cluster"), workers=EXECUTORS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def application(
+    cluster: SparkCluster, servers: Servers, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Application]:
+    """The application, with all its tasks need shipped to them."""
+    directory = tmp_path_factory.mktemp("application")
+    variables = {
+        "RELATUM_BROKER_URL": servers.broker_url,
+        "RELATUM_STREAM_URL": servers.stream_url,
+        "RELATUM_DATABASE_URL": servers.database_url,
+    }
+    dependencies = zip_dependencies(directory / "dependencies.zip")
+    process = cluster.submit(
+        APPLICATION,
+        str(directory),
+        str(EXECUTORS),
+        py_files=build_wheel_zip(pytestconfig.rootpath, directory),
+        archive=dependencies,
+        environment=variables,
+    )
+    running = Application(cluster, process, directory)
+    yield running
+    running.end()
+
+
+def test_nodes_without_relatum_run_what_was_shipped(cluster: SparkCluster, application: Application) -> None:
+    """The nodes' interpreter cannot import Relatum; tasks import it from the zip, and psycopg from the archive."""
+    bare = subprocess.run([cluster.python, "-c", "import relatum"], capture_output=True, check=False)
+    assert b"No module named 'relatum'" in bare.stderr
+    for python, package, dependency in application.run("whereabouts", kill=False):
+        assert Path(python) == cluster.python
+        assert ".zip/relatum/" in package
+        assert Path(dependency).relative_to(cluster.directory).parts[0].startswith("work")
+
+
+def test_a_batch_read_has_every_message_once(application: Application, servers: Servers) -> None:
+    """An executor killed: still each message, once."""
+    found = application.run("read", stream=servers.left, maxRecordsPerPartition=2_000)
+    assert sorted(found) == [[number, number] for number in range(LEFT)]
+
+
+def test_a_back_fill_writes_every_row_once(application: Application, servers: Servers) -> None:
+    """An executor killed: the table has the rows of all messages, once."""
+    application.run("backfill", streams=[servers.left, servers.right])
+    engine = make_engine(servers.database_url)
+    for stream, size, order in ((servers.left, LEFT, order_of_left), (servers.right, RIGHT, order_of_right)):
+        assert rows_of(engine, stream) == [("order_id", order(number), number) for number in range(size)]
+    engine.dispose()
+
+
+def test_resolve_gets_every_message_asked_for(application: Application, servers: Servers) -> None:
+    """An executor killed: every row is there once, with its message."""
+    found = application.run("resolve", stream=servers.left, stop=LEFT, every=2)
+    assert sorted(found) == [[number, "found", number] for number in range(0, LEFT, 2)]
+
+
+def test_pairs_are_complete_and_come_once(application: Application, servers: Servers) -> None:
+    """An executor killed: all pairs, each once, with both messages."""
+    found = application.run("pairs", left=servers.left, right=servers.right, on="order_id")
+    assert sorted(found) == sorted([4 * n + k, n] for n in range(LEFT // 4) for k in (0, 1))
+
+
+def test_verification_compares_everything(application: Application, servers: Servers) -> None:
+    """An executor killed: all messages are compared, and no difference is made up."""
+    assert application.run("verify", streams=[servers.left, servers.right]) == [True, [LEFT, RIGHT]]
+
+
+def test_a_streaming_query_publishes_every_message_once(
+    application: Application, servers: Servers, tmp_path: Path
+) -> None:
+    """An executor killed: the target stream has each message once."""
+    target = unique_name("target")
+    declare_stream(servers.broker_url, target)
+    checkpoint = str(tmp_path / "checkpoint")
+    batches = application.run("copy", source=servers.left, target=target, checkpoint=checkpoint, each=10_000)
+    assert sum(batches) == LEFT
+    bodies = read_plain(servers.broker_url, target, LEFT + 1, limit_s=2)
+    delete_stream(servers.broker_url, target)
+    assert sorted(map(int, bodies)) == list(range(LEFT))
