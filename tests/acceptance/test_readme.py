@@ -26,14 +26,14 @@ def example(name: str) -> str:
     return found[1]
 
 
-def run_example(name: str, environment: dict[str, str]) -> list[str]:
+def run_example(name: str, environment: dict[str, str], *, warnings: str = "error", limit_s: float = 60) -> list[str]:
     """Run an example as a program of its own; return the lines it printed."""
     ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example(name)],
+        [sys.executable, "-W", warnings, "-c", example(name)],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=limit_s,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -63,6 +63,14 @@ def test_publisher_and_consumer_work_as_shown(environment: dict[str, str]) -> No
     assert related == ["invoices@0 480 EUR", "parcels@0 32 kg"]
     assert re.fullmatch(r"the parcel left 0:00:\d\d\.\d+ after the order", parcel)
     assert second == "a second parcel? no"
+
+
+def test_spark_works_as_shown(environment: dict[str, str]) -> None:
+    """Spark shows the stream's message, finds all recorded already, and gives each order with its invoice."""
+    run_example("publisher", environment)
+    printed = run_example("spark", environment, warnings="default", limit_s=240)
+    assert any(re.fullmatch(r"\|\s+0\|20.*\|\s+4711\|\s+32 kg\|", line) for line in printed), printed
+    assert printed[-1] == "4711 4 chairs 480 EUR"
 
 
 def shown_commands() -> set[tuple[str, ...]]:
