@@ -12,7 +12,8 @@ from typing import Final
 import sqlalchemy as sa
 
 PAGES_A_PART: Final = 32
-"""Pages looked at for each part: means of so many differ by a few percent."""
+"""Pages looked at for each part: means of so many differ by a few percent. A part has as many pages at least: to read
+them takes less time than a task."""
 
 PAGES_MAX: Final = 2_048
 """Pages looked at, at most: 16 MiB, a third of a second."""
@@ -51,6 +52,7 @@ def block_predicates(
     rows = connection.execute(_ROWS_A_PAGE, parameters).all() if sample else ()
     found: dict[int, int] = {row.page: row.rows for row in rows}
     # None seen: rows may lie anywhere, and the work of looking through the pages is shared evenly.
+    parts = min(parts, pages // PAGES_A_PART)
     cuts = page_cuts(pages, [(page, found.get(page, 0) if found else 1) for page in sample], parts)
     return block_ranges(cuts)
 
