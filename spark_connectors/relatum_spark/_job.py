@@ -72,22 +72,23 @@ class Job:
                 self._print(rows, self.limit or ROWS_SHOWN)
 
     @staticmethod
-    def read_places(spark: SparkSession, places: str) -> DataFrame:
-        """The rows of a file of places.
+    def places_of(places: str) -> Callable[[SparkSession], DataFrame]:
+        """What makes the rows of a file of places.
 
-        A file of this machine is read here and sent along: executors elsewhere need not have it.
+        A file of this machine is read here and now and sent along: executors elsewhere need not have it.
 
         Raises:
             InvalidInput: there is no such file, or it is not of its format.
         """
         suffix = format_of(places)
         if is_url(places):
-            reader = spark.read.format(SUFFIXES[suffix])
-            return reader.option("header", "true").option("inferSchema", "true").load(places)
+            options = {"header": "true", "inferSchema": "true"}
+            return lambda spark: spark.read.format(SUFFIXES[suffix]).options(**options).load(places)
         path = Path(places)
         if not path.is_file():
             raise InvalidInput(f"there is no file {places}")
-        return spark.createDataFrame(_table_of(path, suffix))
+        table = _table_of(path, suffix)
+        return lambda spark: spark.createDataFrame(table)
 
     def _write(self, rows: DataFrame, output: str) -> None:
         count = write(rows, output, overwrite=self.overwrite)

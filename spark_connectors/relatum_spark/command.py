@@ -162,9 +162,10 @@ def resolve(
     """
     broker = require_broker(broker)
     job = _job(master, conf, jars, output=output, overwrite=overwrite, limit=limit, as_json=as_json)
+    rows_of = job.places_of(places)
     job.show(
         lambda spark: relatum_spark.resolve(
-            job.read_places(spark, places),
+            rows_of(spark),
             value=value,
             headers=headers,
             partitions=partitions,

@@ -38,11 +38,14 @@ QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 OF_EVERY_NODE: Final = ("pyarrow", "pandas")
 """What PySpark itself asks of a node's interpreter for Arrow."""
 
+OF_EXTRAS: Final = ("psycopg-binary", "mmh3")
+"""What the wheel requires through extras: `psycopg[binary]`, and its own `spark`."""
+
 DEPENDENCIES: Final = "relatum_dependencies"
 """The name under which an executor finds the unpacked archive, in its own working directory."""
 
 
-def installed_files(*distributions: str, extras: bool = False) -> dict[Path, str]:
+def installed_files(*distributions: str) -> dict[Path, str]:
     """The files of installed distributions and of all they require: where each is, and its path in site-packages."""
     waiting, seen, found = list(distributions), set[str](), dict[Path, str]()
     while waiting:
@@ -54,7 +57,7 @@ def installed_files(*distributions: str, extras: bool = False) -> dict[Path, str
         for requirement in distribution.requires or ():
             required = re.match(r"[\w.-]+", requirement)
             with suppress(importlib.metadata.PackageNotFoundError):
-                if required and ("extra ==" not in requirement or extras) and required[0] != "pyspark":
+                if required and "extra ==" not in requirement and required[0] != "pyspark":
                     importlib.metadata.distribution(required[0])
                     waiting.append(required[0])
         for file in distribution.files or ():
@@ -64,10 +67,10 @@ def installed_files(*distributions: str, extras: bool = False) -> dict[Path, str
 
 
 def zip_dependencies(target: Path) -> Path:
-    """Pack what the wheel requires, and psycopg's own binary, which a plain `pip install relatum` brings too."""
+    """Pack what `relatum[spark]` requires and a node has not."""
     own = {file.locate() for file in importlib.metadata.distribution("relatum").files or ()}
     with zipfile.ZipFile(target, "w") as archive:
-        for path, name in installed_files("relatum", "psycopg-binary").items():
+        for path, name in installed_files("relatum", *OF_EXTRAS).items():
             if path not in own:
                 archive.write(path, name)
     return target

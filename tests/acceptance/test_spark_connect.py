@@ -1,0 +1,97 @@
+"""Spark Connect: a client without a JVM, and a server of its own process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from relatum.local._identity import free_port
+from relatum.store import add_keys, make_engine
+from tests.acceptance._command import Relatum
+from tests.support import declare_stream, delete_stream, publish_plain, read_plain, unique_name, wait_until
+from tests.support.spark import JDBC_JAR
+from tests.support.spark_cluster import HOST, QUICK_START, SPARK_HOME, START_S
+
+CLIENT = Path(__file__).with_name("_spark_connect_client.py")
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+LEFT, RIGHT = 60, 40
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server, which knows nothing of the tests' broker and database."""
+    directory = tmp_path_factory.mktemp("connect")
+    port = free_port((0,))
+    settings = {
+        "spark.connect.grpc.binding.address": HOST,
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.extraJavaOptions": QUICK_START,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--class", SERVER, "--master", "local[2]"]
+    command += ["--jars", str(JDBC_JAR), "--driver-memory", "768m"]
+    command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST, "SPARK_LOCAL_DIRS": str(directory)}
+    with (directory / "log").open("wb") as log:
+        server = subprocess.Popen([*command, "spark-internal"], env=kept | own, cwd=directory, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: _listens(port, server), START_S, what=f"the server; see {directory / 'log'}", every_s=0.2)
+        yield f"sc://{HOST}:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _listens(port: int, server: "subprocess.Popen[bytes]") -> bool:
+    assert server.poll() is None, "the server ended"
+    with socket.socket() as tried:
+        return tried.connect_ex((HOST, port)) == 0
+
+
+def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, stream_url: str, database_url: str) -> None:
+    """Every function gives over Connect what it gives elsewhere; enrichment says clearly that it cannot."""
+    left, right, target = (unique_name(name) for name in ("left", "right", "target"))
+    for name, count in ((left, LEFT), (right, RIGHT), (target, 0)):
+        declare_stream(amqp_url, name)
+        publish_plain(amqp_url, name, [(b"%d" % number, {"order_id": f"o{number}"}) for number in range(count)])
+    engine = make_engine(database_url)
+    add_keys(engine, ["order_id"])
+    engine.dispose()
+    relatum = Relatum(amqp_url, stream_url, database_url)
+    client = [sys.executable, str(CLIENT), remote, amqp_url, left, right, target]
+    ended = subprocess.run(client, env=relatum.environment, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    refused = found.pop("Enrichment")
+    assert found == {
+        "backfill": [LEFT, RIGHT],
+        "verify": True,
+        "read": LEFT,
+        "write": None,
+        "streaming": None,
+        "relationships": LEFT,
+        "snapshot": LEFT,
+        "catalog": LEFT + RIGHT,
+        "resolve": 5,
+        "related_pairs": RIGHT,
+        "as_of": LEFT,
+        "as_of by time": LEFT,
+        "unmatched": LEFT - RIGHT,
+        "conversations": LEFT,
+    }
+    assert "ConfigurationError" in refused
+    assert "Spark Connect" in refused
+    assert sorted(map(int, read_plain(amqp_url, target, 2 * LEFT + 1, limit_s=2))) == sorted([*range(LEFT)] * 2)
+    for name in (left, right, target):
+        delete_stream(amqp_url, name)
