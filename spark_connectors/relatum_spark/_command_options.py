@@ -59,6 +59,7 @@ MasterOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--master",
+        envvar="RELATUM_SPARK_MASTER",
         metavar="URL",
         help="Where Spark runs: local[4], spark://host:7077, yarn, k8s://…, or sc://host:15002 for Spark Connect. "
         "Left out: what spark-submit says, else local[*].",
