@@ -62,7 +62,7 @@ MasterOption: TypeAlias = Annotated[
         envvar="RELATUM_SPARK_MASTER",
         metavar="URL",
         help="Where Spark runs: local[4], spark://host:7077, yarn, k8s://…, or sc://host:15002 for Spark Connect. "
-        "Left out: what spark-submit says, else local[*].",
+        "Left out: what spark-submit says, else local[*,4].",
         show_default=False,
     ),
 ]

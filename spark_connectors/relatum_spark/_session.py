@@ -14,8 +14,8 @@ from relatum.errors import ConfigurationError, InvalidInput
 from relatum_spark._failures import failure_of
 from relatum_spark._jdbc import jdbc_jar
 
-LOCAL: Final = "local[*]"
-"""Where it runs unless told otherwise: in this process, with a task for each core."""
+LOCAL: Final = "local[*,4]"
+"""Where it runs unless told otherwise: on this machine, a task for each core, each tried four times as on a cluster."""
 
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by `spark-submit`, whose settings then hold."""
@@ -54,7 +54,7 @@ def session_settings(
     """All settings of the session, those given before our own.
 
     Args:
-        master: Where it runs; None for what `spark-submit` says, else `local[*]`.
+        master: Where it runs; None for what `spark-submit` says, else `local[*,4]`.
         given: Settings of the user.
         jars: Jars of the user; none for PostgreSQL's JDBC driver where it is found.
         is_submitted: Whether `spark-submit` started this process: then only what is given is set.

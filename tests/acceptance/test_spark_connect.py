@@ -60,7 +60,7 @@ def _listens(port: int, server: "subprocess.Popen[bytes]") -> bool:
 
 
 def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, stream_url: str, database_url: str) -> None:
-    """Every function gives over Connect what it gives elsewhere; enrichment says clearly that it cannot."""
+    """Functions and command give over Connect what they give elsewhere; enrichment says clearly that it cannot."""
     left, right, target = (unique_name(name) for name in ("left", "right", "target"))
     for name, count in ((left, LEFT), (right, RIGHT), (target, 0)):
         declare_stream(amqp_url, name)
@@ -92,6 +92,8 @@ def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, strea
     }
     assert "ConfigurationError" in refused
     assert "Spark Connect" in refused
+    lines = relatum.ok("spark", "unmatched", left, right, "--on", "order_id", "--json", "--master", remote).splitlines()
+    assert sorted(json.loads(line)["value"] for line in lines) == sorted(f"o{n}" for n in range(RIGHT, LEFT))
     assert sorted(map(int, read_plain(amqp_url, target, 2 * LEFT + 1, limit_s=2))) == sorted([*range(LEFT)] * 2)
     for name in (left, right, target):
         delete_stream(amqp_url, name)

@@ -57,7 +57,7 @@ def settings(master: str | None = None, *, is_submitted: bool = False, **given: 
 
 def test_the_master_is_the_option_else_the_setting_else_local() -> None:
     """Under spark-submit nothing is set but what was given: its settings hold."""
-    assert settings()["spark.master"] == "local[*]"
+    assert settings()["spark.master"] == "local[*,4]"
     assert settings(spark_master="yarn")["spark.master"] == "yarn"
     assert settings("local[2]", spark_master="yarn")["spark.master"] == "local[2]"
     assert settings(is_submitted=True) == {}
