@@ -113,7 +113,8 @@ def resolve(
         checks=tuple(zip(defined(checks, database), map(at, checks.values()), strict=True)),
     )
     # By numbers: Spark finds no column with a dot or a backtick in its name, nor one of two of the same name.
-    rows = df.toDF(*(f"_{number}" for number in range(len(df.columns))))
+    rows = df if keep_order else _in_fewer(df)
+    rows = rows.toDF(*(f"_{number}" for number in range(len(df.columns))))
     if not keep_order:
         rows = _gathered(rows, F.col(f"_{resolver.stream_at}"), F.col(f"_{resolver.offset_at}"), partitions)
     return rows.mapInArrow(resolver, StructType([*df.schema.fields, *added]))
@@ -142,13 +143,15 @@ def _gathered(df: DataFrame, stream: Column, offset: Column, partitions: int | N
     Not by ranges: to find their bounds Spark would compute `df` twice. Without a number Spark joins small partitions.
     """
     by = [stream, F.shiftright(offset.cast("long"), STRETCH_BITS)]
-    df = _in_fewer(df)
     gathered = df.repartition(*by) if partitions is None else df.repartition(partitions, *by)
     return gathered.sortWithinPartitions(stream, offset)
 
 
 def _in_fewer(df: DataFrame) -> DataFrame:
-    """The rows in fewer partitions where there are very many: each writes a file for each partition of the shuffle."""
+    """The rows in fewer partitions where there are very many: each writes a file for each partition of the shuffle.
+
+    Before the columns are renamed: Spark drops it where the shuffle follows at once.
+    """
     context = getattr(df.sparkSession, "sparkContext", None)  # There is none in Spark Connect.
     return df if context is None else df.coalesce(WAVES * context.defaultParallelism)
 
