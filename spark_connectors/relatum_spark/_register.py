@@ -2,7 +2,7 @@
 
 from pyspark.sql import SparkSession
 
-from relatum_spark._source import RabbitMQStreams
+from relatum_spark._format import RabbitMQStreams
 
 
 def register(spark: SparkSession) -> None:

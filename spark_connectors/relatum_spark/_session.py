@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum_spark._failures import failure_of
-from relatum_spark._jdbc import jdbc_jar
+from relatum_spark.table._jdbc import jdbc_jar
 
 LOCAL: Final = "local[*,4]"
 """Where it runs unless told otherwise: on this machine, a task for each core, each tried four times as on a cluster."""

@@ -20,11 +20,11 @@ from relatum.local import LocalServers
 from relatum.reading import StreamReader
 from relatum.store import add_keys
 from relatum_spark import Broker, register
-from relatum_spark._offsets import Slice
-from relatum_spark._reading import read_slice
-from relatum_spark._rows import Part
-from relatum_spark._schema import SCHEMA
-from relatum_spark._source import BatchReader, RabbitMQStreams
+from relatum_spark._format import BatchReader, RabbitMQStreams
+from relatum_spark.source._offsets import Slice
+from relatum_spark.source._reading import read_slice
+from relatum_spark.source._rows import Part
+from relatum_spark.source._schema import SCHEMA
 from tests.support import (
     broker_connection,
     declare_stream,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from relatum.errors import BrokerUnavailable, InvalidInput, StreamNotFound, StreamReplaced
-from relatum_spark._offsets import Slice
-from relatum_spark._options import parse_options
-from relatum_spark._planner import StreamPlanner
+from relatum_spark.source._offsets import Slice
+from relatum_spark.source._options import parse_options
+from relatum_spark.source._planner import StreamPlanner
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 
 Make = Callable[..., StreamPlanner]

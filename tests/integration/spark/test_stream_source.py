@@ -17,7 +17,7 @@ from relatum.local import LocalServers
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import add_keys
 from relatum_spark import register
-from relatum_spark._stream_source import HAS_ADMISSION
+from relatum_spark.source._streaming import HAS_ADMISSION
 from tests.support import (
     broker_connection,
     declare_stream,

@@ -11,7 +11,7 @@ import relatum_spark
 from relatum.errors import InvalidInput, StreamNotFound
 from relatum.recording import StreamVerified, VerifyReport, backfill, repair, verify
 from relatum.store import add_keys
-from relatum_spark._verify import into_runs
+from relatum_spark.recording._verify import into_runs
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 
 CHANGES = [

@@ -1,0 +1,175 @@
+"""`format("rabbitmq_streams")`: what Spark calls, and on which side it runs.
+
+Spark makes the source in a process on the driver, asks the reader for its partitions there, and calls `read` in the
+tasks, in a copy made before `partitions`: so all that a task needs is in the reader from its beginning, or in the
+partition. Connections are opened where they are used and never travel.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from relatum.errors import InvalidInput, StreamNotFound
+from relatum.keys import KeyDefinition
+from relatum.reading import StreamReader
+from relatum.store import as_engine, translated_errors
+from relatum_spark.source._keyfilter import KeyFilter, definitions_of, look_up
+from relatum_spark.source._offsets import Slice, slices
+from relatum_spark.source._options import SourceOptions, parse_options
+from relatum_spark.source._pushdown import Pushed
+from relatum_spark.source._ranges import check_named, range_of
+from relatum_spark.source._rows import Part, read_part
+from relatum_spark.source._schema import schema as columns
+from relatum_spark.source._tails import Tails
+
+
+class RabbitMQStreams(DataSource):
+    """RabbitMQ streams as a source and a sink of Spark. `relatum_spark.register` makes it known."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name after `format`."""
+        return "rabbitmq_streams"
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for."""
+        options = parse_options(self.options)
+        return columns(value=options.include_value, headers=options.include_headers, keys=options.keys)
+
+    def reader(self, schema: StructType) -> "BatchReader":
+        """The reader of a batch."""
+        options = parse_options(self.options)
+        self._check_schema(schema, options)
+        kind = FilteringBatchReader if options.push_filters else BatchReader
+        return kind(options, _definitions(options))
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802
+        """The reader of a streaming query."""
+        from relatum_spark.source._streaming import make_stream_reader
+
+        options = parse_options(self.options, streaming=True)
+        self._check_schema(schema, options)
+        return make_stream_reader(options, _definitions(options)[: len(options.keys)])
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        """The writer of a batch."""
+        from relatum_spark.sink._sink import make_writer
+
+        return make_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        """The writer of a streaming query."""
+        from relatum_spark.sink._sink import make_stream_writer
+
+        return make_stream_writer(self.options, schema, overwrite)
+
+    def _check_schema(self, given: StructType, options: SourceOptions) -> None:
+        expected = columns(value=options.include_value, headers=options.include_headers, keys=options.keys)
+        if given != expected:
+            raise InvalidInput(
+                "a stream has columns of its own: give no schema; the options includeValue, includeHeaders and keys "
+                f"choose among {expected.simpleString()}"
+            )
+
+
+def _definitions(options: SourceOptions) -> tuple[KeyDefinition, ...]:
+    """The definitions of the key columns, and after them that of the key to look up."""
+    names = [*options.keys, *([] if options.key is None else [options.key])]
+    return tuple(definitions_of(options.database or "", names)) if names else ()
+
+
+class BatchReader(DataSourceReader):
+    """The reader of a batch. Can be pickled.
+
+    Args:
+        options: The options of the read.
+        definitions: The definitions of the key columns, and after them that of the key to look up.
+    """
+
+    def __init__(self, options: SourceOptions, definitions: Sequence[KeyDefinition]) -> None:
+        self._options = options
+        self._keys = tuple(definitions[: len(options.keys)])
+        self._only = tuple(
+            KeyFilter.of(definition, options.key_values) for definition in definitions[len(self._keys) :]
+        )
+        self._pushed = Pushed()
+
+    def partitions(self) -> list[InputPartition]:
+        """What the tasks read; on the driver, once a query."""
+        tails = Tails(self._options.broker, patience_s=0)
+        try:
+            parts = tails.ask(lambda reader: self._parts(reader, self._streams(tails)))
+        finally:
+            tails.close()
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part; in a task. Where there are no partitions Spark calls it once, with none."""
+        if not isinstance(partition.value, Part):
+            return iter(())
+        return read_part(self._options, self._keys, partition.value, only=self._filters(), window=self._pushed.window)
+
+    def _filters(self) -> list[KeyFilter]:
+        """The filters by key: that of the options, and those of the query."""
+        by_name = {key.name: key for key in self._keys}
+        return [*self._only, *(KeyFilter(by_name[name], values) for name, values in self._pushed.values)]
+
+    def _streams(self, tails: Tails) -> list[str]:
+        super_stream = self._options.super_stream
+        if super_stream is None:
+            return list(self._options.streams)
+        found = tails.partitions(super_stream)
+        if not found:
+            raise StreamNotFound(f"there is no super stream {super_stream!r}", stream=super_stream)
+        return found
+
+    def _parts(self, reader: StreamReader, streams: list[str]) -> list[Part]:
+        options = self._options
+        check_named(options, streams)
+        wanted = [self._pushed.limited(range_of(reader, stream, options)) for stream in streams]
+        filters = self._filters()
+        picked: list[Part] = []
+        if filters:
+            picked, wanted = self._looked_up(reader, [each for each in wanted if len(each)], filters[0])
+        whole = slices(wanted, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        return [*picked, *(Part(each) for each in whole)]
+
+    def _looked_up(
+        self, reader: StreamReader, wanted: Iterable[Slice], only: KeyFilter
+    ) -> tuple[list[Part], list[Slice]]:
+        """The parts that the table answers for, and the ranges to read through."""
+        parts: list[Part] = []
+        unknown: list[Slice] = []
+        with as_engine(self._options.database or "") as engine, translated_errors():
+            for each in wanted:
+                # One state of rows and coverage: what moves meanwhile is read through.
+                connection: sa.Connection
+                with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+                    found = look_up(connection, reader, each, only, self._options.broker.address.vhost)
+                unknown += found.unknown
+                size = self._options.max_records_per_partition
+                cuts = range(0, len(found.offsets), size)
+                parts += [Part(each, found.offsets[at : at + size]) for at in cuts]
+        return parts, unknown
+
+
+class FilteringBatchReader(BatchReader):
+    """The reader of a batch that takes filters over, for the option `pushFilters`.
+
+    It is not the default, whatever the session says: Spark 4.3 keeps what a filter left to read with the data frame,
+    and the next query on the same data frame without a filter gets no more than that. So a data frame read with it
+    serves one query. Spark refuses such a reader where `spark.sql.python.filterPushdown.enabled` is false.
+    """
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802
+        """Take over what there is to take, and give back the rest; on the driver, before `partitions`."""
+        for each in filters:
+            pushed = self._pushed.take(each, self._options.keys)
+            if pushed is None:
+                yield each
+            else:
+                self._pushed = pushed

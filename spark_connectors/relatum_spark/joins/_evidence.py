@@ -1,0 +1,73 @@
+"""Whether everything in some streams is recorded for some keys: the proof of look-ups, asked from Spark's driver."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from relatum.errors import RelatumError
+from relatum.reading import StreamReader
+from relatum.store import TIME
+from relatum_consumer._catalog import Catalog
+from relatum_consumer._proof import Uncovered, uncovered
+from relatum_consumer._requests import Bounds, Partitions, Read, Request, Select, Steps
+from relatum_spark.joins._inputs import Inputs
+
+_Result = TypeVar("_Result")
+
+
+def not_recorded(inputs: Inputs, names: Sequence[str], keys: Sequence[str], *, with_time: bool) -> list[Uncovered]:
+    """The retained ranges of streams that are not recorded for each of the keys. To be asked before the table is read.
+
+    Args:
+        inputs: Database and broker.
+        names: Streams and super streams.
+        keys: Names of keys.
+        with_time: Whether times must be recorded as well.
+
+    Raises:
+        KeyNotDefined: a key is not in force.
+        StreamNotFound: a stream is unknown to the database and to the broker, or was deleted.
+        StreamReplaced: what lies at a stream's last recorded offset is not what was recorded there.
+    """
+    if not names:
+        return []
+    assert inputs.broker is not None, "the ends of streams are the broker's to tell"
+    with inputs.broker.open() as reader, inputs.connect() as connection:
+        return _run(_not_recorded(Catalog(inputs.vhost), names, keys, with_time), reader, connection)
+
+
+def _not_recorded(
+    catalog: Catalog, names: Sequence[str], keys: Sequence[str], with_time: bool
+) -> Steps[list[Uncovered]]:
+    key_ids = {TIME} if with_time else set()
+    for key in keys:
+        definition = yield from catalog.definition(key)
+        key_ids.add(definition.key_id)
+    return (yield from uncovered(catalog, names, key_ids))
+
+
+def _run(steps: Steps[_Result], reader: StreamReader, connection: sa.Connection) -> _Result:
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = _carry_out(request, reader, connection)
+            except RelatumError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as stop:
+        result: _Result = stop.value
+        return result
+
+
+def _carry_out(request: Request, reader: StreamReader, connection: sa.Connection) -> Any:
+    if isinstance(request, Select):
+        return connection.exec_driver_sql(request.sql, dict(request.parameters)).fetchall()
+    if isinstance(request, Bounds):
+        return reader.bounds(request.stream)
+    if isinstance(request, Partitions):
+        return reader.partitions(request.super_stream)
+    assert isinstance(request, Read), "the proof asks for nothing else"
+    return list(reader.read_many(request.ids))

@@ -1,0 +1,1 @@
+"""Back-fill and verification, in parallel: the kernel's own, in tasks."""

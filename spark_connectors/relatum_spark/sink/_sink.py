@@ -1,0 +1,279 @@
+"""Writing to streams from Spark: `df.write.format("rabbitmq_streams")` and `df.writeStream`.
+
+What one run of a task does: make all its rows into messages, which checks them; connect; ask how far an earlier run
+of the task came; publish what follows; wait for every confirm. `_sequence` says why nothing is published twice.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamNotFound
+from relatum.keys import KeyDefinition
+from relatum.store import as_engine, key_definitions, translated_errors
+from relatum.wire._publishing import ENTRY_BYTES, PUBLISH_BYTES
+from relatum_spark.sink._encode import is_new_layout
+from relatum_spark.sink._options import SinkOptions, check_columns, parse_sink_options
+from relatum_spark.sink._outgoing import Columns, Outgoing, Shape, batched, columns_of
+from relatum_spark.sink._publisher import PUBLISHERS_MAX, Publisher, connect
+from relatum_spark.sink._sequence import Numbering, other_rows, reference_of
+from relatum_spark.sink._spool import Spool
+
+logger = logging.getLogger("relatum.spark")
+
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
+"""Spark's local properties a task of a streaming query sees: the id its checkpoint keeps, the micro-batch's number."""
+
+
+@dataclass(frozen=True)
+class Published(WriterCommitMessage):
+    """What a task of a write did.
+
+    Attributes:
+        sent: Messages it published, all confirmed.
+        found: Messages an earlier run of it had published.
+    """
+
+    sent: int
+    found: int
+
+
+def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    """The writer of a batch, made on the driver.
+
+    Args:
+        options: As Spark gives them.
+        schema: The columns of what is written.
+        overwrite: Whether what is there is to be replaced: a stream cannot.
+
+    Raises:
+        InvalidInput, ConfigurationError: options or columns are wrong.
+        StreamNotFound: there is no such stream or super stream.
+        Transient: the broker, or the database where one is named, does not answer.
+    """
+    return BatchWriter(*_prepare(options, schema, overwrite, streaming=False))
+
+
+def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    """The writer of a streaming query. Arguments and errors as of `make_writer`."""
+    return StreamWriter(*_prepare(options, schema, overwrite, streaming=True))
+
+
+def _prepare(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool
+) -> tuple[SinkOptions, Shape, tuple[str, ...]]:
+    if overwrite:
+        raise InvalidInput('a stream can only be appended to: write with mode("append")')
+    parsed = parse_sink_options(options, streaming=streaming)
+    check_columns(schema, parsed)
+    return parsed, _shape(parsed), tuple(schema.fieldNames())
+
+
+def _shape(options: SinkOptions) -> Shape:
+    """How rows become messages, asked of broker and database once for the whole write."""
+    definitions, keys = _keys(options)
+    with options.broker.open() as reader:
+        # Which also tells whether a guessed stream port is the same broker's.
+        if reader.transport != "stream":
+            raise ConfigurationError(
+                "the sink needs the stream protocol: enable the plugin rabbitmq_stream, and name its port by streamUrl"
+            )
+        if options.stream is not None:
+            reader.bounds(options.stream)
+            streams = [options.stream]
+        else:
+            streams = reader.partitions(options.super_stream or "")
+    if not streams:
+        raise StreamNotFound(f"There is no super stream {options.super_stream!r}.", stream=options.super_stream)
+    if len(streams) > PUBLISHERS_MAX:
+        raise InvalidInput(f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to")
+    with closing(connect(options.broker, options.broker.timeout_s)) as connection:
+        version = connection.session.server_properties.get("version", "")
+        frame_bytes_max = connection.session.send_bytes_max
+    return Shape(
+        streams=tuple(streams),
+        routing_key=options.routing_key,
+        keys=keys,
+        definitions=definitions,
+        new_layout=is_new_layout(version),
+        message_bytes_max=max(1, frame_bytes_max - PUBLISH_BYTES - ENTRY_BYTES) if frame_bytes_max else 0,
+    )
+
+
+def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[str, str], ...]]:
+    """The keys to check, and the header each key's column is lifted into."""
+    known: dict[str, KeyDefinition] = {}
+    if options.database is not None:
+        with as_engine(options.database) as engine, translated_errors(), engine.connect() as connection:
+            known = {definition.name: definition for definition in key_definitions(connection)}
+    headers = []
+    for name in options.key_columns:
+        definition = known.setdefault(name, KeyDefinition(name))
+        component = definition.components[0]
+        if definition.is_composite or component.kind != "header":
+            raise InvalidInput(
+                f"option keyColumns: the key {name!r} is taken from {' and '.join(definition.sources)}, not from one"
+                " header: fill the columns headers and properties instead"
+            )
+        headers.append((name, component.name))
+    return tuple(known.values()), tuple(headers)
+
+
+# --- tasks ------------------------------------------------------------------------------------------------
+
+
+def write_task(
+    options: SinkOptions, shape: Shape, batches: Iterator[tuple[Columns, int]], *, write_id: str, epoch: int, task: int
+) -> Published:
+    """Publish the rows of one task, those that an earlier run of it has not published.
+
+    Args:
+        options: The write's options.
+        shape: How rows become messages.
+        batches: The rows, by column, and how many.
+        write_id: The write's name: the streaming query's id, or the batch's.
+        epoch: The micro-batch's number, or the batch's.
+        task: The number of the partition.
+
+    Raises:
+        InvalidInput: a row cannot be a message; this run has sent nothing.
+        Conflict: the rows are others than those of an earlier run, or in another order: this run has sent nothing. Or
+            another run published beside this one, which the message says.
+        PublishError, Transient: not everything was confirmed; running the task again publishes nothing twice.
+    """
+    reference = reference_of(options.producer_name, write_id, task, epoch)
+    numberings = [Numbering(reference, epoch, stream) for stream in shape.streams]
+    with closing(Spool()) as spool:
+        outgoing = Outgoing(shape, numberings, spool)
+        for columns, rows in batches:
+            outgoing.add(columns, rows)
+        with Publisher.open(
+            options.broker,
+            reference,
+            shape.streams,
+            confirm_timeout_s=options.confirm_timeout_s,
+            in_flight_max=options.in_flight_max,
+        ) as publisher:
+            found = _resume(publisher, numberings, spool)
+            sent = _publish(publisher, spool, found)
+    return Published(sent, outgoing.rows - sent)
+
+
+def _resume(publisher: Publisher, numberings: Sequence[Numbering], spool: Spool) -> list[int]:
+    """The publishing id after which to go on in each stream, where it is one of this run's own."""
+    after = [numbering.resume_after(last) for numbering, last in zip(numberings, publisher.last_ids(), strict=True)]
+    missing = {(target, last) for target, last in enumerate(after) if last}
+    if missing:
+        missing.difference_update(spool.ids())
+    for target, _ in missing:
+        raise other_rows(numberings[target].stream)
+    return after
+
+
+def _publish(publisher: Publisher, spool: Spool, after: Sequence[int]) -> int:
+    """Publish what follows those ids; how many messages that were."""
+    sent, last = 0, list(after)
+    for target, publishing_id, entry in spool.entries():
+        if publishing_id > after[target]:
+            publisher.publish(target, publishing_id, entry)
+            last[target] = publishing_id
+            sent += 1
+    publisher.finish()
+    if sent and any(mine and mine != theirs for mine, theirs in zip(last, publisher.last_ids(), strict=True)):
+        raise Conflict(
+            "another run of this task published beside this one, other rows or in another order: some may be there"
+            " twice or not at all. Switch speculation off (spark.speculation), or sort the rows within partitions"
+        )
+    return sent
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a batch."""
+
+    def __init__(self, options: SinkOptions, shape: Shape, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._shape = shape
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish a task's rows. Runs in a task, and again where that is retried. Errors as of `write_task`."""
+        options = self._options
+        return write_task(
+            options,
+            self._shape,
+            ((columns_of(batch), batch.num_rows) for batch in iterator),
+            write_id=options.write_id,
+            epoch=options.batch_id,
+            task=_task().partitionId(),
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Say what was written. Runs on the driver, when all tasks have ended well."""
+        _log(messages, f"batch {self._options.write_id}")
+
+
+class _StreamWriter:
+    """What a streaming query's writers have in common."""
+
+    def __init__(self, options: SinkOptions, shape: Shape, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._shape = shape
+        self._names = names
+
+    def _write(self, batches: Iterator[tuple[Columns, int]]) -> Published:
+        context = _task()
+        query, batch = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(BATCH_PROPERTY)
+        if query is None or batch is None:
+            raise ConfigurationError("this task is of no streaming query: Spark gave it no query and batch id")
+        return write_task(
+            self._options, self._shape, batches, write_id=query, epoch=int(batch), task=context.partitionId()
+        )
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
+        """Say what was written. Runs on the driver, when all tasks have ended well."""
+        _log(messages, f"micro-batch {batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
+        """Do nothing: what is published stays, and a retry goes on after it."""
+
+
+_Arrow: Any = getattr(datasource, "DataSourceStreamArrowWriter", None)
+
+if _Arrow is not None:
+
+    class StreamWriter(_StreamWriter, _Arrow):  # type: ignore[misc]
+        """Writes a streaming query's micro-batches."""
+
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+            """Publish a task's rows. Runs in a task. Errors as of `write_task`."""
+            return self._write((columns_of(batch), batch.num_rows) for batch in iterator)
+
+else:
+
+    class StreamWriter(_StreamWriter, DataSourceStreamWriter):  # type: ignore[no-redef]
+        """Writes a streaming query's micro-batches, row by row: Spark 4.0 has no other way."""
+
+        def write(self, iterator: Iterator[Any]) -> Published:
+            """Publish a task's rows. Runs in a task. Errors as of `write_task`."""
+            return self._write(batched(iterator, self._names))
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigurationError("the sink writes in Spark's tasks only")
+    return context
+
+
+def _log(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
+    done = [message for message in messages if isinstance(message, Published)]
+    sent, found = sum(each.sent for each in done), sum(each.found for each in done)
+    logger.info("%s: %d messages published, %d found published before", what, sent, found)

@@ -1,0 +1,1 @@
+"""Streams as a source of Spark: batches and micro-batches."""

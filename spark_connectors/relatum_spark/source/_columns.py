@@ -1,0 +1,245 @@
+"""Arrow columns out of a stream's records: the hot path of every read in Spark.
+
+Records of the usual forms go straight into columns (see `_records`), all others through `Message`; both say the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from relatum._names import TIME_HEADER
+from relatum.keys import KeyDefinition
+from relatum.limits import TIME_US_MAX
+from relatum.reading import Message, RecordBatch
+from relatum.reading._message import property_text
+from relatum.recording._extract import Extractor
+from relatum_spark.source._header_text import header_text
+from relatum_spark.source._records import (
+    HeaderReader,
+    UnusualRecord,
+    body_at,
+    is_time,
+    parts_of,
+    properties_at,
+    set_properties,
+    time_at,
+)
+from relatum_spark.source._schema import PROPERTY_NAMES
+
+_TYPE, _APP_ID = "x-basic-type", "x-basic-app-id"
+
+EMPTY_ROW_BYTES: Final = 16
+"""What a row counts beside its payload: an offset and a time."""
+
+
+class ColumnBuilder:
+    """Gathers messages and makes them one Arrow record batch.
+
+    Args:
+        schema: What to build, as `arrow_schema` gives it: `value`, and `headers` with `properties`, may be missing.
+        keys: The definitions of the key columns, in their order.
+
+    Attributes:
+        bytes: About how many bytes are held.
+    """
+
+    def __init__(self, schema: pa.Schema, *, keys: Sequence[KeyDefinition] = ()) -> None:
+        self._schema = schema
+        self._keys = [replace(key, key_id=number) for number, key in enumerate(keys)]
+        self._extractor = Extractor(self._keys)
+        self._reader = HeaderReader()
+        self._with_value = "value" in schema.names
+        self._with_headers = "headers" in schema.names
+        self._clear()
+
+    def _clear(self) -> None:
+        self.bytes = 0
+        self._streams: list[tuple[str, int]] = []
+        self._offsets: list[int] = []
+        self._times: list[int | None] = []
+        self._values: list[bytes] = []
+        self._header_ends: list[int] = [0]
+        self._header_names: list[str] = []
+        self._header_texts: list[str | None] = []
+        self._properties: dict[str, list[Any]] = {name: [] for name in PROPERTY_NAMES}
+        self._key_values: list[list[str | None]] = [[] for _ in self._keys]
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add_batch(self, batch: RecordBatch) -> None:
+        """Add all records of a batch."""
+        if batch.messages is not None:
+            for message in batch.messages:
+                self.add_message(message)
+            return
+        stream, chunk_ms, records = batch.stream, batch.chunk_ms, batch.records
+        chunk_us = _chunk_us(chunk_ms)
+        add = self._adder()
+        for row, record in enumerate(records):
+            try:
+                add(record, chunk_us)
+            except UnusualRecord:
+                self._add_decoded(Message.from_record(stream, batch.offsets[row], record, chunk_ms))
+        if self._keys:
+            for record in records:
+                self._add_keys(self._extractor.from_record(record, chunk_ms).values)
+        self._offsets.extend(batch.offsets)
+        self._note(stream, len(records))
+        self.bytes += EMPTY_ROW_BYTES * len(records)
+        if self._with_value or self._with_headers:
+            self.bytes += sum(map(len, records))
+
+    def add_message(self, message: Message) -> None:
+        """Add one message."""
+        raw = message.raw
+        if raw is None:
+            self._add_decoded(message)
+        else:
+            try:
+                self._adder()(raw, _chunk_us(message.chunk_ms))
+            except UnusualRecord:
+                self._add_decoded(message)
+        if self._keys:
+            self._add_keys(self._extractor.from_message(message).values)
+        self._offsets.append(message.offset)
+        self._note(message.stream, 1)
+        self.bytes += EMPTY_ROW_BYTES + (len(message.body) if raw is None else len(raw))
+
+    def _note(self, stream: str, count: int) -> None:
+        streams = self._streams
+        if streams and streams[-1][0] == stream:
+            count += streams.pop()[1]
+        streams.append((stream, count))
+
+    def _adder(self) -> Any:
+        """What adds one usual record's time, body, headers and properties, as far as they are wanted."""
+        if self._with_headers:
+            return self._add_whole
+        return self._add_body if self._with_value else self._add_time
+
+    def _add_time(self, raw: bytes, chunk_us: int | None) -> None:
+        _, properties, application, _, _ = parts_of(raw)
+        time_us = time_at(raw, properties, application)
+        self._times.append(chunk_us if time_us is None else time_us)
+
+    def _add_body(self, raw: bytes, chunk_us: int | None) -> None:
+        _, properties, application, data, data_end = parts_of(raw)
+        body = body_at(raw, data, data_end)
+        time_us = time_at(raw, properties, application)
+        self._times.append(chunk_us if time_us is None else time_us)
+        self._values.append(body)
+
+    def _add_whole(self, raw: bytes, chunk_us: int | None) -> None:
+        """Everything is read before anything is added: an unusual record leaves no trace."""
+        lead_end, listed, application, data, data_end = parts_of(raw)
+        body = body_at(raw, data, data_end)
+        lead = self._reader.lead(raw[:lead_end])
+        found = properties_at(raw, listed) if listed >= 0 else {}
+        time_us = found.get("timestamp", chunk_us)
+        if application >= 0:
+            basic: dict[str, Any] = {}
+            headers = self._reader.headers(raw, application, basic)
+            if basic:
+                if is_time(stamped := basic.get(TIME_HEADER)):
+                    time_us = stamped
+                _take_basic(basic, found, lead.may_have_type)
+            if lead.headers:
+                headers |= lead.headers
+        else:
+            headers = lead.headers
+        row = len(self._times)
+        self._times.append(time_us)
+        if self._with_value:
+            self._values.append(body)
+        self._header_names.extend(headers)
+        self._header_texts.extend(headers.values())
+        self._header_ends.append(len(self._header_names))
+        self._put_properties(row, lead.properties)
+        if found:
+            self._put_properties(row, found)
+
+    def _put_properties(self, row: int, found: dict[str, Any]) -> None:
+        """Set properties of a row; a column is as long as the last row that set it."""
+        columns = self._properties
+        for name, value in found.items():
+            column = columns[name]
+            if (missing := row - len(column)) > 0:
+                column.extend([None] * missing)
+            column.append(value)
+
+    def _add_decoded(self, message: Message) -> None:
+        """Add a message's parts as `Message` has them."""
+        row = len(self._times)
+        self._times.append(message.time_us)
+        if self._with_value:
+            self._values.append(message.body)
+        if not self._with_headers:
+            return
+        for name, value in message.headers.items():
+            self._header_names.append(name)
+            self._header_texts.append(header_text(value))
+        self._header_ends.append(len(self._header_names))
+        self._put_properties(row, set_properties(message.properties))
+
+    def _add_keys(self, values: Sequence[tuple[int, str]]) -> None:
+        found = dict(values)
+        for number, column in enumerate(self._key_values):
+            column.append(found.get(number))
+
+    def take(self) -> pa.RecordBatch:
+        """Everything added, as a record batch; the builder is empty then."""
+        columns = {
+            "stream": self._stream_column(),
+            "offset": pa.array(self._offsets, pa.int64()),
+            "timestamp": pa.array(self._times, self._schema.field("timestamp").type),
+        }
+        if self._with_value:
+            columns["value"] = pa.array(self._values, pa.binary())
+        if self._with_headers:
+            columns["headers"] = self._header_column()
+            columns["properties"] = self._property_column()
+        for key, values in zip(self._keys, self._key_values, strict=True):
+            columns[key.name] = pa.array(values, pa.string())
+        self._clear()
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+    def _stream_column(self) -> pa.Array:
+        parts = [pa.repeat(pa.scalar(name, pa.string()), count) for name, count in self._streams]
+        return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
+
+    def _header_column(self) -> pa.Array:
+        return pa.MapArray.from_arrays(
+            pa.array(self._header_ends, pa.int32()),
+            pa.array(self._header_names, pa.string()),
+            pa.array(self._header_texts, pa.string()),
+        )
+
+    def _property_column(self) -> pa.Array:
+        rows = len(self)
+        kind = self._schema.field("properties").type
+        arrays = []
+        for name, field in zip(PROPERTY_NAMES, kind, strict=True):
+            column = self._properties[name]
+            column.extend([None] * (rows - len(column)))
+            arrays.append(pa.array(column, field.type))
+        return pa.StructArray.from_arrays(arrays, fields=list(kind))
+
+
+def _chunk_us(chunk_ms: int | None) -> int | None:
+    return chunk_ms * 1000 if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX else None
+
+
+def _take_basic(basic: dict[str, Any], found: dict[str, Any], may_have_type: bool) -> None:
+    """Move properties that RabbitMQ up to 3.12 keeps among the application properties to the others.
+
+    Raises:
+        UnusualRecord: the annotations may have one of them too.
+    """
+    for name, field in ((_TYPE, "type"), (_APP_ID, "app_id")):
+        if name in basic:
+            if field == "type" and may_have_type:
+                raise UnusualRecord
+            found[field] = property_text(basic[name])

@@ -1,0 +1,143 @@
+"""Messages that carry one of some values of a key: their offsets from the table, and the check of each."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from relatum.errors import InvalidRelationshipKey, KeyNotDefined, OffsetExpired, OffsetNotFound
+from relatum.keys import InvalidValue, KeyDefinition
+from relatum.reading import Message, RecordBatch, StreamReader
+from relatum.recording._extract import Extractor
+from relatum.store import (
+    Position,
+    as_engine,
+    coverage_of,
+    covered,
+    current_stream,
+    key_definitions,
+    last_position,
+    missing,
+    relationships,
+    translated_errors,
+)
+from relatum.wire._identity import fingerprint
+from relatum_spark.source._offsets import Slice
+
+
+@dataclass(frozen=True)
+class KeyFilter:
+    """Messages that carry one of some values of a key. Can be pickled.
+
+    Attributes:
+        definition: The key.
+        values: Canonical values.
+    """
+
+    definition: KeyDefinition
+    values: frozenset[str]
+
+    @classmethod
+    def of(cls, definition: KeyDefinition, values: Iterable[Any]) -> "KeyFilter":
+        """A filter for values as a caller gives them; a composite's are sequences.
+
+        Raises:
+            InvalidRelationshipKey: no message can carry one of the values.
+        """
+        try:
+            return cls(definition, frozenset(definition.canonical_query(value) for value in values))
+        except InvalidValue as error:
+            message = f"option keyValues: no message can carry one of these values of {definition.name!r}: {error}"
+            raise InvalidRelationshipKey(message, key=definition.name, reason=error.reason.value) from error
+
+    def passes(self, message: Message) -> bool:
+        """Whether the message carries one of the values."""
+        try:
+            found = self.definition.value_of(message.headers, partial(getattr, message.properties))
+        except InvalidValue:
+            return False
+        return found in self.values
+
+    def passing(self, batch: RecordBatch) -> list[int]:
+        """The rows of a batch that carry one of the values; only the key is decoded."""
+        values = self.values
+        if batch.messages is not None:
+            return [row for row, message in enumerate(batch.messages) if self.passes(message)]
+        extract, chunk_ms = Extractor([self.definition]).from_record, batch.chunk_ms
+        found = (extract(record, chunk_ms).values for record in batch.records)
+        return [row for row, pairs in enumerate(found) if pairs and pairs[0][1] in values]
+
+
+def definitions_of(database: str, names: Sequence[str]) -> list[KeyDefinition]:
+    """The definitions of keys, in the order of the names.
+
+    Raises:
+        KeyNotDefined: no key of that name is in force.
+    """
+    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+        found = {definition.name: definition for definition in key_definitions(connection)}
+    for name in names:
+        if name not in found:
+            raise KeyNotDefined(f"no key {name!r} is defined; see `relatum keys list`", key=name)
+    return [found[name] for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the table says of a range: the offsets it names, and the parts it cannot answer for."""
+
+    offsets: tuple[int, ...]
+    unknown: list[Slice]
+
+
+def look_up(connection: sa.Connection, reader: StreamReader, wanted: Slice, only: KeyFilter, vhost: str) -> Found:
+    """Where in a range messages with a filter's values lie.
+
+    Offsets that are not recorded for the key are `unknown`, so the answer is right however far the table is behind; so
+    are all of them where the stream is not the one that was recorded.
+
+    Args:
+        connection: To the database, in a transaction that sees one state (REPEATABLE READ).
+        reader: Asked for the message that was recorded last, to know the stream again.
+        wanted: The range.
+        only: The key and its values.
+        vhost: The stream's virtual host.
+    """
+    row = current_stream(connection, vhost, wanted.stream)
+    ranges = [] if row is None else coverage_of(connection, [row.stream_id])
+    if row is None or not _is_same(reader, wanted.stream, last_position(ranges)):
+        return Found((), [wanted])
+    whole = (wanted.start, wanted.stop)
+    known = covered(ranges, only.definition.key_id)
+    unknown = missing(whole, known)
+    statement = (
+        sa.select(relationships.c.stream_offset)
+        .distinct()
+        .where(
+            relationships.c.key_id == only.definition.key_id,
+            relationships.c.value == sa.any_(sa.literal(sorted(only.values), sa.ARRAY(sa.Text))),
+            relationships.c.stream_id == row.stream_id,
+            relationships.c.stream_offset >= wanted.start,
+            relationships.c.stream_offset < wanted.stop,
+        )
+        .order_by(relationships.c.stream_offset)
+    )
+    offsets = connection.execute(statement).scalars()
+    # Rows may lie in ranges that are not recorded (yet, or of a key defined again): those ranges are read anyway.
+    inside = tuple(offset for offset in offsets if not any(start <= offset < stop for start, stop in unknown))
+    return Found(inside, [Slice(wanted.stream, start, stop) for start, stop in unknown])
+
+
+def _is_same(reader: StreamReader, stream: str, position: Position | None) -> bool:
+    """Whether a stream is the one that was recorded, by what lies at the last recorded offset."""
+    if position is None:
+        return True
+    try:
+        message = reader.read(stream, position.offset)
+    except OffsetNotFound as error:
+        # What retention has dropped says nothing, and nothing is answered from before it.
+        return isinstance(error, OffsetExpired)
+    found = fingerprint(message.properties.message_id, message.body)
+    return bool(position.agrees(found, message.chunk_ms))

@@ -1,0 +1,1 @@
+"""The relationship table over JDBC."""
