@@ -123,10 +123,12 @@ relatum.errors.StreamNotFound: there is no stream 'orders'
 
 
 def test_errors_that_come_back_as_text_are_ours_again() -> None:
-    """A task's error of Relatum is raised as its own class; any other keeps Spark's first line."""
+    """A task's error of Relatum is raised as its own class; any other keeps the line that says most."""
     found = failure_of(PySparkException(TRACEBACK))
     assert type(found) is errors.StreamNotFound
     assert str(found) == "there is no stream 'orders'"
     other = failure_of(PySparkException("first\nsecond"))
     assert type(other) is errors.RelatumError
     assert str(other) == "Spark failed: first"
+    foreign = PySparkException(TRACEBACK.replace("relatum.errors.StreamNotFound", "ModuleNotFoundError"))
+    assert str(failure_of(foreign)) == "Spark failed: ModuleNotFoundError: there is no stream 'orders'"
