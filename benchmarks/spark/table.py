@@ -58,6 +58,11 @@ def _fill(database: str, rows: int) -> None:
             "INSERT INTO relatum.streams (name) SELECT 'stream-' || n FROM generate_series(0, %s) n", [QUIET_STREAMS]
         )
         connection.execute(
+            "INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail) "
+            "SELECT stream_id, 0, %s, ARRAY(SELECT key_id FROM relatum.keys), true, true FROM relatum.streams",
+            [HOLE + rows + 1],
+        )
+        connection.execute(
             """
             INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value)
             SELECT n + CASE WHEN n > %(rows)s / 2 THEN %(hole)s ELSE 0 END, n,

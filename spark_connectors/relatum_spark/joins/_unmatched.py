@@ -1,6 +1,7 @@
 """Left messages without any right one, and whether that is known for good."""
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 from pyspark.sql import DataFrame, SparkSession
@@ -9,7 +10,7 @@ from pyspark.sql import functions as F
 from relatum.reading import BrokerAddress
 from relatum_consumer import Status
 from relatum_spark._broker import Broker
-from relatum_spark.joins._evidence import not_recorded
+from relatum_spark._evidence import not_recorded
 from relatum_spark.joins._inputs import Inputs
 from relatum_spark.joins._pairs import Span, paired, span_of
 from relatum_spark.joins._sides import (
@@ -85,7 +86,7 @@ def unmatched(
     age_us = None if older_than is None else span_us("older_than", older_than)
     inputs = Inputs.of(database, broker, stream_url, snapshot, partitions, needs_broker=True)
     # First the ends of the streams and the coverage, then the rows: what is covered then is among the rows.
-    is_covered = not not_recorded(inputs, _streams_of(sides[1]), keys, with_time=span is not None)
+    is_covered = _is_covered(inputs, _streams_of(sides[1]), keys, with_time=span is not None)
     lefts, rights = inputs.sides(spark, sides, keys, unrecorded=("right",))
     if age_us is not None:
         lefts = lefts.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
@@ -93,6 +94,15 @@ def unmatched(
     alone, more = inputs.with_payloads(alone, keys, "left", wanted=payloads)
     status = Status.ABSENT if is_covered else Status.NOT_RECORDED_YET
     return presented(alone.withColumn("status", F.lit(str(status))), on, "left", more=["status", *more])
+
+
+def _is_covered(inputs: Inputs, names: list[str], keys: Sequence[str], *, with_time: bool) -> bool:
+    """Whether all that the streams retain now is recorded."""
+    if not names:
+        return True
+    assert inputs.broker is not None, "the ends of streams are the broker's to tell"
+    with inputs.broker.open() as reader, inputs.connect() as connection:
+        return not not_recorded(reader, connection, inputs.vhost, names, keys, with_time=with_time)
 
 
 def without(left: DataFrame, right: DataFrame, keys: list[str], span: Span | None) -> DataFrame:

@@ -8,6 +8,7 @@ same rows, whatever the table holds by then.
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeAlias, get_args
@@ -19,10 +20,9 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 from relatum.errors import InvalidInput, StreamReplaced
 from relatum.keys import Component, KeyDefinition
 from relatum.reading import BrokerAddress
-from relatum.store import TIME
-from relatum_consumer import Relations
-from relatum_consumer._proof import uncovered
+from relatum.store import as_engine, translated_errors
 from relatum_spark._broker import Broker, database_url
+from relatum_spark._evidence import not_recorded
 from relatum_spark.payloads._decisions import Decisions
 from relatum_spark.payloads._lookup import CARRIED, DECIDED, Lookup
 from relatum_spark.payloads._resolve import defined, resolve
@@ -220,19 +220,14 @@ class Enrichment:
 
     def _verdict(self, definition: KeyDefinition) -> _Verdict:
         """Whether all that the streams hold now is recorded. Asked before the look-ups, which makes it a proof."""
-        keys = [definition.key_id] + ([TIME] if self._within_us is not None else [])
-        broker = self._broker
-        with Relations(
-            broker.address,
-            self._database,
-            timeout_s=broker.timeout_s,
-            pool_size=1,
-            ssl_context=broker.tls_context(),
-        ) as relations:
-            catalog = relations._lookups.catalog
-            relations._run(catalog.check_names(self._names))
+        with_time, vhost = self._within_us is not None, self._broker.address.vhost
+        with ExitStack() as stack:
+            reader = stack.enter_context(self._broker.open())
+            engine = stack.enter_context(as_engine(self._database))
+            stack.enter_context(translated_errors())
+            connection = stack.enter_context(engine.connect())
             try:
-                gaps = relations._run(uncovered(catalog, self._names, keys))
+                gaps = not_recorded(reader, connection, vhost, self._names, [definition.name], with_time=with_time)
             except StreamReplaced:
                 # The rows of the table are another stream's, until the recorder puts that right.
                 return _Verdict("not_recorded_yet", is_trusted=False)

@@ -1,6 +1,7 @@
 """Enriching the micro-batches of a streaming query, whatever is killed or run again."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -39,7 +40,10 @@ class Job:
         """Add a file, which the query reads as one batch."""
         source = self.directory / "source"
         source.mkdir(exist_ok=True)
-        (source / f"{self.files:03}.json").write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
+        file = source / f"{self.files:03}.json"
+        file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
+        # Spark takes files in the order of their times, and several may be written in one millisecond.
+        os.utime(file, (self.files, self.files))
         self.files += 1
 
     def run(self, **options: Any) -> list[Row]:

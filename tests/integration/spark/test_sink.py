@@ -349,7 +349,7 @@ def test_another_order_is_an_error(sink: dict[str, str], amqp_url: str, stream_n
 
 
 def test_deduplication_outlives_the_broker(private_servers: LocalServers) -> None:
-    """A broker that was killed and started again still knows what was published."""
+    """A broker that was stopped and started again still knows what was published."""
     server = private_servers.rabbitmq
     name = unique_name()
     declare_stream(server.broker_url, name)

@@ -11,16 +11,25 @@ from relatum.store import TIME
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import Uncovered, uncovered
 from relatum_consumer._requests import Bounds, Partitions, Read, Request, Select, Steps
-from relatum_spark.joins._inputs import Inputs
 
 _Result = TypeVar("_Result")
 
 
-def not_recorded(inputs: Inputs, names: Sequence[str], keys: Sequence[str], *, with_time: bool) -> list[Uncovered]:
+def not_recorded(
+    reader: StreamReader,
+    connection: sa.Connection,
+    vhost: str,
+    names: Sequence[str],
+    keys: Sequence[str],
+    *,
+    with_time: bool,
+) -> list[Uncovered]:
     """The retained ranges of streams that are not recorded for each of the keys. To be asked before the table is read.
 
     Args:
-        inputs: Database and broker.
+        reader: Where the streams end.
+        connection: What is recorded; in a snapshot, what was recorded then.
+        vhost: The virtual host of the streams.
         names: Streams and super streams.
         keys: Names of keys.
         with_time: Whether times must be recorded as well.
@@ -30,16 +39,13 @@ def not_recorded(inputs: Inputs, names: Sequence[str], keys: Sequence[str], *, w
         StreamNotFound: a stream is unknown to the database and to the broker, or was deleted.
         StreamReplaced: what lies at a stream's last recorded offset is not what was recorded there.
     """
-    if not names:
-        return []
-    assert inputs.broker is not None, "the ends of streams are the broker's to tell"
-    with inputs.broker.open() as reader, inputs.connect() as connection:
-        return _run(_not_recorded(Catalog(inputs.vhost), names, keys, with_time), reader, connection)
+    return _run(_not_recorded(Catalog(vhost), names, keys, with_time), reader, connection)
 
 
 def _not_recorded(
     catalog: Catalog, names: Sequence[str], keys: Sequence[str], with_time: bool
 ) -> Steps[list[Uncovered]]:
+    yield from catalog.check_names(names)
     key_ids = {TIME} if with_time else set()
     for key in keys:
         definition = yield from catalog.definition(key)
