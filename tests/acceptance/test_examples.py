@@ -12,6 +12,7 @@ from tests.support import delete_stream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STREAMS = ("example-orders", "example-payments", "example-readings", "example-alarms")
+SPARK_STREAMS = ("example-flights", "example-planes", "example-weather")
 
 PRINTED = {
     "async_orders.py": ["ordered: 4 chairs", "paid: 480 EUR"],
@@ -27,10 +28,10 @@ PRINTED = {
 @pytest.fixture
 def environment(amqp_url: str, stream_url: str, database_url: str) -> Iterator[dict[str, str]]:
     """The variables the examples read, and none of their streams there yet."""
-    for name in STREAMS:
+    for name in (*STREAMS, *SPARK_STREAMS):
         delete_stream(amqp_url, name)
     yield Relatum(amqp_url, stream_url, database_url).environment
-    for name in STREAMS:
+    for name in (*STREAMS, *SPARK_STREAMS):
         delete_stream(amqp_url, name)
 
 
@@ -47,3 +48,18 @@ def test_example_prints_what_it_should(name: str, environment: dict[str, str]) -
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == PRINTED[name]
+
+
+def test_spark_agrees_with_pandas(environment: dict[str, str], tmp_path: Path) -> None:
+    """The flights' example joins as pandas' `merge` and `merge_asof` do, and draws its two plots."""
+    ended = subprocess.run(
+        [sys.executable, EXAMPLES / "spark" / "flights.py", "2000", tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1].endswith("with their plane: as pandas")
+    assert {path.name for path in tmp_path.iterdir()} == {"delay-by-visibility.png", "delay-by-age.png"}
