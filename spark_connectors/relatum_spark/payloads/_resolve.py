@@ -34,6 +34,9 @@ WAVES: Final = 4
 WINDOW_MESSAGES: Final = 16_384
 """Rows planned together at most; Arrow batches have 10,000 rows unless the session says otherwise."""
 
+FEW_BYTES: Final = 64 << 20
+"""Bytes of rows, as Spark estimates them, up to which they are shared out to as many tasks as run at once."""
+
 BATCH_ROWS: Final = 10_000
 """Rows of a batch handed back to Spark at most: Spark's own default."""
 
@@ -143,8 +146,21 @@ def _gathered(df: DataFrame, stream: Column, offset: Column, partitions: int | N
     Not by ranges: to find their bounds Spark would compute `df` twice. Without a number Spark joins small partitions.
     """
     by = [stream, F.shiftright(offset.cast("long"), STRETCH_BITS)]
+    partitions = partitions or _slots_for_few(df)
     gathered = df.repartition(*by) if partitions is None else df.repartition(partitions, *by)
     return gathered.sortWithinPartitions(stream, offset)
+
+
+def _slots_for_few(df: DataFrame) -> int | None:
+    """As many tasks as run at once, for rows that Spark estimates to be few; None leaves the number to Spark.
+
+    Adaptive execution goes by bytes. A place is few bytes and much work: it would give one task what all could share.
+    """
+    context = getattr(df.sparkSession, "sparkContext", None)  # There is none in Spark Connect.
+    if context is None:
+        return None
+    estimate = df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
+    return context.defaultParallelism if int(str(estimate)) <= FEW_BYTES else None
 
 
 def _in_fewer(df: DataFrame) -> DataFrame:
