@@ -93,10 +93,11 @@ STEPS: dict[str, Callable[..., list[Any]]] = {
 
 
 class Watch:
-    """Writes how many tasks have ended, run and failed since it began, until it is left."""
+    """Writes how many tasks have ended and failed since it began, and which executors have one, until it is left."""
 
     def __init__(self, spark: SparkSession, target: Path) -> None:
         self._tracker = spark.sparkContext.statusTracker()
+        self._store = spark.sparkContext._jsc.sc().statusStore()  # type: ignore[attr-defined]
         self._target = target
         self._stages: dict[int, Any] = {}
         self._stop = threading.Event()
@@ -123,10 +124,15 @@ class Watch:
             self._target,
             {
                 "ended": sum(info.numCompletedTasks for info in seen),
-                "running": sum(info.numActiveTasks for info in seen),
                 "failed": sum(info.numFailedTasks for info in seen),
+                "busy": self._busy(),
             },
         )
+
+    def _busy(self) -> list[str]:
+        listed = self._store.executorList(True)
+        summaries = [listed.apply(number) for number in range(listed.size())]
+        return [summary.id() for summary in summaries if summary.activeTasks() > 0]
 
 
 def write(target: Path, document: Any) -> None:

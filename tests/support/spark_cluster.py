@@ -14,7 +14,7 @@ import sys
 import urllib.request
 import venv
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,28 +227,40 @@ class SparkCluster:
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "4",
             "spark.ui.enabled": "false",
+            "spark.ui.liveUpdate.period": "0",  # so that the driver's counts of tasks are never old
             "spark.log.level": "WARN",
         }
 
-    def executors(self) -> list[int]:
-        """The process ids of the executors running on this cluster."""
-        return list(self._children(b"CoarseGrainedExecutorBackend"))
-
-    def kill_executor(self) -> int:
-        """SIGKILL one executor, now; return its process id."""
-        victim = self.executors()[0]
-        os.kill(victim, signal.SIGKILL)
-        return victim
-
-    def _children(self, name: bytes) -> Iterator[int]:
+    def executors(self) -> dict[str, int]:
+        """The executors running on this cluster: Spark's number of each, and its process id."""
+        found = {}
         for entry in Path("/proc").iterdir():
             try:
-                if not entry.name.isdigit() or name not in (entry / "cmdline").read_bytes():
-                    continue
-                if (entry / "cwd").readlink().is_relative_to(self.directory):
-                    yield int(entry.name)
+                if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(self.directory):
+                    words = (entry / "cmdline").read_bytes().decode().split("\0")
+                    if "--executor-id" in words:
+                        found[words[words.index("--executor-id") + 1]] = int(entry.name)
             except OSError:
                 continue  # ended meanwhile, or another user's
+        return found
+
+    def kill_busy_executor(self, is_busy: Callable[[str], bool]) -> bool:
+        """SIGKILL an executor while it has a task; whether there was one.
+
+        Args:
+            is_busy: Whether the driver now counts a task of the executor of that number. The executor is frozen while
+                it is asked, so that the task cannot end meanwhile.
+        """
+        for number, process in self.executors().items():
+            os.kill(process, signal.SIGSTOP)
+            try:
+                if is_busy(number):
+                    os.kill(process, signal.SIGKILL)
+                    return True
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+        return False
 
     def stop(self) -> None:
         """End all processes, the workers before the master, and executors that outlived their worker."""
@@ -260,6 +272,6 @@ class SparkCluster:
                 process.kill()
                 process.wait()
         self._processes.clear()
-        for executor in self.executors():
+        for executor in self.executors().values():
             with suppress(ProcessLookupError):
                 os.kill(executor, signal.SIGKILL)
