@@ -10,10 +10,10 @@ from pyspark.errors import PySparkException
 
 from relatum import errors
 from relatum.errors import InvalidInput
-from relatum_spark._command_options import parse_names, parse_span
-from relatum_spark._failures import failure_of
-from relatum_spark._results import PIECE_BYTES, check_output, document_of, documents_of, encoded
-from relatum_spark._session import session_settings, settings_of
+from relatum_spark.command._failures import failure_of
+from relatum_spark.command._options import parse_names, parse_span
+from relatum_spark.command._results import PIECE_BYTES, check_output, document_of, documents_of, encoded
+from relatum_spark.command._session import session_settings, settings_of
 
 
 @pytest.mark.parametrize(

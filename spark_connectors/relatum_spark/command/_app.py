@@ -22,7 +22,7 @@ from relatum.command import (
     require_database,
     verified_document,
 )
-from relatum_spark._command_options import (
+from relatum_spark.command._options import (
     AfterOption,
     BeforeOption,
     ConfOption,
@@ -43,8 +43,6 @@ from relatum_spark._command_options import (
     parse_names,
     span_option,
 )
-
-__all__ = ["app"]
 
 app = typer.Typer(
     name="spark",
@@ -373,12 +371,12 @@ def _job(*session: Any, **rows: Any) -> Any:
         ConfigurationError: PySpark is not installed.
     """
     _ = relatum_spark.register  # says so if it is not
-    from relatum_spark._job import Job
+    from relatum_spark.command._job import Job
 
     return Job(*session, **rows)
 
 
 def _bars(progress: Any) -> Any:
-    from relatum_spark._job import Bars
+    from relatum_spark.command._job import Bars
 
     return Bars(progress)

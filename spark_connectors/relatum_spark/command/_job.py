@@ -19,8 +19,8 @@ from rich.text import Text
 
 from relatum.command import console, print_json
 from relatum.errors import InvalidInput
-from relatum_spark._results import SUFFIXES, batches_of, check_output, documents_of, format_of, is_url, write
-from relatum_spark._session import spark_session
+from relatum_spark.command._results import SUFFIXES, batches_of, check_output, documents_of, format_of, is_url, write
+from relatum_spark.command._session import spark_session
 from relatum_spark.recording._follower import FillProgress
 
 ROWS_SHOWN: Final = 20

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum_spark._failures import failure_of
+from relatum_spark.command._failures import failure_of
 from relatum_spark.table._jdbc import jdbc_jar
 
 LOCAL: Final = "local[*,4]"
