@@ -68,7 +68,8 @@ class Broker:
             if self.tls_certificate_file is not None:
                 context.load_cert_chain(self.tls_certificate_file, self.tls_key_file)
         except OSError as error:  # ssl.SSLError is one
-            raise ConfigurationError(f"the TLS files cannot be used: {error}") from error
+            files = ", ".join(name for name in (self.tls_ca_file, self.tls_certificate_file, self.tls_key_file) if name)
+            raise ConfigurationError(f"the TLS files {files} cannot be used: {error}") from error
         return context
 
 

@@ -183,3 +183,40 @@ def test_partitions_are_known_by_their_super_stream(
     backfill(amqp_url, engine, stream_name, super_stream="all orders")
     with engine.connect() as connection:
         assert [row.name for row in streams_named(connection, "/", ["all orders"])] == [stream_name]
+
+
+def test_a_repeated_back_fill_reaches_the_streams_end(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Without a recorder each run records what was published since; a recorder that starts goes on behind it."""
+    add_keys(engine, ["order_id"])
+    assert backfill(amqp_url, engine, stream_name).messages == 0
+    for start in (0, 10, 20):
+        publish_plain(amqp_url, stream_name, [(b"", {"order_id": f"o{n}"}) for n in range(start, start + 10)])
+        assert backfill(amqp_url, engine, stream_name).messages == 10
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "o30"})])
+    with recording(amqp_url, engine, stream_name):
+        wait_recorded(amqp_url, engine, stream_name)
+    assert rows_of(engine, stream_name) == [("order_id", f"o{n}", n) for n in range(31)]
+    assert [row[:2] for row in coverage_rows(engine)] == [(0, 30), (30, 31)]
+
+
+def test_a_back_fill_leaves_the_end_to_a_recorder_that_runs(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """While somebody holds the stream's lease, its tail stays where it is; so it does where only one key is asked."""
+    add_keys(engine, ["order_id"])
+    with recording(amqp_url, engine, stream_name):
+        wait_until(lambda: bool(coverage_rows(engine)), what="the recorder opens the stream")
+    before = coverage_rows(engine)
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "o"})])
+    assert backfill(amqp_url, engine, stream_name, keys=["order_id"]).messages == 0
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("UPDATE relatum.streams SET lease_holder = 'x', lease_expires_at = now() + interval '1 minute'")
+        )
+    assert backfill(amqp_url, engine, stream_name).messages == 0
+    assert coverage_rows(engine) == before
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.streams SET lease_holder = NULL, lease_expires_at = NULL"))
+    assert backfill(amqp_url, engine, stream_name).messages == 1

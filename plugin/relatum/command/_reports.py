@@ -41,7 +41,7 @@ def verified_document(report: VerifyReport) -> dict[str, Any]:
 
 def print_verified(report: VerifyReport) -> None:
     """Print a comparison for people."""
-    how = "every message" if report.exact else "a sample"
+    how = "every recorded message" if report.exact else "a sample"
     for stream in report.streams:
         found = f"{stream.difference_count:,} differences" if stream.difference_count else "no difference"
         console.print(

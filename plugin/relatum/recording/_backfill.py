@@ -2,12 +2,14 @@
 
 The offsets that some key lacks are found from the coverage and read again; each batch covers a range of its own. So a
 back-fill that is killed is resumed by running it again: what it wrote is covered, the rest is not. Live recording goes
-on beside it; the two never write the same offsets for the same key.
+on beside it; the two never write the same offsets for the same key. Where no recorder runs, it reaches the
+stream's end.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -16,6 +18,7 @@ from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._fill import Filler, check_same
+from relatum.recording._lease import is_held
 from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
@@ -23,9 +26,11 @@ from relatum.store import (
     CoverageRow,
     StreamRow,
     as_engine,
+    close_tail,
     coverage_of,
     ensure_stream,
     key_definitions,
+    lock_stream,
     open_range,
     tail_of,
     translated_errors,
@@ -72,6 +77,9 @@ def backfill(
 ) -> BackfillReport:
     """Record the retained messages of a stream that lack some key. Safe to repeat, and beside a recorder.
 
+    While a recorder runs, what lies behind its place is left to it. Where none does, and all keys are asked for, the
+    stream is recorded up to its end.
+
     Args:
         broker: The broker's URL or address.
         database: PostgreSQL's URL, or an engine.
@@ -110,8 +118,13 @@ def plan_backfill(
     name: str,
     keys: Sequence[str] | None,
     super_stream: str | None = None,
+    *,
+    to_end: bool = True,
 ) -> Plan:
     """Find what of a stream is retained and lacks some key. A stream that nobody recorded yet gets its tail here.
+
+    With `to_end`, and all keys, that is up to the stream's end where no recorder runs; else up to where recording is.
+    To be set once in a run, which else would follow its publishers for ever.
 
     Raises:
         KeyNotDefined, StreamNotFound, CoverageConflict: as `backfill`.
@@ -126,6 +139,11 @@ def plan_backfill(
     # Again, behind the tail: only where the stream lost its own end does it end before what was recorded.
     bounds = reader.bounds(name)
     check_same(reader, name, rows, bounds)
+    if to_end and keys is None and bounds.last is not None and tail.to_offset <= bounds.last:
+        _leave_to_back_fill(engine, stream, definitions, bounds.last)
+        with translated_errors(), engine.connect() as connection:
+            tail = tail_of(connection, stream.stream_id) or tail
+            rows = coverage_of(connection, [stream.stream_id])
     if keys is None and indexes_time(stream, reader):
         wanted.add(TIME)
     first = tail.to_offset if bounds.first is None else bounds.first
@@ -160,7 +178,8 @@ class _Backfill:
         started = time.perf_counter()
         edges: list[int] = []
         while not self._stop.is_set():
-            plan = plan_backfill(self._engine, self._reader, self._vhost, self._name, names, self._super_stream)
+            where = self._vhost, self._name, names, self._super_stream
+            plan = plan_backfill(self._engine, self._reader, *where, to_end=not edges)
             edges += edges_of(plan.segments)
             if not plan.segments:
                 break
@@ -180,6 +199,18 @@ class _Backfill:
 
         filler = Filler(self._engine, self._reader, plan.stream, plan.definitions, on_commit=tell, stop=self._stop)
         filler.complete(segment)
+
+
+def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, definitions: Sequence[KeyDefinition], last: int) -> None:
+    """Put the tail behind the stream's last message, unless a recorder runs, which would come there by itself."""
+    with suppress(CoverageConflict), translated_errors(), engine.begin() as connection:
+        lock_stream(connection, stream.stream_id)
+        tail = tail_of(connection, stream.stream_id)
+        if tail is None or tail.to_offset > last or is_held(connection, stream.stream_id):
+            return
+        # A recorder that begins just now loses nothing: one of the two meets a conflict and looks again.
+        close_tail(connection, tail)
+        _first_tail(connection, stream, definitions, last)
 
 
 def edges_of(segments: Iterable[Segment]) -> list[int]:

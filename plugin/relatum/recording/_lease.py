@@ -43,6 +43,14 @@ def take(engine: sa.Engine, stream_id: int, holder: str) -> bool:
         return connection.execute(statement).rowcount == 1
 
 
+def is_held(connection: sa.Connection, stream_id: int) -> bool:
+    """Whether some process records the stream now."""
+    held = sa.select(streams.c.stream_id).where(
+        streams.c.stream_id == stream_id, streams.c.lease_expires_at >= sa.func.clock_timestamp()
+    )
+    return connection.execute(held).first() is not None
+
+
 def give_back(engine: sa.Engine, stream_id: int, holder: str) -> None:
     """Let another process take over at once."""
     statement = (

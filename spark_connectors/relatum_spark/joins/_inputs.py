@@ -123,7 +123,9 @@ class Inputs:
         known = {row.name for row in rows} | {row.super_stream for row in rows}
         for name in side.names:
             if is_known and name not in known:
-                raise StreamNotFound(f"no stream {name!r} was recorded", stream=name)
+                raise StreamNotFound(
+                    f"no stream {name!r} was recorded: see `relatum record` and `relatum backfill`", stream=name
+                )
         return [row.name for row in rows]
 
     def with_payloads(

@@ -162,7 +162,9 @@ class _Run:
         messages: Counter[str] = Counter()
         rows: Counter[str] = Counter()
         edges: dict[str, list[int]] = {stream: [] for stream in streams}
-        while plans := self._plans(streams, keys):
+        to_end = True
+        while plans := self._plans(streams, keys, to_end=to_end):
+            to_end = False
             for plan in plans:
                 edges[plan.stream.name] += edges_of(plan.segments)
             # Live recording may have begun a key only meanwhile, so what is lacking is looked up until nothing is.
@@ -175,10 +177,10 @@ class _Run:
             for stream, found in edges.items()
         ]
 
-    def _plans(self, streams: dict[str, str | None], keys: Sequence[str] | None) -> list[Plan]:
+    def _plans(self, streams: dict[str, str | None], keys: Sequence[str] | None, *, to_end: bool) -> list[Plan]:
         vhost = self.broker.address.vhost
         plans = [
-            plan_backfill(self.engine, self.reader, vhost, name, keys, super_stream)
+            plan_backfill(self.engine, self.reader, vhost, name, keys, super_stream, to_end=to_end)
             for name, super_stream in streams.items()
         ]
         return [plan for plan in plans if plan.segments]

@@ -106,6 +106,8 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
     write_id, batch_id = given.text("writeId"), _batch_id(given.text("batchId"))
     if streaming and (name := given.first("writeId", "batchId")):
         raise InvalidInput(f"option {name}: a streaming query has ids of its own")
+    if write_id is None and any(name.lower() == "writeid" for name in options):
+        raise InvalidInput("option writeId is empty: nothing would be recognised as written before")
     if batch_id is not None and write_id is None:
         raise InvalidInput("option batchId counts the writes of one writeId: give that too")
     producer = given.text("producerName") or PRODUCER_NAME

@@ -83,7 +83,8 @@ def reference_of(producer: str, write: str, task: int, epoch: int) -> str:
     if task >= TASKS_MAX:
         raise InvalidInput(
             f"a write may have {TASKS_MAX} partitions, this one has number {task}: RabbitMQ remembers too few producers"
-            f" of a stream for more. coalesce({TASKS_MAX}) the rows before they are written"
+            f" of a stream for more. coalesce({TASKS_MAX}) the rows before they are written; other partitions may be"
+            " published already"
         )
     return f"{producer}-{write}-p{task}-b{epoch // _BLOCK_EPOCHS}"
 

@@ -80,8 +80,10 @@ def parse_moments(text: str, *, option: str) -> dict[str, int]:
 def _parse_numbers(text: str, option: str, least: int) -> dict[str, int]:
     try:
         numbers = json.loads(text, object_pairs_hook=_each_once)
+    except json.JSONDecodeError:
+        raise InvalidInput(f'option {option}: {text!r} is none of its words, nor JSON like {{"orders": 0}}') from None
     except ValueError as error:
-        raise InvalidInput(f'option {option}: {text!r} is not JSON like {{"orders": 0}}: {error}') from None
+        raise InvalidInput(f"option {option}: {error}") from None
     if not isinstance(numbers, dict):
         raise InvalidInput(f"option {option}: {text!r} is not a JSON object of numbers by stream")
     for stream, number in numbers.items():

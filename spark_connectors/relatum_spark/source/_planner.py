@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from relatum.errors import OffsetExpired, StreamNotFound, StreamReplaced
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced
 from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
 from relatum_spark.source._admission import plan_end
@@ -50,6 +50,7 @@ class StreamPlanner:
         self._position: Offset | None = None
         self._target: Offset | None = None
         self._bounds: Bounds = {}
+        self._emptied: set[str] = set()
         self._remedy = REMEDY if options.fail_on_data_loss else ""
 
     # --- where a query begins, and where one that takes what is there ends ---------------------------------
@@ -79,6 +80,14 @@ class StreamPlanner:
         begin = self._tails.ask(
             lambda reader: start_of(reader, stream, options.starting, found, strategy=options.starting_strategy)
         )
+        if begin is not None and begin > after(found):
+            raise OffsetNotFound(
+                f"offset {begin} lies beyond the end of the stream {stream!r}, which is {after(found)}: begin with an "
+                "offset up to that, or with latest",
+                stream=stream,
+                offset=begin,
+                last=found.last,
+            )
         if begin is not None:
             return begin, False
         return after(found) if frozen is None else frozen, True
@@ -119,13 +128,23 @@ class StreamPlanner:
                 self._lost(StreamNotFound(f"the stream {stream!r} was deleted{self._remedy}", stream=stream))
             elif bounds.last is None:
                 kept[stream] = start[stream]
-            elif after(bounds) < start[stream]:
+                self._emptied.add(stream)
+            elif self._begins_anew(stream, start[stream], bounds):
                 self._lost(self._replaced(stream, start[stream], bounds))
                 kept[stream] = bounds.first or 0
             else:
                 begins[stream] = self._begin_read(stream, start[stream], bounds)
                 ends[stream] = min(after(bounds), self._allowed(stream, start[stream], held))
         return kept | plan_end(begins, ends, limit)
+
+    def _begins_anew(self, stream: str, start: int, bounds: StreamBounds) -> bool:
+        """Whether a stream is another than the one that was read: it ends before, or lay empty and begins before.
+
+        One that retention emptied goes on behind what it had, whatever is written to it next.
+        """
+        was_empty = stream in self._emptied
+        self._emptied.discard(stream)
+        return after(bounds) < start or (was_empty and (bounds.first or 0) < start)
 
     def _allowed(self, stream: str, start: int, held: Offset) -> int:
         """How far a stream may be read, however much there is."""
@@ -151,8 +170,8 @@ class StreamPlanner:
 
     def _replaced(self, stream: str, start: int, bounds: StreamBounds) -> StreamReplaced:
         message = (
-            f"the stream {stream!r} ends at offset {bounds.last}, but was read up to {start - 1}: it was declared "
-            f"again or lost its tail{self._remedy}"
+            f"the stream {stream!r} was read up to {start - 1}, but now has offsets {bounds.first} to {bounds.last}: "
+            f"it was declared again or lost its tail{self._remedy}"
         )
         return StreamReplaced(message, stream=stream)
 
@@ -197,7 +216,11 @@ class StreamPlanner:
         return self._ask(listed, start)
 
     def _ask(self, streams: list[str], start: Mapping[str, int]) -> Bounds:
-        return {stream: self._tails.bounds(stream, read_to=start.get(stream)) for stream in streams}
+        # Of a stream that is known to have lain empty, nothing is doubtful.
+        return {
+            stream: self._tails.bounds(stream, read_to=None if stream in self._emptied else start.get(stream))
+            for stream in streams
+        }
 
     def _existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
         if bounds is None:

@@ -16,8 +16,8 @@ PAUSE_S_MAX: Final = 2.0
 """Between two attempts to reach a broker that is away."""
 
 CONFIRM_S: Final = 2.0
-"""For how long a stream must be missing, or shorter than it was, to be believed: a broker that has just started, and a
-replica that lags, say so of streams in good health."""
+"""For how long a stream must be missing, empty or shorter than it was, to be believed: a broker that has just started,
+and a replica that lags, say so of streams in good health."""
 
 _Result = TypeVar("_Result")
 
@@ -74,13 +74,13 @@ class Tails:
 
         Args:
             stream: The stream's name.
-            read_to: The offset up to which it was there already: where it is missing or shorter, it is asked for again
-                for `CONFIRM_S`. None where nothing is known of it.
+            read_to: The offset up to which it was there already: where it is missing, empty or shorter, it is asked
+                for again for `CONFIRM_S`. None where nothing is known of it.
         """
         doubted_at: float | None = None
         while True:
             found = self._bounds_once(stream)
-            if read_to is None or (found is not None and (found.last is None or found.last + 1 >= read_to)):
+            if read_to is None or (found is not None and (0 if found.last is None else found.last + 1) >= read_to):
                 return found
             now = time.monotonic()
             if doubted_at is None:

@@ -129,7 +129,9 @@ def _stream_ids(connection: sa.Connection, names: list[str] | None, vhost: str |
     known = {row.name for row in rows} | {row.super_stream for row in rows}
     for name in names or ():
         if name not in known:
-            raise StreamNotFound(f"no stream {name!r} was recorded", stream=name)
+            raise StreamNotFound(
+                f"no stream {name!r} was recorded: see `relatum record` and `relatum backfill`", stream=name
+            )
     return [row.stream_id for row in rows]
 
 

@@ -157,6 +157,20 @@ def test_a_stream_declared_again_begins_with_its_first_message(
     assert planner.latest({stream: 0}, None) == {stream: 3}
 
 
+def test_a_stream_seen_empty_is_known_to_begin_anew(make: Make, amqp_url: str, pair: tuple[str, str]) -> None:
+    """However many messages it has when it is looked at next: more than were read of the old one, too."""
+    stream = pair[0]
+    strict, lenient = make(stream=stream), make(stream=stream, failOnDataLoss="false")
+    delete_stream(amqp_url, stream)
+    declare_stream(amqp_url, stream)
+    assert strict.latest({stream: 10}, None) == lenient.latest({stream: 10}, None) == {stream: 10}
+    publish_plain(amqp_url, stream, [b"x"] * 15)
+    with pytest.raises(StreamReplaced, match="read up to 9, but now has offsets 0 to 14"):
+        strict.latest({stream: 10}, None)
+    assert lenient.latest({stream: 10}, None) == {stream: 0}
+    assert lenient.latest({stream: 0}, None) == {stream: 15}
+
+
 def test_a_super_stream_that_is_not_there_is_an_error(make: Make) -> None:
     """Not a query that reads nothing for ever."""
     with pytest.raises(StreamNotFound, match="super stream 'relatum-test-none'"):
