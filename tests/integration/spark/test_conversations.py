@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 
 from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
-from relatum_spark.joins import _conversations as module
 from relatum_spark import conversations
+from relatum_spark.joins import _conversations as module
 from relatum_spark.joins._conversations import connected, summed_up
 from tests.support.spark_joins import SECOND_US, record
 
