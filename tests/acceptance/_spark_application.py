@@ -55,7 +55,7 @@ def read(spark: SparkSession, stream: str, **options: Any) -> list[Any]:
 def resolve(spark: SparkSession, stream: str, stop: int, every: int) -> list[Any]:
     """Every so manieth message: its offset, status and number."""
     places = spark.range(0, stop, every).select(F.lit(stream).alias("stream"), F.col("id").alias("offset"))
-    found = relatum_spark.resolve(places, partitions=8)
+    found = relatum_spark.resolve(places, partitions=16)
     return numbers(found.select("offset", "status", number_of("value")))
 
 

@@ -202,13 +202,13 @@ def test_a_back_fill_writes_every_row_once(application: Application, servers: Se
 
 def test_resolve_gets_every_message_asked_for(application: Application, servers: Servers) -> None:
     """An executor killed: every row is there once, with its message."""
-    found = application.run("resolve", stream=servers.left, stop=LEFT, every=2)
+    found = application.run("resolve", kill_after=0, stream=servers.left, stop=LEFT, every=2)
     assert sorted(found) == [[number, "found", number] for number in range(0, LEFT, 2)]
 
 
 def test_pairs_are_complete_and_come_once(application: Application, servers: Servers) -> None:
     """An executor killed: all pairs, each once, with both messages."""
-    found = application.run("pairs", left=servers.left, right=servers.right, on="order_id")
+    found = application.run("pairs", kill_after=0, left=servers.left, right=servers.right, on="order_id")
     assert sorted(found) == sorted([4 * n + k, n] for n in range(LEFT // 4) for k in (0, 1))
 
 
