@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pika
 import pytest
@@ -103,7 +104,7 @@ def test_what_is_written_is_what_is_read(
     properties = {
         "content_type": "a/b", "content_encoding": "gzip", "delivery_mode": 2, "priority": 4, "correlation_id": "c",
         "reply_to": "a queue", "expiration": "60000", "message_id": "m", "timestamp": moment, "type": "t",
-        "user_id": "guest", "app_id": "app",
+        "user_id": urlsplit(amqp_url).username, "app_id": "app",
     }  # fmt: skip
     headers = {"text": "tëxt", "long": "x" * 5000, "x-own": "y", "none": None}
     plain = properties | {"timestamp": int(moment.timestamp())}
