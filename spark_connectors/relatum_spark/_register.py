@@ -1,5 +1,6 @@
 """Making the source known to a session."""
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from relatum_spark._format import RabbitMQStreams
@@ -13,4 +14,9 @@ def register(spark: SparkSession) -> None:
     Args:
         spark: The session; one of Spark Connect will do. The tasks need `relatum` with its extra `spark` too.
     """
-    spark.dataSource.register(RabbitMQStreams)
+    try:
+        spark.dataSource.register(RabbitMQStreams)
+    except AnalysisException as error:
+        # Spark 4.0 refuses what it has found by itself; later ones replace it, with a warning.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
