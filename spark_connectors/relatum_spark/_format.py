@@ -17,7 +17,8 @@ from relatum.errors import InvalidInput, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.store import as_engine, translated_errors
-from relatum_spark.source._keyfilter import KeyFilter, definitions_of, look_up
+from relatum_spark._definitions import definitions_of
+from relatum_spark.source._keyfilter import KeyFilter, look_up
 from relatum_spark.source._offsets import Slice, slices
 from relatum_spark.source._options import SourceOptions, parse_options
 from relatum_spark.source._pushdown import Pushed
@@ -79,7 +80,7 @@ class RabbitMQStreams(DataSource):
 def _definitions(options: SourceOptions) -> tuple[KeyDefinition, ...]:
     """The definitions of the key columns, and after them that of the key to look up."""
     names = [*options.keys, *([] if options.key is None else [options.key])]
-    return tuple(definitions_of(options.database or "", names)) if names else ()
+    return tuple(definitions_of(options.database or "", names))
 
 
 class BatchReader(DataSourceReader):

@@ -22,10 +22,11 @@ from relatum.keys import Component, KeyDefinition
 from relatum.reading import BrokerAddress
 from relatum.store import as_engine, translated_errors
 from relatum_spark._broker import Broker, database_url
+from relatum_spark._definitions import definitions_of
 from relatum_spark._evidence import not_recorded
 from relatum_spark.payloads._decisions import Decisions
 from relatum_spark.payloads._lookup import CARRIED, DECIDED, Lookup
-from relatum_spark.payloads._resolve import defined, resolve
+from relatum_spark.payloads._resolve import resolve
 
 How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]
@@ -143,7 +144,7 @@ class Enrichment:
 
         def run(df: DataFrame, batch_id: int) -> None:
             decisions = Decisions(df.sparkSession, self._pending)
-            definition = defined([self._on], self._database)[0]
+            definition = definitions_of(self._database, [self._on])[0]
             carried = self._carried(df, definition)
             columns = StructType([*_nullable(carried.schema), *DECIDED])
             if not decisions.is_decided(batch_id):

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructField, StructType
 
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, InvalidInput, KeyNotDefined, NotFound, OffsetExpired, OffsetNotFound
+from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader, UnreadableRecord
-from relatum.store import as_engine, key_definitions, translated_errors
 from relatum_spark._broker import Broker, database_url
+from relatum_spark._definitions import definitions_of
 from relatum_spark.source._columns import ColumnBuilder
 from relatum_spark.source._schema import arrow_schema, schema
 
@@ -105,6 +105,7 @@ def resolve(
     checks = dict(check or {})
     _check_arguments(df.schema, stream_column, offset_column, checks, keep_order=keep_order, partitions=partitions)
     added = _added(df.schema, prefix, value=value, headers=headers)
+    definitions = definitions_of(database_url(database), checks) if checks else []
     at = df.columns.index
     resolver = Resolver(
         broker=Broker.of(broker, stream_url),
@@ -113,7 +114,7 @@ def resolve(
         added=tuple(field.name for field in added),
         value=value,
         headers=headers,
-        checks=tuple(zip(defined(checks, database), map(at, checks.values()), strict=True)),
+        checks=tuple(zip(definitions, map(at, checks.values()), strict=True)),
     )
     # By numbers: Spark finds no column with a dot or a backtick in its name, nor one of two of the same name.
     rows = df if keep_order else _in_fewer(df)
@@ -121,23 +122,6 @@ def resolve(
     if not keep_order:
         rows = _gathered(rows, F.col(f"_{resolver.stream_at}"), F.col(f"_{resolver.offset_at}"), partitions)
     return rows.mapInArrow(resolver, StructType([*df.schema.fields, *added]))
-
-
-def defined(keys: Iterable[str], database: str | None) -> list[KeyDefinition]:
-    """The definitions of keys, in the order asked; the database is only asked where there are any.
-
-    Raises:
-        KeyNotDefined: one is not in force.
-    """
-    names = list(keys)
-    if not names:
-        return []
-    with as_engine(database_url(database)) as engine, translated_errors(), engine.connect() as connection:
-        known = {definition.name: definition for definition in key_definitions(connection)}
-    for name in names:
-        if name not in known:
-            raise KeyNotDefined(f"no key {name!r} is defined; see `relatum keys list`", key=name)
-    return [known[name] for name in names]
 
 
 def _gathered(df: DataFrame, stream: Column, offset: Column, partitions: int | None) -> DataFrame:

@@ -1,27 +1,24 @@
 """Messages that carry one of some values of a key: their offsets from the table, and the check of each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 
-from relatum.errors import InvalidRelationshipKey, KeyNotDefined, OffsetExpired, OffsetNotFound
+from relatum.errors import InvalidRelationshipKey, OffsetExpired, OffsetNotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, RecordBatch, StreamReader
 from relatum.recording._extract import Extractor
 from relatum.store import (
     Position,
-    as_engine,
     coverage_of,
     covered,
     current_stream,
-    key_definitions,
     last_position,
     missing,
     relationships,
-    translated_errors,
 )
 from relatum.wire._identity import fingerprint
 from relatum_spark.source._offsets import Slice
@@ -68,20 +65,6 @@ class KeyFilter:
         extract, chunk_ms = Extractor([self.definition]).from_record, batch.chunk_ms
         found = (extract(record, chunk_ms).values for record in batch.records)
         return [row for row, pairs in enumerate(found) if pairs and pairs[0][1] in values]
-
-
-def definitions_of(database: str, names: Sequence[str]) -> list[KeyDefinition]:
-    """The definitions of keys, in the order of the names.
-
-    Raises:
-        KeyNotDefined: no key of that name is in force.
-    """
-    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
-        found = {definition.name: definition for definition in key_definitions(connection)}
-    for name in names:
-        if name not in found:
-            raise KeyNotDefined(f"no key {name!r} is defined; see `relatum keys list`", key=name)
-    return [found[name] for name in names]
 
 
 @dataclass(frozen=True, slots=True)

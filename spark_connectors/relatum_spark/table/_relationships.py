@@ -8,10 +8,10 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
-from relatum.keys import KeyDefinition
-from relatum.store import as_engine, coverage_of, covered, key_definitions, streams, translated_errors
+from relatum.errors import InvalidInput, StreamNotFound
+from relatum.store import as_engine, coverage_of, covered, streams, translated_errors
 from relatum_spark._broker import database_url
+from relatum_spark._definitions import definitions_in
 from relatum_spark.table._cuts import Bound, block_predicates, offset_predicates
 from relatum_spark.table._jdbc import jdbc_options, parse_database, require_driver
 from relatum_spark.table._snapshot import Snapshot
@@ -68,7 +68,7 @@ def relationships(
     require_driver(spark)
     with _connection(url, snapshot) as connection:
         stream_ids = _stream_ids(connection, _names(streams, "streams"), vhost)
-        definitions = _definitions(connection, _names(keys, "keys"))
+        definitions = definitions_in(connection, _names(keys, "keys"))
         key_ids = [definition.key_id for definition in definitions]
         bounds = _bounds(connection, stream_ids, key_ids)
         if split == "blocks":
@@ -133,14 +133,6 @@ def _stream_ids(connection: sa.Connection, names: list[str] | None, vhost: str |
                 f"no stream {name!r} was recorded: see `relatum record` and `relatum backfill`", stream=name
             )
     return [row.stream_id for row in rows]
-
-
-def _definitions(connection: sa.Connection, names: list[str] | None) -> list[KeyDefinition]:
-    in_force = {definition.name: definition for definition in key_definitions(connection)}
-    for name in names or ():
-        if name not in in_force:
-            raise KeyNotDefined(f"no key {name!r} is defined; see `relatum keys list`", key=name)
-    return list(in_force.values()) if names is None else [in_force[name] for name in names]
 
 
 def _bounds(connection: sa.Connection, stream_ids: Sequence[int], key_ids: Sequence[int]) -> list[Bound]:
