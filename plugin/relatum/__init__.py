@@ -11,26 +11,31 @@ from relatum import errors
 from relatum._ids import MessageId
 
 if TYPE_CHECKING:
+    from relatum.grouping import GROUP_KEY, new_group_id
     from relatum.interception import AsyncReceipt, Receipt, intercept, publish, publish_async, release
     from relatum.keys import KeyDefinition
 
 __all__ = [
+    "GROUP_KEY",
     "AsyncReceipt",
     "KeyDefinition",
     "MessageId",
     "Receipt",
     "errors",
     "intercept",
+    "new_group_id",
     "publish",
     "publish_async",
     "release",
 ]
 
 _HOMES = {
+    "GROUP_KEY": "relatum.grouping",
     "AsyncReceipt": "relatum.interception",
     "KeyDefinition": "relatum.keys",
     "Receipt": "relatum.interception",
     "intercept": "relatum.interception",
+    "new_group_id": "relatum.grouping",
     "publish": "relatum.interception",
     "publish_async": "relatum.interception",
     "release": "relatum.interception",

@@ -11,3 +11,12 @@ Not `x-…`: RabbitMQ 3.13 and later move headers of that form out of the applic
 RECEIPT_HEADER: Final = "relatum_receipt"
 """There where a publisher waits for the message's offset: True, then the recorder writes the `message_id` down with it;
 or a text, then that: the name of a receipt whose `message_id` is the caller's own and may have been used before."""
+
+GROUP_ID_HEADER: Final = "group_id"
+"""The id of the group a message belongs to: 24 bytes as 48 hexadecimal digits in lower case."""
+
+GROUP_SEQUENCE_HEADER: Final = "group_sequence"
+"""The message's number in its group, an integer from 1."""
+
+GROUP_LAST_HEADER: Final = "group_last"
+"""Whether the group ends with the message: True or False. The interceptor adds False."""

@@ -9,6 +9,7 @@ RelatumError
 ├── InvalidInput                  the call is wrong; nothing was sent or written
 │   ├── InvalidRelationshipKey    a key's value can't be one (fields: key, reason)
 │   ├── InvalidKeyDefinition      a definition can't be one
+│   ├── InvalidGroup              headers or a call that make no message of a group (field: reason)
 │   └── HeadersRefused            headers too deep, too many or too large
 ├── NotFound
 │   ├── StreamNotFound            there is no such stream (field: stream)
@@ -20,7 +21,10 @@ RelatumError
 ├── Conflict
 │   ├── StreamReplaced            the stream is not the one that was recorded
 │   ├── CoverageConflict          another recorder moved the coverage first; nothing was written
-│   └── KeyDefinitionConflict     a definition of that name says something else
+│   ├── KeyDefinitionConflict     a definition of that name says something else
+│   ├── IncompleteGroup           messages of a group are missing (fields: group_id, missing, last_sequence)
+│   ├── GroupConflict             a group contradicts itself (fields: group_id, anomaly)
+│   └── ClaimLost                 another member of the consumer has the group now (field: group_id)
 ├── Transient                     safe to retry
 │   ├── BrokerUnavailable
 │   │   ├── ConnectionLost        the connection ended while in use
@@ -99,6 +103,15 @@ class InvalidKeyDefinition(InvalidInput):
     key: str
 
 
+class InvalidGroup(InvalidInput):
+    """Headers or a call that cannot make a message one of a group (field `reason`); nothing was sent.
+
+    The reasons are those of `relatum.grouping.GroupFault`.
+    """
+
+    reason: str
+
+
 class HeadersRefused(InvalidInput):
     """Headers are too deep, too many or too large to be sent safely (field `reason`); nothing was sent."""
 
@@ -164,6 +177,31 @@ class KeyDefinitionConflict(Conflict):
     """A definition of that name with another source or type is in force (field `key`)."""
 
     key: str
+
+
+class IncompleteGroup(Conflict):
+    """A message group ended, or was waited for, while messages of it are missing.
+
+    Fields: `group_id`; `missing` (ranges of sequence numbers, each with its first and its last); `last_sequence` (the
+    last message's number, None where it is not there).
+    """
+
+    group_id: str
+    missing: tuple[tuple[int, int], ...]
+    last_sequence: int | None
+
+
+class GroupConflict(Conflict):
+    """A message group contradicts itself (fields `group_id`, `anomaly`: one of `relatum.grouping.Anomaly`)."""
+
+    group_id: str
+    anomaly: str
+
+
+class ClaimLost(Conflict):
+    """The group belongs to another member of the consumer by now (field `group_id`); nothing was written."""
+
+    group_id: str
 
 
 class Transient(RelatumError):

@@ -37,3 +37,9 @@ TIME_BLOCK_MESSAGES_MAX: Final = 128
 
 TIME_BLOCK_DISORDER_US_MAX: Final = 1_000_000
 """Microseconds one entry of the time index may span where messages are not in the order of their times."""
+
+GROUP_ID_BYTES: Final = 24
+"""Bytes of a message group's id. IBM MQ's: `MQBYTE24`."""
+
+GROUP_SEQUENCE_MAX: Final = 999_999_999
+"""The highest number of a message in its group. IBM MQ's, for `MsgSeqNumber`."""
