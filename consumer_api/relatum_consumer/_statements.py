@@ -46,7 +46,8 @@ _BY_ITSELF: Final[Any] = sa.literal_column("0")
 """As the offset of a subquery, keeps PostgreSQL from joining it in another way than class by class."""
 
 
-def _text(statement: Any) -> str:
+def compiled(statement: Any) -> str:
+    """A statement's text for the driver."""
     return str(statement.compile(dialect=_DIALECT))
 
 
@@ -57,14 +58,14 @@ def _text(statement: Any) -> str:
 def definitions() -> str:
     """Key definitions in force: key id, name, sources, type, since."""
     columns = [keys.c.key_id, keys.c.name, keys.c.sources, keys.c.type, keys.c.since]
-    return _text(sa.select(*columns).where(keys.c.removed_at.is_(None)).order_by(keys.c.key_id))
+    return compiled(sa.select(*columns).where(keys.c.removed_at.is_(None)).order_by(keys.c.key_id))
 
 
 @lru_cache(maxsize=512)
 def present_streams(names: int | None) -> str:
     """Present generations of the streams meant: id, name, super stream, whether times are recorded."""
     columns = [streams.c.stream_id, streams.c.name, streams.c.super_stream, streams.c.record_time]
-    return _text(sa.select(*columns).where(*_meant(names)).order_by(streams.c.name))
+    return compiled(sa.select(*columns).where(*_meant(names)).order_by(streams.c.name))
 
 
 COVERAGE_COLUMNS: Final = (
@@ -88,7 +89,7 @@ def coverage_rows() -> str:
     """Every range of the streams `stream_ids`, in the order of `COVERAGE_COLUMNS`."""
     ids = sa.bindparam("stream_ids", type_=postgresql.ARRAY(sa.Integer))
     statement = sa.select(*(coverage.c[name] for name in COVERAGE_COLUMNS)).where(coverage.c.stream_id == sa.any_(ids))
-    return _text(statement.order_by(coverage.c.stream_id, coverage.c.from_offset))
+    return compiled(statement.order_by(coverage.c.stream_id, coverage.c.from_offset))
 
 
 # --- by key -----------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def probe(order: Order, *, keys: int, names: int | None, bounded: bool, floored:
         inner = inner.where(rows.c.stream_offset >= sa.func.coalesce(floors.c.floor, sa.literal_column("0")))
     found = inner.order_by(*_ordering(order)).limit(_big("limit")).lateral("found")
     statement = sa.select(streams.c.name, found.c.stream_offset, found.c.time_us, key_id)
-    return _text(statement.select_from(source.join(found, sa.true())).where(*_meant(names)))
+    return compiled(statement.select_from(source.join(found, sa.true())).where(*_meant(names)))
 
 
 def _wanted(keys: int) -> tuple[Any, Any, Any]:
@@ -186,7 +187,7 @@ def keyed_beside(direction: Direction) -> str:
     after = direction == "after"
     order = (rows.time_us, rows.stream_offset) if after else (rows.time_us.desc(), rows.stream_offset.desc())
     statement = _one_value().where(place > at if after else place < at, rows.stream_offset >= _FLOOR)
-    return _text(statement.order_by(*order).limit(_big("limit")))
+    return compiled(statement.order_by(*order).limit(_big("limit")))
 
 
 @lru_cache
@@ -194,7 +195,7 @@ def keyed_between() -> str:
     """Rows of one key value in one stream with times from `low` to `high`, both included: offset, time."""
     rows = relationships.c
     statement = _one_value().where(rows.time_us >= _big("low"), rows.time_us <= _big("high"))
-    return _text(statement.order_by(rows.time_us, rows.stream_offset).limit(_big("limit")))
+    return compiled(statement.order_by(rows.time_us, rows.stream_offset).limit(_big("limit")))
 
 
 def _one_value() -> sa.Select[Any]:
@@ -237,14 +238,14 @@ def _in_class(blocks: Any, classes: Any) -> list[sa.ColumnElement[bool]]:
 def blocks_between() -> str:
     """Blocks of a stream that have times between `low` and `high`, both included, in the order of their offsets."""
     found = _reaching(_big("low"), _big("high"))
-    return _text(found.order_by(sa.text("first_offset"), sa.text("last_offset")))
+    return compiled(found.order_by(sa.text("first_offset"), sa.text("last_offset")))
 
 
 @lru_cache
 def blocks_beside(direction: Direction) -> str:
     """Blocks that hold the moment `t`, and the first page of those beyond it, in no order."""
     beyond = _following() if direction == "after" else _preceding()
-    return _text(sa.union_all(_reaching(_T, _T), beyond))
+    return compiled(sa.union_all(_reaching(_T, _T), beyond))
 
 
 @lru_cache
@@ -253,7 +254,7 @@ def blocks_beyond(direction: Direction) -> str:
 
     A page is not empty while there are any, has no gap, and at most `BLOCK_PAGE` blocks.
     """
-    return _text(_following() if direction == "after" else _preceding())
+    return compiled(_following() if direction == "after" else _preceding())
 
 
 def _reaching(low: Any, high: Any) -> sa.Select[Any]:

@@ -1,0 +1,140 @@
+"""Rows of the table put together as groups: members in order, the place of a group among others. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from relatum._ids import MessageId
+from relatum.grouping import Anomaly, GroupPosition, Membership, assess
+from relatum.limits import INTEGER_MIN
+
+GroupOrder: TypeAlias = Literal["logical", "physical"]
+
+
+class Member(NamedTuple):
+    """A message of a group as the table has it."""
+
+    membership: Membership
+    stream: str
+    offset: int
+    time_us: int | None
+
+    @property
+    def id(self) -> MessageId:
+        """Where the message lies."""
+        return MessageId(self.stream, self.offset)
+
+
+class Place(NamedTuple):
+    """Where a message stands in the order of arrival over streams.
+
+    `reached_us` is the latest time in its stream up to the message. So a stream's own order is that of its offsets,
+    whatever the messages' times are, and streams are merged by time.
+    """
+
+    reached_us: int
+    stream: str
+    offset: int
+
+
+NEVER_US: Final = INTEGER_MIN
+"""Comes before all times: where nothing in a stream had a time so far."""
+
+
+class Clock:
+    """The places of the messages of streams, each stream's given in the order of offsets."""
+
+    def __init__(self) -> None:
+        self._reached: dict[str, int] = {}
+
+    def place(self, stream: str, offset: int, time_us: int | None) -> Place:
+        """The place of a stream's next message; one of unknown time arrived when the one before it did."""
+        reached = self._reached.get(stream, NEVER_US)
+        if time_us is not None and time_us > reached:
+            self._reached[stream] = reached = time_us
+        return Place(reached, stream, offset)
+
+
+def in_arrival(members: Iterable[Member]) -> list[Member]:
+    """The members in the order they arrived: in a stream by offset; streams merged by time, then by name."""
+    by_offset = sorted(members, key=lambda member: (member.stream, member.offset))
+    if not by_offset or by_offset[0].stream == by_offset[-1].stream:
+        return by_offset
+    clock = Clock()
+    return sorted(by_offset, key=lambda member: clock.place(member.stream, member.offset, member.time_us))
+
+
+def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
+    """The members of each group."""
+    groups: dict[str, list[Member]] = defaultdict(list)
+    for member in members:
+        groups[member.membership.group_id].append(member)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A group as its rows show it, or a message that is in no group, as a group of one.
+
+    Attributes:
+        group_id: Its id; None for a message that is in no group.
+        position: How far it is, and what is wrong with it; None for a message that is in no group.
+        members: Those retained, one for each number, the one that arrived first; in the order asked for.
+        duplicates: Others of the same numbers, in the order of arrival.
+        expired: Those that retention has dropped, in the order of arrival.
+        head: The member whose place is the group's: in logical order the first of number 1, in physical order the
+            first of all; None where there is none.
+    """
+
+    group_id: str | None
+    position: GroupPosition | None
+    members: tuple[Member, ...]
+    duplicates: tuple[Member, ...] = ()
+    expired: tuple[Member, ...] = ()
+    head: Member | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each number from 1 to the last is there and retained."""
+        return self.position is None or self.position.is_complete
+
+    @property
+    def anomalies(self) -> tuple[Anomaly, ...]:
+        """What is wrong with it besides being incomplete."""
+        return () if self.position is None else self.position.anomalies
+
+
+def assemble(
+    group_id: str, members: Iterable[Member], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
+) -> Assembled:
+    """A group out of its rows, which come in any order; one that comes twice counts once.
+
+    Args:
+        group_id: The group.
+        members: All its rows.
+        order: "logical" puts members in the order of their numbers, "physical" in that of their arrival.
+        floors: The first retained offset by stream: rows before it have expired.
+    """
+    arrived = in_arrival(set(members))
+    expired: list[Member] = []
+    if floors:
+        expired = [member for member in arrived if is_expired(member, floors)]
+        if expired:
+            arrived = [member for member in arrived if not is_expired(member, floors)]
+    chosen: dict[int, Member] = {}
+    duplicates = tuple(
+        member for member in arrived if chosen.setdefault(member.membership.sequence, member) is not member
+    )
+    # A dictionary keeps the order things came in: that of arrival.
+    ordered = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
+    head = next(iter(ordered), None) if order == "physical" else chosen.get(1)
+    position = assess(
+        group_id, (member.membership for member in arrived), expired=[member.membership for member in expired]
+    )
+    return Assembled(group_id, position, tuple(ordered), duplicates, tuple(expired), head)
+
+
+def is_expired(member: Member, floors: Mapping[str, int]) -> bool:
+    """Whether retention has dropped a member's message."""
+    return member.offset < floors.get(member.stream, 0)

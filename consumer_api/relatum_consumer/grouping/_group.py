@@ -1,0 +1,85 @@
+"""What reading groups gives: a group's messages in order, and what is known of the group."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import overload
+
+from relatum._ids import MessageId
+from relatum.grouping import GroupPosition, GroupStatus, group_status, membership
+from relatum.reading import Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group(Sequence[Message]):
+    """A group's messages, one for each number, in the order asked for. It does not change.
+
+    It is a sequence of messages: `len(group)`, `group[0]`, `for message in group`; `group.at(1)` goes by number.
+
+    Attributes:
+        group_id: Its id, 48 hexadecimal digits; None for a message that is in no group, given as a group of one.
+        messages: The messages, each read and checked.
+        position: How far the group is, what is missing, and what is wrong with it; None for a message in no group.
+        duplicates: Further messages with numbers that `messages` has already, in the order of arrival.
+        expired: Where messages of the group lay that retention has dropped.
+    """
+
+    group_id: str | None
+    messages: tuple[Message, ...]
+    position: GroupPosition | None = None
+    duplicates: tuple[Message, ...] = ()
+    expired: tuple[MessageId, ...] = field(default=())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each number from 1 to the last is there."""
+        return self.position is None or self.position.is_complete
+
+    def at(self, sequence: int) -> Message | None:
+        """The message of a number; None where there is none."""
+        return next((message for message in self.messages if sequence_of(message) == sequence), None)
+
+    def status_of(self, message: Message) -> GroupStatus:
+        """Whether a message is in no group, in one, or the last of one."""
+        return group_status(message)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
+    def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
+        return self.messages[index]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.group_id}: {len(self.messages)} messages>"
+
+
+def sequence_of(message: Message) -> int | None:
+    """A message's number in its group; None where it is in none."""
+    place = membership(message.headers)
+    return None if place is None else place.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class IncompleteGroupReport:
+    """A group that is not complete, or not sound.
+
+    Attributes:
+        group_id: Its id.
+        position: What is there, what is missing, and what is wrong.
+        first_seen: The time of its earliest message; None where no message of it has a time.
+        last_seen: The time of its latest message; None where no message of it has a time.
+        places: Where its messages lie, in the order of arrival.
+    """
+
+    group_id: str
+    position: GroupPosition
+    first_seen: datetime | None
+    last_seen: datetime | None
+    places: tuple[MessageId, ...]

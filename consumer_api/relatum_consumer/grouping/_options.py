@@ -1,0 +1,66 @@
+"""How groups are read, checked once for both faces."""
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias, get_args
+
+from relatum.errors import InvalidInput
+from relatum.limits import INTEGER_MAX
+from relatum_consumer.grouping._assembly import GroupOrder
+
+OnDuplicate: TypeAlias = Literal["first", "raise"]
+"""What becomes of a number that several messages have."""
+
+OnConflict: TypeAlias = Literal["raise", "skip", "dead_letter"]
+"""What becomes of a group with two lasts, a number past its last, or a message that retention took."""
+
+GroupStart: TypeAlias = int | datetime | None
+"""Where reading begins: an offset, a moment, or the first message."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """The options of `Relations.groups`, where they are told."""
+
+    names: tuple[str, ...] | None
+    order: GroupOrder = "logical"
+    complete_only: bool = True
+    start: GroupStart = None
+    ungrouped: bool = False
+    complete: bool = True
+    follow: bool = False
+    timeout_s: float = 10.0
+    idle_timeout_s: float | None = None
+    on_duplicate: OnDuplicate = "first"
+    on_conflict: OnConflict = "raise"
+
+    def __post_init__(self) -> None:
+        _check_choice("order", self.order, GroupOrder)
+        _check_choice("on_duplicate", self.on_duplicate, OnDuplicate)
+        _check_choice("on_conflict", self.on_conflict, OnConflict)
+        check_start(self.start, self.names)
+        check_seconds("timeout_s", self.timeout_s)
+        if self.idle_timeout_s is not None:
+            check_seconds("idle_timeout_s", self.idle_timeout_s)
+
+
+def _check_choice(argument: str, value: Any, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise InvalidInput(f"{argument}= takes one of {', '.join(get_args(choices))}")
+
+
+def check_start(start: Any, names: tuple[str, ...] | None) -> None:
+    """See that a start is one: an offset is one stream's own."""
+    if start is None or isinstance(start, datetime):
+        return
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
+        raise InvalidInput("start= takes an offset, a datetime, or None for the first message")
+    if names is None or len(names) != 1:
+        raise InvalidInput("start= takes an offset only where one stream is named; a datetime serves several")
+
+
+def check_seconds(argument: str, seconds: Any) -> None:
+    """See that a number is one of seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise InvalidInput(f"{argument}= takes seconds, 0 or more")

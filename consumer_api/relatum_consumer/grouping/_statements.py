@@ -1,0 +1,108 @@
+"""The statements of groups, built and compiled as those of the other look-ups: two ways into one index.
+
+The key `message_group` has the values `<group id>|<sequence>|<last>`, so a group is one short range of the index
+`relationships_lookup`; and rows arrive in the order of offsets, so what a part of a stream holds is found by
+`relationships_offsets`.
+"""
+
+from functools import lru_cache
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from relatum.store import relationships
+from relatum_consumer._statements import compiled
+
+FIRST_SEQUENCE: Final = "1"
+
+_KEY_ID: Final = sa.bindparam("key_id", type_=sa.SmallInteger)
+_STREAM_ID: Final = sa.bindparam("stream_id", type_=sa.Integer)
+_STREAM_IDS: Final = sa.bindparam("stream_ids", type_=postgresql.ARRAY(sa.Integer))
+
+_BAR: Final[Any] = sa.literal_column("'|'")
+_BEHIND_ID: Final[Any] = sa.literal_column("'}'")
+"""The character after `|`: all values of a group lie before its id and this one."""
+
+_BY_ITSELF: Final[Any] = sa.literal_column("0")
+"""As the offset of a subquery, keeps PostgreSQL from joining it in another way than group by group."""
+
+
+@lru_cache
+def rows_between(*, firsts_only: bool) -> str:
+    """Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset.
+
+    Args:
+        firsts_only: Only the rows of sequence 1.
+    """
+    rows = relationships.c
+    statement = sa.select(rows.value, rows.stream_offset, rows.time_us).where(
+        rows.stream_id == _STREAM_ID,
+        rows.stream_offset >= sa.bindparam("low", type_=sa.BigInteger),
+        rows.stream_offset < sa.bindparam("high", type_=sa.BigInteger),
+        rows.key_id == _KEY_ID,
+    )
+    if firsts_only:
+        sequence = sa.func.split_part(rows.value, _BAR, sa.literal_column("2"))
+        statement = statement.where(sequence == sa.literal_column(f"'{FIRST_SEQUENCE}'"))
+    return compiled(statement.order_by(rows.stream_offset))
+
+
+@lru_cache
+def members() -> str:
+    """Rows of the groups `group_ids` in the streams `stream_ids`: value, stream id, offset, time, in no order.
+
+    One probe of `relationships_lookup` a group, for the range of values that begin with its id.
+    """
+    rows = relationships.c
+    ids = sa.bindparam("group_ids", type_=postgresql.ARRAY(sa.Text))
+    wanted = sa.func.unnest(ids).table_valued(sa.column("group_id", sa.Text)).render_derived("wanted")
+    found = (
+        sa.select(rows.value, rows.stream_id, rows.stream_offset, rows.time_us)
+        .where(
+            rows.key_id == _KEY_ID,
+            rows.value >= wanted.c.group_id.concat(_BAR).collate("C"),
+            rows.value < wanted.c.group_id.concat(_BEHIND_ID).collate("C"),
+            rows.stream_id == sa.any_(_STREAM_IDS),
+        )
+        .offset(_BY_ITSELF)
+        .lateral("found")
+    )
+    return compiled(sa.select(*found.c).select_from(wanted.join(found, sa.true())))
+
+
+WELL_FORMED: Final = r"^[0-9a-f]{48}\|[1-9][0-9]{0,8}\|(true|false)$"
+"""Values a group's message has. Other publishers may set the same headers to anything."""
+
+
+@lru_cache
+def unfinished() -> str:
+    """Ids of the groups in the streams `stream_ids` that are not whole, or not sound: at most `limit`, oldest first.
+
+    Whole and sound is a group whose one last number is its highest and whose numbers are as many. Only groups whose
+    first message is of a time before `before`, or of none. It reads every row of the key.
+    """
+    rows = relationships.c
+    group_id, sequence, last = (sa.func.split_part(rows.value, _BAR, sa.literal_column(str(n))) for n in (1, 2, 3))
+    number = sa.cast(sequence, sa.BigInteger)
+    first_last = sa.func.min(number).filter(last == sa.literal_column("'true'"))
+    first_time = sa.func.min(rows.time_us)
+    statement = (
+        sa.select(group_id.label("group_id"))
+        .where(
+            rows.key_id == _KEY_ID,
+            rows.stream_id == sa.any_(_STREAM_IDS),
+            rows.value.regexp_match(sa.literal_column(f"'{WELL_FORMED}'")),
+        )
+        .group_by(group_id)
+        .having(
+            sa.or_(
+                first_last.is_distinct_from(sa.func.max(number)),
+                sa.func.count(sa.distinct(number)) != sa.func.max(number),
+            ),
+            sa.func.coalesce(first_time < sa.bindparam("before", type_=sa.BigInteger), sa.true()),
+        )
+        .order_by(first_time.nulls_first())
+        .limit(sa.bindparam("limit", type_=sa.BigInteger))
+    )
+    return compiled(statement)
