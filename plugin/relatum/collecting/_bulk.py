@@ -1,0 +1,217 @@
+"""What an executor is handed, and what it may answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from relatum._ids import MessageId
+from relatum.errors import InvalidInput
+from relatum.reading import Message
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+REASON_CHARACTERS_MAX: Final = 1000
+"""Characters of a failure's reason that are kept."""
+
+NO_RESULT: Final = "the executor gave no result for this message"
+
+
+class FlushReason(Enum):
+    """Why a bulk was closed and handed on."""
+
+    BYTES = "bytes"
+    """Its bytes reached `bulk_bytes`."""
+    MESSAGES = "messages"
+    """Its messages reached `bulk_messages`."""
+    AGE = "age"
+    """Its first message waited `max_age_s`."""
+    IDLE = "idle"
+    """No message of its type came for `idle_s`."""
+    TOTAL_BYTES = "total_bytes"
+    """The bytes of all bulks reached `bytes_max`, and it was the largest."""
+    ACTIVE_BULKS = "active_bulks"
+    """The bulks being filled reached `bulks_max`, and it was the oldest."""
+    EXPLICIT = "explicit"
+    """`flush` was called."""
+    STOP = "stop"
+    """The collector stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The result of a message that could not be consumed.
+
+    Attributes:
+        reason: Why, for people; at most 1,000 characters are kept.
+        retry: False where trying again would not help.
+    """
+
+    reason: str
+    retry: bool = True
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """The failure an exception stands for."""
+        return cls(f"{type(error).__name__}: {error}")
+
+    @property
+    def stored_reason(self) -> str:
+        """The reason as it is stored: cut to 1,000 characters, without what PostgreSQL's text can't hold."""
+        text = self.reason.replace("\0", "").encode("utf-8", "replace").decode()
+        return text[:REASON_CHARACTERS_MAX]
+
+
+class Collected:
+    """A message in a bulk.
+
+    Attributes:
+        place: Where it lies.
+        message_id: Its property `message_id`; "stream:offset" where it has none.
+        type: The type its executor was chosen by.
+        bytes: Its bytes as the stream holds them.
+        attempts: Which attempt this is, from 1.
+        collected_at: When it was collected.
+        forwarded_at: When an executor was last handed it.
+        body: The message itself; None while it is left in its stream.
+    """
+
+    __slots__ = ("attempts", "body", "bytes", "collected_at", "forwarded_at", "message_id", "place", "type")
+
+    def __init__(
+        self,
+        place: MessageId,
+        message_id: str,
+        type: str,  # noqa: A002 - RabbitMQ's word for it
+        bytes: int,  # noqa: A002 - reads as what it is
+        body: Message | None,
+        attempts: int = 0,
+        collected_at: datetime | None = None,
+    ) -> None:
+        self.place = place
+        self.message_id = message_id
+        self.type = type
+        self.bytes = bytes
+        self.body = body
+        self.attempts = attempts
+        self.collected_at = collected_at
+        self.forwarded_at: datetime | None = None
+
+    @property
+    def message(self) -> Message:
+        """The message."""
+        assert self.body is not None, "executors are handed messages that were read"
+        return self.body
+
+    def __repr__(self) -> str:
+        return f"<Collected {self.message_id} at {self.place}>"
+
+
+class Bulk:
+    """Messages of one type, to be consumed together.
+
+    Attributes:
+        id: The bulk's id, unlike any other's.
+        type: The messages' type.
+        messages: The messages, in the order they were collected.
+        reason: Why the bulk was closed.
+        bytes: The messages' bytes.
+        connection: With `joins_transaction`: the open transaction to write in; don't commit it. Else None.
+    """
+
+    __slots__ = ("_results", "bytes", "connection", "id", "messages", "reason", "type")
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - RabbitMQ and PostgreSQL call it so
+        type: str,  # noqa: A002
+        messages: tuple[Collected, ...],
+        reason: FlushReason,
+    ) -> None:
+        self.id = id
+        self.type = type
+        self.messages = messages
+        self.reason = reason
+        self.bytes = sum(message.bytes for message in messages)
+        self.connection: sa.Connection | None = None
+        self._results: dict[MessageId, Failure | None] = {}
+
+    def succeeded(self, message: Collected) -> None:
+        """Note that a message succeeded; it stays so though the executor raises later (unless it joined)."""
+        self._results[message.place] = None
+
+    def failed(self, message: Collected, error: BaseException | Failure | str, *, retry: bool = True) -> None:
+        """Note that a message failed, and why.
+
+        Args:
+            message: One of `messages`.
+            error: An exception, a `Failure`, or the reason.
+            retry: False where trying again would not help; a `Failure` says so itself.
+        """
+        if isinstance(error, Failure):
+            self._results[message.place] = error
+        else:
+            reason = error if isinstance(error, str) else Failure.of(error).reason
+            self._results[message.place] = Failure(reason, retry)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __repr__(self) -> str:
+        return f"<Bulk of {len(self.messages)} {self.type!r}: {self.reason.value}>"
+
+
+Answer = None | Sequence[Any] | Mapping[Any, Any]
+"""What an executor returns: None (all without another result succeeded), a result for each message in order, or a
+mapping from messages, places or message ids to results. A result is None for success, a `Failure` or an exception."""
+
+Executor = Callable[[Bulk], Answer]
+
+
+def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> dict[MessageId, Failure | None]:
+    """The result of each message of a bulk after its executor returned or raised.
+
+    Args:
+        bulk: The bulk, with what it was told by `succeeded` and `failed`.
+        answer: What the executor returned.
+        raised: What it raised instead. In a joined transaction all it wrote is gone then, and with it each result.
+    """
+    noted = bulk._results
+    if raised is not None:
+        failure = Failure.of(raised)
+        kept = noted if bulk.connection is None else {}
+        return {message.place: kept.get(message.place, failure) for message in bulk.messages}
+    try:
+        given = _answered(bulk, answer)
+    except InvalidInput as error:
+        given = {message.place: Failure(str(error)) for message in bulk.messages}
+    return {message.place: noted.get(message.place, given[message.place]) for message in bulk.messages}
+
+
+def _answered(bulk: Bulk, answer: Any) -> dict[MessageId, Failure | None]:
+    if answer is None:
+        return dict.fromkeys((message.place for message in bulk.messages), None)
+    if isinstance(answer, Mapping):
+        return {message.place: _in_mapping(answer, message) for message in bulk.messages}
+    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        raise InvalidInput(f"the executor returned {type(answer).__name__}, not None, a sequence or a mapping")
+    if len(answer) != len(bulk.messages):
+        raise InvalidInput(f"the executor returned {len(answer)} results for {len(bulk.messages)} messages")
+    return {message.place: _result(each) for message, each in zip(bulk.messages, answer, strict=True)}
+
+
+def _in_mapping(answer: Mapping[Any, Any], message: Collected) -> Failure | None:
+    for key in (message, message.place, message.message_id):
+        if key in answer:
+            return _result(answer[key])
+    return Failure(NO_RESULT)
+
+
+def _result(given: Any) -> Failure | None:
+    if given is None or isinstance(given, Failure):
+        return given
+    if isinstance(given, BaseException):
+        return Failure.of(given)
+    return Failure(f"the executor's result is {type(given).__name__}, not None, a Failure or an exception")

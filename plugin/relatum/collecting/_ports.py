@@ -1,0 +1,178 @@
+"""What a collector needs of its store: one protocol, kept by PostgreSQL (`_store`) and by memory (`_memory`)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+from relatum._ids import MessageId
+from relatum.collecting._outcome import Outcome, OutcomeStatus
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A collected message as the store knows it: everything but the body.
+
+    Attributes:
+        place: Where the message lies; that is its identity.
+        message_id: The property `message_id`, or "stream:offset".
+        type: The type its executor is chosen by.
+        bytes: The message's bytes, for the sizes of bulks.
+        attempts: How often an executor was handed it.
+        due_in_s: Seconds until its next attempt; 0 for at once.
+        collected_at: When it was collected; None before it is.
+    """
+
+    place: MessageId
+    message_id: str
+    type: str
+    bytes: int
+    attempts: int = 0
+    due_in_s: float = 0.0
+    collected_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
+
+    stream: str
+    from_offset: int
+    to_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an attempt came to, to be stored.
+
+    Attributes:
+        place: The message's place.
+        status: SUCCEEDED, FAILED or DEAD; COLLECTED where it is to be tried again.
+        reason: Why it failed, at most 1,000 characters; None where it succeeded.
+        retry_in_s: With COLLECTED: seconds until the next attempt.
+    """
+
+    place: MessageId
+    status: OutcomeStatus
+    reason: str | None = None
+    retry_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a call to the store came to.
+
+    Attributes:
+        places: Those of the places asked for that are this member's and are now as asked. What is missing belongs to
+            another member, or was finished before.
+        at: The store's time, aware: what it wrote as `collected_at`, `forwarded_at`, `finished_at`.
+    """
+
+    places: frozenset[MessageId]
+    at: datetime
+
+
+class Store(Protocol):
+    """Keeps ids and states of the messages of one collector name. Blocking, one transaction a call, thread-safe.
+
+    Each call may raise `DatabaseUnavailable`; it is then repeated with the same arguments, although the transaction
+    may have been committed. So a repetition changes nothing, and answers as the first call would have.
+
+    A member is one running collector. What it collected is its own until its lease has lapsed and another takes over.
+    Fencing is by row: a member whose row another took over finds that place missing in `Stored.places`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The collector's name."""
+
+    def open(self, lease_s: float) -> int:
+        """Join as a new member whose lease holds for `lease_s` seconds; gives its id."""
+
+    def renew(self, member: int) -> bool:
+        """Extend the lease, and with it that of the streams followed; also one that lapsed, if nobody minded.
+
+        Returns:
+            False where the member is gone (all it had was taken over): join anew.
+        """
+
+    def close(self, member: int) -> None:
+        """Leave: what is unfinished, and the streams followed, may be taken over at once."""
+
+    def follow(self, member: int, stream: str, initial: int) -> int | None:
+        """Follow a stream, if no member with a lease does.
+
+        Args:
+            member: Who.
+            stream: The stream.
+            initial: The position of a stream this collector never followed before.
+
+        Returns:
+            The position to go on from; None where another member follows it.
+        """
+
+    def unfollow(self, member: int, stream: str) -> None:
+        """Let another member follow the stream."""
+
+    def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
+        """Store messages as collected, and with `advance` move the position of their stream, in one transaction.
+
+        Without `advance`, entries may lie in several streams; what was collected before, by whomever, is left as it is.
+
+        Returns:
+            The places that are this member's to consume.
+
+        Raises:
+            Conflict: The position is not at `from_offset` (nor, by this very call before, at `to_offset`), or another
+                member follows the stream; nothing was written.
+        """
+
+    def forward(self, member: int, bulk_id: str, places: Collection[MessageId]) -> Stored:
+        """Note that an executor is handed these now: attempts + 1."""
+
+    def finish(
+        self, member: int, bulk_id: str, results: Sequence[Result], *, connection: "sa.Connection | None" = None
+    ) -> Stored:
+        """Store what an attempt came to, for those that are still forwarded in this bulk by this member.
+
+        Args:
+            member: Who.
+            bulk_id: The bulk's id, as in `forward`.
+            results: What became of each.
+            connection: The transaction of `transaction` to write in; else one of its own.
+        """
+
+    def transaction(self) -> "AbstractContextManager[sa.Connection]":
+        """A transaction that an executor may join: committed at the end of the block, rolled back where it raises.
+
+        Raises:
+            ConfigurationError: The store has none: it is memory.
+        """
+
+    def take_over(self, member: int, types: Collection[str], entries_max: int) -> list[Entry]:
+        """Make unfinished messages of these types this member's, whose member's lease has lapsed: at most so many.
+
+        They are `collected` again, oldest first.
+        """
+
+    def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
+        """The outcome of each id, "unknown" ones too; of several messages with one id, the least advanced."""
+
+    def dispose(self) -> None:
+        """Give connections back; the store is not used any more."""
+
+
+def unknown(message_id: str) -> Outcome:
+    """The outcome of a message nobody has collected."""
+    return Outcome(message_id, OutcomeStatus.UNKNOWN)
+
+
+def least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of the outcomes of messages with one id, the least advanced (the earliest of equals), with the others."""
+    order = list(OutcomeStatus)
+    ranked = sorted(outcomes, key=lambda outcome: (order.index(outcome.status), outcome.stream, outcome.offset))
+    return replace(ranked[0], others=tuple(ranked[1:]))
