@@ -30,6 +30,7 @@ from relatum.store._coverage import (
     tail_of,
 )
 from relatum.store._engine import as_engine, make_engine, translated_errors
+from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._rows import copy_lines, copy_text, count_skips, needs_escape
 from relatum.store._tables import (
     SCHEMA,
@@ -69,6 +70,9 @@ __all__ = [
     "current_stream",
     "ensure_stream",
     "events",
+    "group_consumers",
+    "group_scans",
+    "group_states",
     "key_definitions",
     "keys",
     "last_position",
