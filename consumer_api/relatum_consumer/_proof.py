@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from relatum._ids import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
 from relatum.reading import Message, StreamBounds
-from relatum.store import CoverageRow, Position, Range, covered, merged, missing
+from relatum.store import CoverageRow, Position, Range, covered, last_position, merged, missing
 from relatum.wire._identity import fingerprint
 from relatum_consumer import _statements as statements
 from relatum_consumer._catalog import Catalog, PresentStream
@@ -88,12 +88,6 @@ def _coverage(recorded: Sequence[PresentStream]) -> Steps[dict[int, list[Coverag
         row = CoverageRow(**dict(zip(statements.COVERAGE_COLUMNS, values, strict=True)))
         ranges[row.stream_id].append(row)
     return ranges
-
-
-def last_position(rows: Sequence[CoverageRow]) -> Position | None:
-    """What was recorded furthest on. A log grows at its end only: where that agrees, all before it does."""
-    positions = [row.position for row in rows if row.position is not None]
-    return max(positions, key=lambda position: position.offset, default=None)
 
 
 def _check_identity(stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> Steps[None]:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from relatum import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced
 from relatum.reading import Message, Properties, StreamBounds
-from relatum.store import TIME, CoverageRow, Position
+from relatum.store import TIME, CoverageRow, Position, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Status
-from relatum_consumer._proof import agrees, gaps, last_position
+from relatum_consumer._proof import agrees, gaps
 from relatum_consumer._related import first_retained
 
 
