@@ -16,7 +16,7 @@ from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import Bounds, Partitions, Pause, Read, Request, Scan, Select, Steps
+from relatum_consumer._requests import Bounds, Partitions, Pause, Read, Request, Scan, Select, Steps, run
 from relatum_consumer._statements import Order
 
 _Result = TypeVar("_Result")
@@ -280,18 +280,7 @@ class Relations:
     # --- carrying out -------------------------------------------------------------------------------------
 
     def _run(self, steps: Steps[_Result]) -> _Result:
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = self._carry_out(request)
-                except RelatumError as error:
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as stop:
-            result: _Result = stop.value
-            return result
+        return run(steps, self._carry_out)
 
     def _carry_out(self, request: Request) -> Any:
         if type(request) is Select:

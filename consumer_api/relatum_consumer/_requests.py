@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from relatum._ids import MessageId
+from relatum.errors import RelatumError
 from relatum.reading import Message
 
 _Result = TypeVar("_Result")
@@ -62,3 +63,24 @@ class Pause:
 
 Request: TypeAlias = Select | Read | Bounds | Partitions | Scan | Pause
 Steps: TypeAlias = Generator[Request, Any, _Result]
+
+
+def run(steps: Steps[_Result], carry_out: Callable[[Request], Any]) -> _Result:
+    """Take steps to their end; what they return.
+
+    Args:
+        steps: A look-up.
+        carry_out: Gives the answer to a request. A `RelatumError` that it raises is handed to the look-up.
+    """
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = carry_out(request)
+            except RelatumError as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as stop:
+        result: _Result = stop.value
+        return result

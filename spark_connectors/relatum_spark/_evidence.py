@@ -1,18 +1,15 @@
 """Whether everything in some streams is recorded for some keys: the proof of look-ups, asked from Spark's driver."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 
-from relatum.errors import RelatumError
 from relatum.reading import StreamReader
 from relatum.store import TIME
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import Uncovered, uncovered
-from relatum_consumer._requests import Bounds, Partitions, Read, Request, Select, Steps
-
-_Result = TypeVar("_Result")
+from relatum_consumer._requests import Bounds, Partitions, Read, Request, Select, Steps, run
 
 
 def not_recorded(
@@ -39,7 +36,8 @@ def not_recorded(
         StreamNotFound: a stream is unknown to the database and to the broker, or was deleted.
         StreamReplaced: what lies at a stream's last recorded offset is not what was recorded there.
     """
-    return _run(_not_recorded(Catalog(vhost), names, keys, with_time), reader, connection)
+    steps = _not_recorded(Catalog(vhost), names, keys, with_time)
+    return run(steps, lambda request: _carry_out(request, reader, connection))
 
 
 def _not_recorded(
@@ -51,21 +49,6 @@ def _not_recorded(
         definition = yield from catalog.definition(key)
         key_ids.add(definition.key_id)
     return (yield from uncovered(catalog, names, key_ids))
-
-
-def _run(steps: Steps[_Result], reader: StreamReader, connection: sa.Connection) -> _Result:
-    try:
-        request = next(steps)
-        while True:
-            try:
-                answer = _carry_out(request, reader, connection)
-            except RelatumError as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as stop:
-        result: _Result = stop.value
-        return result
 
 
 def _carry_out(request: Request, reader: StreamReader, connection: sa.Connection) -> Any:
