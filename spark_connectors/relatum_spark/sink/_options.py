@@ -1,6 +1,5 @@
 """The options of the sink, and the columns it takes, checked before any job runs."""
 
-import difflib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from relatum.errors import InvalidInput, InvalidRelationshipKey
 from relatum.keys import SkipReason
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.sink._sequence import EPOCH_MAX, check_names
-from relatum_spark.source._options import _Given, _names, broker_of
+from relatum_spark.source._options import Given, broker_of, names_of
 from relatum_spark.source._schema import PROPERTIES
 
 WRITE_OPTIONS: Final = (
@@ -43,7 +42,6 @@ CONFIRM_TIMEOUT_MS: Final = 30_000
 IN_FLIGHT_MAX: Final = 10_000
 """Messages sent and not confirmed: more make it no faster, and each costs the broker memory."""
 
-_ALIKE: Final = 0.85
 _INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 _KEY_TYPES: Final = (StringType, BinaryType, BooleanType, TimestampType, *_INTEGERS)
 _HEADER_TYPES: Final = (*_KEY_TYPES, FloatType, DoubleType)
@@ -93,8 +91,8 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
         ConfigurationError: no broker is named, or a URL cannot be read.
         InvalidInput: an option is misspelt, its value cannot be one, or two contradict each other.
     """
-    given = _Given(options)
-    _check_option_names(options)
+    given = Given(options)
+    given.check_names(WRITE_OPTIONS)
     stream, super_stream, routing_key = given.text("stream"), given.text("superStream"), given.text("routingKey")
     if (stream is None) == (super_stream is None):
         raise InvalidInput("which stream? Give one of the options stream and superStream")
@@ -118,7 +116,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
         stream=stream,
         super_stream=super_stream,
         routing_key=routing_key,
-        key_columns=_names(given, "keyColumns"),
+        key_columns=names_of(given, "keyColumns"),
         producer_name=producer,
         write_id=write_id or str(uuid.uuid4()),
         batch_id=batch_id or 0,
@@ -126,13 +124,6 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
         in_flight_max=given.number("maxInFlight", default=IN_FLIGHT_MAX),
         database=None if database is None else database_url(database),
     )
-
-
-def _check_option_names(options: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in WRITE_OPTIONS}
-    for name in sorted(each.lower() for each in options if each.lower() not in known):
-        if alike := difflib.get_close_matches(name, known, 1, _ALIKE):
-            raise InvalidInput(f"there is no option {name!r}; is {known[alike[0]]} meant?")
 
 
 def _batch_id(text: str | None) -> int | None:

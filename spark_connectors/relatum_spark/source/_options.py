@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, cast
 
@@ -12,7 +12,7 @@ from relatum_spark._broker import Broker, database_url
 from relatum_spark.source._offsets import EARLIEST, parse_moments, parse_offsets
 
 _BROKER_OPTIONS: Final = ("broker", "streamUrl", "tlsCaFile", "tlsCertificateFile", "tlsKeyFile", "pollTimeoutMs")
-_READ_OPTIONS: Final = (
+READ_OPTIONS: Final = (
     *_BROKER_OPTIONS,
     "database",
     "stream",
@@ -153,7 +153,7 @@ def broker_of(options: Mapping[str, str]) -> Broker:
         ConfigurationError: no broker is named, or its URL cannot be read.
         InvalidInput: `pollTimeoutMs` is no time.
     """
-    given = _Given(options)
+    given = Given(options)
     broker = Broker.of(given.text("broker"), given.text("streamUrl"))
     return replace(
         broker,
@@ -176,15 +176,15 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         ConfigurationError: no broker or database is named, or a URL cannot be read.
         InvalidInput: an option is misspelt, its value cannot be one, or two contradict each other.
     """
-    given = _Given(options)
-    given.check_names()
+    given = Given(options)
+    given.check_names(READ_OPTIONS)
     streams, super_stream = _streams(given)
     starting = _place(given, "starting", Latest() if streaming else Earliest())
     ending = _place(given, "ending", Latest())
     if streaming and (name := given.first(*_BATCH_ALONE)):
         instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
         raise InvalidInput(f"option {name}: a streaming query has none; it is a batch's alone{instead}")
-    keys, key, values = _names(given, "keys"), given.text("key"), _key_values(given)
+    keys, key, values = names_of(given, "keys"), given.text("key"), _key_values(given)
     needs_database = bool(keys or key or given.text("database"))
     return SourceOptions(
         broker=broker_of(options),
@@ -213,15 +213,19 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     )
 
 
-class _Given:
+class Given:
     """The options given, by their names in small letters."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
 
-    def check_names(self) -> None:
-        """Refuse a name that is nearly one of ours."""
-        known = {name.lower(): name for name in _READ_OPTIONS}
+    def check_names(self, names: Iterable[str]) -> None:
+        """Refuse a name that is nearly one of ours.
+
+        Args:
+            names: Ours.
+        """
+        known = {name.lower(): name for name in names}
         for name in sorted(self._options.keys() - known.keys()):
             if alike := difflib.get_close_matches(name, known, 1, _ALIKE):
                 raise InvalidInput(f"there is no option {name!r}; is {known[alike[0]]} meant?")
@@ -262,7 +266,7 @@ class _Given:
         return text.strip().lower()
 
 
-def _streams(given: _Given) -> tuple[tuple[str, ...], str | None]:
+def _streams(given: Given) -> tuple[tuple[str, ...], str | None]:
     """The streams named, or the super stream."""
     found = [name for name in ("stream", "streams", "superStream") if given.text(name) is not None]
     if len(found) != 1:
@@ -271,10 +275,10 @@ def _streams(given: _Given) -> tuple[tuple[str, ...], str | None]:
     text = given.text(found[0]) or ""
     if found[0] == "superStream":
         return (), text
-    return ((text,) if found[0] == "stream" else _names(given, "streams")), None
+    return ((text,) if found[0] == "stream" else names_of(given, "streams")), None
 
 
-def _names(given: _Given, option: str) -> tuple[str, ...]:
+def names_of(given: Given, option: str) -> tuple[str, ...]:
     """Names, separated by commas or as a JSON list, each once."""
     text = given.text(option)
     if text is None:
@@ -295,7 +299,7 @@ def _json_list(text: str, option: str) -> list[Any]:
     return values
 
 
-def _key_values(given: _Given) -> tuple[object, ...]:
+def _key_values(given: Given) -> tuple[object, ...]:
     """The values of the key to look up: a composite's are lists."""
     key, text = given.text("key"), given.text("keyValues")
     if (key is None) != (text is None):
@@ -308,7 +312,7 @@ def _key_values(given: _Given) -> tuple[object, ...]:
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
-def _place(given: _Given, side: Literal["starting", "ending"], default: Place) -> Place:
+def _place(given: Given, side: Literal["starting", "ending"], default: Place) -> Place:
     """Where a read begins or ends: by moment, by moment a stream, by offset, the first of these that is given."""
     moment = f"{side}Timestamp"
     if (text := given.text(moment)) is not None:
@@ -337,5 +341,5 @@ def _moment_ms(text: str, option: str) -> int:
     return int(text)
 
 
-def _poll_timeout_s(given: _Given) -> float:
+def _poll_timeout_s(given: Given) -> float:
     return cast(int, given.number("pollTimeoutMs", default=POLL_TIMEOUT_MS)) / 1000
