@@ -1,4 +1,4 @@
-"""Where a read begins in a stream: an option's words turned into an offset."""
+"""Where a read begins in a stream, and where the stream ends: an option's words turned into an offset."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -10,6 +10,11 @@ from relatum_spark.source._offsets import EARLIEST, LATEST
 from relatum_spark.source._options import Earliest, Latest, Moment, Offsets, Place
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def after(bounds: StreamBounds) -> int:
+    """The offset after the last one; 0 for an empty stream."""
+    return 0 if bounds.last is None else bounds.last + 1
 
 
 def start_of(

@@ -20,7 +20,7 @@ from relatum.reading import StreamBounds
 from relatum_spark.source._admission import plan_end
 from relatum_spark.source._offsets import Slice, slices
 from relatum_spark.source._options import SourceOptions
-from relatum_spark.source._places import start_of
+from relatum_spark.source._places import after, start_of
 from relatum_spark.source._ranges import check_named
 from relatum_spark.source._tails import Tails
 
@@ -230,8 +230,3 @@ class StreamPlanner:
     def close(self) -> None:
         """Close the connection to the broker."""
         self._tails.close()
-
-
-def after(bounds: StreamBounds) -> int:
-    """The offset after the last one; 0 for an empty stream."""
-    return 0 if bounds.last is None else bounds.last + 1

@@ -7,7 +7,7 @@ from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound
 from relatum.reading import StreamBounds, StreamReader
 from relatum_spark.source._offsets import Slice
 from relatum_spark.source._options import Moment, Moments, Offsets, SourceOptions
-from relatum_spark.source._places import start_of
+from relatum_spark.source._places import after, start_of
 
 _log: Final = logging.getLogger("relatum.spark")
 _REMEDY: Final = "set failOnDataLoss to false to read what there is"
@@ -23,7 +23,7 @@ def range_of(reader: StreamReader, stream: str, options: SourceOptions) -> Slice
         InvalidInput: nothing was written at or after the starting moment; or an option says nothing of this stream.
     """
     bounds = reader.bounds(stream)
-    end = 0 if bounds.last is None else bounds.last + 1
+    end = after(bounds)
     start = start_of(reader, stream, options.starting, bounds, strategy=options.starting_strategy)
     stop = _end_of(reader, stream, options, bounds)
     start = end if start is None else start

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from relatum.errors import ConfigurationError, StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
 from relatum_spark._broker import Broker
+from relatum_spark.source._places import after
 
 _log: Final = logging.getLogger("relatum.spark")
 
@@ -80,7 +81,7 @@ class Tails:
         doubted_at: float | None = None
         while True:
             found = self._bounds_once(stream)
-            if read_to is None or (found is not None and (0 if found.last is None else found.last + 1) >= read_to):
+            if read_to is None or (found is not None and after(found) >= read_to):
                 return found
             now = time.monotonic()
             if doubted_at is None:
