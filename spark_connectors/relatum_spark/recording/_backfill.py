@@ -22,7 +22,7 @@ from relatum.recording import BackfillReport
 from relatum.recording._backfill import Plan, edges_of, plan_backfill
 from relatum.recording._fill import Filler, Pace
 from relatum.recording._ranges import Segment
-from relatum.store import StreamRow, make_engine
+from relatum.store import StreamRow, as_engine
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.recording._follower import Follower, ProgressListener
 from relatum_spark.recording._tasks import parallelism, run_tasks
@@ -78,13 +78,9 @@ def backfill(
     _check(messages_per_s, slice_offsets)
     at_once = parallelism(spark, partitions)
     target, url = Broker.of(broker, stream_url), database_url(database)
-    engine = make_engine(url)
-    try:
-        with target.open() as reader:
-            run = _Run(spark, engine, reader, target, url, at_once, slice_offsets, messages_per_s, progress)
-            return run.run([streams] if isinstance(streams, str) else streams, keys)
-    finally:
-        engine.dispose()
+    with as_engine(url) as engine, target.open() as reader:
+        run = _Run(spark, engine, reader, target, url, at_once, slice_offsets, messages_per_s, progress)
+        return run.run([streams] if isinstance(streams, str) else streams, keys)
 
 
 def _check(messages_per_s: float | None, slice_offsets: int) -> None:
@@ -124,12 +120,8 @@ class Filling:
     def __call__(self, parts: Sequence[Part]) -> list[SliceFilled]:
         """Fill slices, one after the other."""
         pace = Pace(self.messages_per_s, threading.Event())
-        engine = make_engine(self.database, pool_size=1)
-        try:
-            with self.broker.open() as reader:
-                return [self._fill(engine, reader, part, pace) for part in parts]
-        finally:
-            engine.dispose()
+        with as_engine(self.database) as engine, self.broker.open() as reader:
+            return [self._fill(engine, reader, part, pace) for part in parts]
 
     def _fill(self, engine: sa.Engine, reader: StreamReader, part: Part, pace: Pace) -> SliceFilled:
         done: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from relatum.errors import InvalidInput
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import StreamVerified, VerifyReport
 from relatum.recording._verify import Comparison, Subject, plan_verification, windows
-from relatum.store import Range, make_engine
+from relatum.store import Range, as_engine
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.recording._backfill import named_streams
 from relatum_spark.recording._tasks import parallelism, run_tasks
@@ -61,14 +61,9 @@ def verify(
         raise InvalidInput(f"sample must be 0 to 1, not {sample}")
     at_once = parallelism(spark, partitions)
     target, url = Broker.of(broker, stream_url), database_url(database)
-    engine = make_engine(url)
-    try:
-        with target.open() as reader:
-            names = named_streams(reader, [streams] if isinstance(streams, str) else streams)
-            check = _Verification(spark, engine, reader, target, url, at_once)
-            results = check.compare(names, sample)
-    finally:
-        engine.dispose()
+    with as_engine(url) as engine, target.open() as reader:
+        names = named_streams(reader, [streams] if isinstance(streams, str) else streams)
+        results = _Verification(spark, engine, reader, target, url, at_once).compare(names, sample)
     for result in results:
         if progress is not None:
             progress(result)
@@ -94,14 +89,10 @@ class Comparing:
     def __call__(self, run: Run) -> StreamVerified:
         """Compare the windows; the result is of these alone."""
         result = StreamVerified(run.stream)
-        engine = make_engine(self.database, pool_size=1)
-        try:
-            with self.broker.open() as reader:
-                comparison = Comparison(engine, reader, self.subjects[run.stream])
-                for window in run.windows:
-                    comparison.compare(window, result)
-        finally:
-            engine.dispose()
+        with as_engine(self.database) as engine, self.broker.open() as reader:
+            comparison = Comparison(engine, reader, self.subjects[run.stream])
+            for window in run.windows:
+                comparison.compare(window, result)
         return result
 
 
