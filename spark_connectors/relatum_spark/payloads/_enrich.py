@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -31,7 +31,7 @@ from relatum_spark.payloads._resolve import resolve
 How: TypeAlias = Literal["left", "inner"]
 Write: TypeAlias = Callable[[DataFrame, int], None]
 
-_ISO: str = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+_ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,8 @@ def resolve(
             from the database.
         keep_order: Leave the rows in their partitions and in their order, which saves a shuffle; each task then reads
             what its own rows name. Good for few rows, or rows that are sorted already.
-        partitions: Tasks to read with; None leaves it to Spark: as many as there are cores for many rows, one for few.
+        partitions: Tasks to read with; None: as many as run at once, where Spark estimates the rows at 64 MiB or less;
+            else, and over Spark Connect, as many as Spark makes of their bytes.
         broker: Which RabbitMQ; None for RELATUM_BROKER_URL.
         stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
         database: PostgreSQL's URL, for `check` only; None for RELATUM_DATABASE_URL.
@@ -140,11 +141,11 @@ def _slots_for_few(df: DataFrame) -> int | None:
 
     Adaptive execution goes by bytes. A place is few bytes and much work: it would give one task what all could share.
     """
-    context = getattr(df.sparkSession, "sparkContext", None)  # There is none in Spark Connect.
-    if context is None:
+    at_once = _at_once(df)
+    if at_once is None:
         return None
     estimate = df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()
-    return context.defaultParallelism if int(str(estimate)) <= FEW_BYTES else None
+    return at_once if int(str(estimate)) <= FEW_BYTES else None
 
 
 def _in_fewer(df: DataFrame) -> DataFrame:
@@ -152,8 +153,14 @@ def _in_fewer(df: DataFrame) -> DataFrame:
 
     Before the columns are renamed: Spark drops it where the shuffle follows at once.
     """
-    context = getattr(df.sparkSession, "sparkContext", None)  # There is none in Spark Connect.
-    return df if context is None else df.coalesce(WAVES * context.defaultParallelism)
+    at_once = _at_once(df)
+    return df if at_once is None else df.coalesce(WAVES * at_once)
+
+
+def _at_once(df: DataFrame) -> int | None:
+    """How many tasks run at once; None over Spark Connect, which does not tell."""
+    context = getattr(df.sparkSession, "sparkContext", None)
+    return None if context is None else int(context.defaultParallelism)
 
 
 # --- what is refused before anything runs -----------------------------------------------------------------
