@@ -7,9 +7,10 @@ from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from relatum._names import RECEIPT_HEADER, TIME_HEADER
+from relatum._names import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, RECEIPT_HEADER, TIME_HEADER
 from relatum._uuid7 import uuid7
-from relatum.errors import InvalidRelationshipKey
+from relatum.errors import InvalidGroup, InvalidRelationshipKey
+from relatum.grouping import GROUP_KEY, checked_membership
 from relatum.interception._headers import HeaderLimits
 from relatum.keys import BodyFunction, InvalidValue, KeyDefinition, KeyType, SkipReason, canonical
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
@@ -25,6 +26,7 @@ _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 """Seconds: the last value of the property `timestamp` that is a moment."""
 
 _TIME_ADDED: Final = (TIME_HEADER,)
+_LAST_ADDED: Final = (GROUP_LAST_HEADER,)
 
 _SURE_LENGTH: Final = KEY_VALUE_BYTES_MAX // 4
 """Characters of a text that cannot be over the limit: UTF-8 takes at most four bytes for one."""
@@ -53,8 +55,9 @@ class Stamper:
 
     Args:
         definitions: The keys whose values are checked, and whose callables are lifted into headers.
-        on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent. `"skip"`: the message
-            is published with the caller's headers as they are, and `skipped` counts the value.
+        on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent, bad headers of a group
+            are `InvalidGroup`. `"skip"`: the message is published with the caller's headers as they are, and
+            `skipped` counts the value.
         frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
         skipped: The counter to use, where several stampers share one.
         integer: Makes the time header's value out of an integer; the client's own class of long integers, where it
@@ -80,6 +83,8 @@ class Stamper:
         self._keys: list[tuple[str | None, KeyDefinition]] = []
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
         for definition in definitions:
+            if definition == GROUP_KEY:
+                continue  # Its headers are checked more strictly than a key's, whether it is among the keys or not.
             if definition.from_body is not None:
                 self._lifted.append((definition.from_body, definition))
             else:
@@ -108,12 +113,15 @@ class Stamper:
 
         Raises:
             InvalidRelationshipKey: a key's value or the message's time cannot be recorded.
+            InvalidGroup: the headers of a group contradict each other, or cannot be what they are.
             HeadersRefused: the headers are over a limit.
         """
         out = dict(headers) if headers else {}
         added = self._lift(out, body) if self._lifted else ()
         if out:
             self._limits.check(out, self._read_property, properties)
+            if GROUP_ID_HEADER in out or GROUP_SEQUENCE_HEADER in out or GROUP_LAST_HEADER in out:
+                added += self._check_group(out)
         for header, definition in self._keys:
             if header is not None:
                 value = out.get(header)
@@ -175,6 +183,20 @@ class Stamper:
         # A number travels as one; a moment as microseconds, since an AMQP timestamp has only seconds.
         return text if key_type is KeyType.TEXT else int(text)
 
+    def _check_group(self, out: dict[str, Any]) -> tuple[str, ...]:
+        """Check the headers of a group, and add the flag where it is missing: the key has a value only with all."""
+        try:
+            place = checked_membership(out)
+        except InvalidGroup as error:
+            if self._raises:
+                raise
+            self._skip(GROUP_KEY.name, error.reason)
+            return ()
+        if place is None or out.get(GROUP_LAST_HEADER) is not None:
+            return ()
+        out[GROUP_LAST_HEADER] = False
+        return _LAST_ADDED
+
     def _check_time(self, value: Any) -> None:
         if type(value) is bool or not isinstance(value, int):
             self._invalid(TIME_HEADER, SkipReason.NOT_TIMESTAMP, None)
@@ -187,6 +209,9 @@ class Stamper:
             raise InvalidRelationshipKey(
                 f"key {key!r} has a value that cannot be recorded: {reason}; nothing was sent", key=key, reason=reason
             ) from cause
+        self._skip(key, reason)
+
+    def _skip(self, key: str, reason: str) -> None:
         self.skipped[key, reason] += 1
         if self.skipped[key, reason] == 1:
             logger.warning(
