@@ -113,7 +113,7 @@ class Bulk:
     """Messages of one type, to be consumed together.
 
     Attributes:
-        id: The bulk's id, unlike any other's.
+        id: The bulk's id, 63 bits by chance.
         type: The messages' type.
         messages: The messages, in the order they were collected.
         reason: Why the bulk was closed.
@@ -125,7 +125,7 @@ class Bulk:
 
     def __init__(
         self,
-        id: str,  # noqa: A002 - RabbitMQ and PostgreSQL call it so
+        id: int,  # noqa: A002 - as PostgreSQL calls it
         type: str,  # noqa: A002
         messages: tuple[Collected, ...],
         reason: FlushReason,

@@ -3,13 +3,13 @@
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from relatum._ids import MessageId
 from relatum.collecting._outcome import Outcome, OutcomeStatus
-from relatum.collecting._ports import Advance, Entry, Result, Stored, least_advanced, unknown
+from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored, least_advanced, unknown
 from relatum.errors import ConfigurationError, Conflict
 
 if TYPE_CHECKING:
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 FINISHED_MAX: Final = 100_000
 """Final outcomes kept; the oldest are forgotten first."""
-
-
-@dataclass(slots=True)
-class _Record:
-    outcome: Outcome
-    bulk_id: str | None = None
 
 
 class MemoryStore:
@@ -37,12 +31,12 @@ class MemoryStore:
         self.name = name
         self._finished_max = finished_max
         self._lock = threading.Lock()
-        self._records: dict[MessageId, _Record] = {}
+        self._records: dict[MessageId, Outcome] = {}
         self._places: dict[str, list[MessageId]] = {}
         self._finished: dict[MessageId, None] = {}
-        self._positions: dict[str, int] = {}
+        self._positions: dict[str, Followed] = {}
 
-    def open(self, lease_s: float) -> int:
+    def open(self, types: Collection[str], lease_s: float) -> int:
         """The one member's id."""
         return 1
 
@@ -53,10 +47,18 @@ class MemoryStore:
     def close(self, member: int) -> None:
         """Nobody is there to take over."""
 
-    def follow(self, member: int, stream: str, initial: int) -> int | None:
+    def follow(self, member: int, stream: str, initial: int) -> Followed | None:
         """The position to go on from."""
         with self._lock:
-            return self._positions.setdefault(stream, initial)
+            return self._positions.setdefault(stream, Followed(initial))
+
+    def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
+        """Forget what is known of the stream."""
+        with self._lock:
+            for place in [place for place in self._records if place.stream == stream]:
+                self._drop(place)
+            self._positions[stream] = Followed(initial)
+            return self._positions[stream]
 
     def unfollow(self, member: int, stream: str) -> None:
         """Nobody else follows."""
@@ -66,9 +68,10 @@ class MemoryStore:
         now = datetime.now(UTC)
         with self._lock:
             if advance is not None:
-                if self._positions.get(advance.stream) != advance.from_offset:
+                followed = self._positions.get(advance.stream)
+                if followed is None or followed.next_offset != advance.from_offset:
                     raise Conflict(f"the position of {advance.stream!r} is not {advance.from_offset}")
-                self._positions[advance.stream] = advance.to_offset
+                self._positions[advance.stream] = Followed(advance.to_offset, advance.known_by or followed.known_by)
             new = [entry for entry in entries if entry.place not in self._records]
             for entry in new:
                 self._keep(entry, now)
@@ -84,35 +87,30 @@ class MemoryStore:
             entry.place.offset,
             collected_at=now,
         )
-        self._records[entry.place] = _Record(outcome)
+        self._records[entry.place] = outcome
         self._places.setdefault(entry.message_id, []).append(entry.place)
 
-    def forward(self, member: int, bulk_id: str, places: Collection[MessageId]) -> Stored:
+    def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Note another attempt."""
         now = datetime.now(UTC)
         with self._lock:
             for place in places:
-                record = self._records[place]
-                record.bulk_id = bulk_id
-                record.outcome = replace(
-                    record.outcome,
-                    status=OutcomeStatus.FORWARDED,
-                    attempts=record.outcome.attempts + 1,
-                    forwarded_at=now,
+                known = self._records[place]
+                self._records[place] = replace(
+                    known, status=OutcomeStatus.FORWARDED, attempts=known.attempts + 1, forwarded_at=now
                 )
         return Stored(frozenset(places), now)
 
     def finish(
-        self, member: int, bulk_id: str, results: Sequence[Result], *, connection: "sa.Connection | None" = None
+        self, member: int, bulk_id: int, results: Sequence[Result], *, connection: "sa.Connection | None" = None
     ) -> Stored:
         """Keep what an attempt came to."""
         now = datetime.now(UTC)
         with self._lock:
             for result in results:
-                record = self._records[result.place]
-                finished_at = now if result.status.is_final else None
-                record.outcome = replace(
-                    record.outcome, status=result.status, reason=result.reason, finished_at=finished_at
+                known, finished_at = self._records[result.place], now if result.status.is_final else None
+                self._records[result.place] = replace(
+                    known, status=result.status, reason=result.reason, finished_at=finished_at
                 )
                 if finished_at is not None:
                     self._finished[result.place] = None
@@ -122,12 +120,14 @@ class MemoryStore:
     def _forget(self) -> None:
         """Drop the oldest final outcomes beyond what is kept."""
         while len(self._finished) > self._finished_max:
-            place = next(iter(self._finished))
-            del self._finished[place]
-            message_id = self._records.pop(place).outcome.message_id
-            self._places[message_id].remove(place)
-            if not self._places[message_id]:
-                del self._places[message_id]
+            self._drop(next(iter(self._finished)))
+
+    def _drop(self, place: MessageId) -> None:
+        self._finished.pop(place, None)
+        message_id = self._records.pop(place).message_id
+        self._places[message_id].remove(place)
+        if not self._places[message_id]:
+            del self._places[message_id]
 
     def transaction(self) -> "AbstractContextManager[sa.Connection]":
         """There is none.
@@ -145,7 +145,7 @@ class MemoryStore:
         """The outcome of each id."""
         with self._lock:
             found = {
-                message_id: [self._records[place].outcome for place in self._places.get(message_id, ())]
+                message_id: [self._records[place] for place in self._places.get(message_id, ())]
                 for message_id in message_ids
             }
         return {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from relatum._ids import MessageId
 from relatum.collecting._outcome import Outcome, OutcomeStatus
+from relatum.store import Position
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -38,11 +39,36 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over."""
+    """A followed stream's position moves: everything in [from_offset, to_offset) is collected or passed over.
+
+    Attributes:
+        stream: The stream's name.
+        from_offset: Where the position must be.
+        to_offset: Where it is then: the next offset to be read.
+        known_by: What lies at the last offset read, to know the stream again.
+        passed_over: Messages whose type has no executor.
+        refused: Messages refused because there was no room, with `when_full="refuse"`.
+    """
 
     stream: str
     from_offset: int
     to_offset: int
+    known_by: Position | None = None
+    passed_over: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A stream this member follows now.
+
+    Attributes:
+        next_offset: The position: where to read on.
+        known_by: What lay at the last offset read; None where none was.
+    """
+
+    next_offset: int
+    known_by: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +116,8 @@ class Store(Protocol):
     def name(self) -> str:
         """The collector's name."""
 
-    def open(self, lease_s: float) -> int:
-        """Join as a new member whose lease holds for `lease_s` seconds; gives its id."""
+    def open(self, types: Collection[str], lease_s: float) -> int:
+        """Join as a new member with executors of these types, whose lease holds for `lease_s` seconds; gives its id."""
 
     def renew(self, member: int) -> bool:
         """Extend the lease, and with it that of the streams followed; also one that lapsed, if nobody minded.
@@ -103,7 +129,7 @@ class Store(Protocol):
     def close(self, member: int) -> None:
         """Leave: what is unfinished, and the streams followed, may be taken over at once."""
 
-    def follow(self, member: int, stream: str, initial: int) -> int | None:
+    def follow(self, member: int, stream: str, initial: int) -> Followed | None:
         """Follow a stream, if no member with a lease does.
 
         Args:
@@ -112,7 +138,13 @@ class Store(Protocol):
             initial: The position of a stream this collector never followed before.
 
         Returns:
-            The position to go on from; None where another member follows it.
+            Where to go on; None where another member follows it.
+        """
+
+    def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
+        """Begin a new generation of a stream this member follows: it was declared again, or lost its tail.
+
+        What is unfinished of the old generation becomes FAILED: its bodies are gone.
         """
 
     def unfollow(self, member: int, stream: str) -> None:
@@ -131,11 +163,11 @@ class Store(Protocol):
                 member follows the stream; nothing was written.
         """
 
-    def forward(self, member: int, bulk_id: str, places: Collection[MessageId]) -> Stored:
+    def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Note that an executor is handed these now: attempts + 1."""
 
     def finish(
-        self, member: int, bulk_id: str, results: Sequence[Result], *, connection: "sa.Connection | None" = None
+        self, member: int, bulk_id: int, results: Sequence[Result], *, connection: "sa.Connection | None" = None
     ) -> Stored:
         """Store what an attempt came to, for those that are still forwarded in this bulk by this member.
 
