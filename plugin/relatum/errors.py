@@ -24,6 +24,7 @@ RelatumError
 │   ├── KeyDefinitionConflict     a definition of that name says something else
 │   ├── IncompleteGroup           messages of a group are missing (fields: group_id, missing, last_sequence)
 │   ├── GroupConflict             a group contradicts itself (fields: group_id, anomaly)
+│   ├── ClaimLost                 a shared group is another member's by now (field: group_id)
 │   └── ClaimLost                 another member of the consumer has the group now (field: group_id)
 ├── Transient                     safe to retry
 │   ├── BrokerUnavailable
@@ -196,6 +197,15 @@ class GroupConflict(Conflict):
 
     group_id: str
     anomaly: str
+
+
+class ClaimLost(Conflict):
+    """A group that was given to this member is not its own any more (field `group_id`); it was not acknowledged.
+
+    Its lease had run out and another member has it or is done with it, or it was given back.
+    """
+
+    group_id: str
 
 
 class ClaimLost(Conflict):

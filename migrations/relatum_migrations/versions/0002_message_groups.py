@@ -40,6 +40,7 @@ def _create_consumers() -> None:
         sa.Column("ordering", sa.Text, nullable=False),
         sa.Column("start_offset", sa.BigInteger),
         sa.Column("start_us", sa.BigInteger),
+        sa.Column("start_stream_id", sa.Integer),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.text("now()")),
         sa.UniqueConstraint("vhost", "name", name="group_consumers_name"),
         sa.CheckConstraint("ordering IN ('logical', 'physical')", name="group_consumers_ordering"),

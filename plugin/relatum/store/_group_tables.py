@@ -42,6 +42,8 @@ group_consumers = Table(
     # Where the first member began: groups whose first message lies before are none of this consumer's.
     Column("start_offset", BigInteger),
     Column("start_us", BigInteger),
+    # Which generation the offset is of; a stream that is declared again is read from its beginning.
+    Column("start_stream_id", Integer),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     UniqueConstraint("vhost", "name", name="group_consumers_name"),
     CheckConstraint("ordering IN ('logical', 'physical')", name="group_consumers_ordering"),
@@ -79,7 +81,7 @@ group_states = Table(
         "consumer_id", Integer, ForeignKey("relatum.group_consumers.consumer_id", ondelete="CASCADE"), nullable=False
     ),
     Column("stream_id", Integer, nullable=False),
-    # How often it was given to a member: with the holder, what an acknowledgement must match.
+    # How often a member has claimed it: with the holder, what an acknowledgement must match.
     Column("deliveries", Integer, nullable=False, server_default="0"),
     Column("state", Text, nullable=False),
     Column("holder", Text),
