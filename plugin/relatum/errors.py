@@ -24,7 +24,6 @@ RelatumError
 │   ├── KeyDefinitionConflict     a definition of that name says something else
 │   ├── IncompleteGroup           messages of a group are missing (fields: group_id, missing, last_sequence)
 │   ├── GroupConflict             a group contradicts itself (fields: group_id, anomaly)
-│   ├── ClaimLost                 a shared group is another member's by now (field: group_id)
 │   └── ClaimLost                 another member of the consumer has the group now (field: group_id)
 ├── Transient                     safe to retry
 │   ├── BrokerUnavailable
@@ -200,16 +199,10 @@ class GroupConflict(Conflict):
 
 
 class ClaimLost(Conflict):
-    """A group that was given to this member is not its own any more (field `group_id`); it was not acknowledged.
+    """The group is not this member's any more (field `group_id`); nothing was written.
 
-    Its lease had run out and another member has it or is done with it, or it was given back.
+    Its lease had run out and another member of the consumer has it or is done with it, or it was given back.
     """
-
-    group_id: str
-
-
-class ClaimLost(Conflict):
-    """The group belongs to another member of the consumer by now (field `group_id`); nothing was written."""
 
     group_id: str
 
