@@ -7,12 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from relatum.errors import InvalidRelationshipKey, OffsetExpired, OffsetNotFound
+from relatum.errors import InvalidRelationshipKey
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, RecordBatch, StreamReader
 from relatum.recording._extract import Extractor
+from relatum.recording._opening import is_same
 from relatum.store import (
-    Position,
     coverage_of,
     covered,
     current_stream,
@@ -20,7 +20,6 @@ from relatum.store import (
     missing,
     relationships,
 )
-from relatum.wire._identity import fingerprint
 from relatum_spark.source._offsets import Slice
 
 
@@ -90,7 +89,10 @@ def look_up(connection: sa.Connection, reader: StreamReader, wanted: Slice, only
     """
     row = current_stream(connection, vhost, wanted.stream)
     ranges = [] if row is None else coverage_of(connection, [row.stream_id])
-    if row is None or not _is_same(reader, wanted.stream, last_position(ranges)):
+    position = last_position(ranges)
+    if row is None or (
+        position is not None and not is_same(reader, wanted.stream, position, reader.bounds(wanted.stream))
+    ):
         return Found((), [wanted])
     whole = (wanted.start, wanted.stop)
     known = covered(ranges, only.definition.key_id)
@@ -111,16 +113,3 @@ def look_up(connection: sa.Connection, reader: StreamReader, wanted: Slice, only
     # Rows may lie in ranges that are not recorded (yet, or of a key defined again): those ranges are read anyway.
     inside = tuple(offset for offset in offsets if not any(start <= offset < stop for start, stop in unknown))
     return Found(inside, [Slice(wanted.stream, start, stop) for start, stop in unknown])
-
-
-def _is_same(reader: StreamReader, stream: str, position: Position | None) -> bool:
-    """Whether a stream is the one that was recorded, by what lies at the last recorded offset."""
-    if position is None:
-        return True
-    try:
-        message = reader.read(stream, position.offset)
-    except OffsetNotFound as error:
-        # What retention has dropped says nothing, and nothing is answered from before it.
-        return isinstance(error, OffsetExpired)
-    found = fingerprint(message.properties.message_id, message.body)
-    return bool(position.agrees(found, message.chunk_ms))
