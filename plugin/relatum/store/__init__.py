@@ -11,6 +11,7 @@ from relatum.store._catalog import (
     set_record_time,
     streams_named,
 )
+from relatum.store._collector_tables import collected_messages, collector_members, collector_sources, collectors
 from relatum.store._coverage import (
     TIME,
     CoverageRow,
@@ -61,6 +62,10 @@ __all__ = [
     "as_engine",
     "checkpoints",
     "close_tail",
+    "collected_messages",
+    "collector_members",
+    "collector_sources",
+    "collectors",
     "copy_lines",
     "copy_text",
     "count_skips",

@@ -15,6 +15,9 @@ _COPY: Final = {
         "COPY relatum.time_blocks (min_us, max_us, first_offset, last_offset, stream_id, width_class) FROM STDIN"
     ),
     "receipts": "COPY relatum.receipts (message_id, stream_id, stream_offset) FROM STDIN",
+    "collected_messages": (
+        "COPY relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type) FROM STDIN"
+    ),
     "checkpoints": "COPY relatum.checkpoints (stream_id, last_offset, fingerprint, chunk_ms) FROM STDIN",
 }
 _SPECIAL: Final = re.compile(r"[\\\t\n\r\x08\x0b\x0c]")
