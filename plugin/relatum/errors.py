@@ -31,7 +31,8 @@ RelatumError
 │   │   └── StreamUnavailable     the stream moves, or was deleted, under a reader
 │   ├── DatabaseUnavailable
 │   ├── ReadTimeout               no answer in time
-│   └── NotRecordedInTime         the message is in the stream, its rows are not there yet
+│   ├── NotRecordedInTime         the message is in the stream, its rows are not there yet
+│   └── NotFinishedInTime         the message's outcome is not final yet (field: outcome)
 ├── PublishError
 │   ├── PublishRejected           the broker took the message into no stream
 │   │   ├── PublishNacked
@@ -241,6 +242,15 @@ class NotRecordedInTime(Transient):
 
     found: tuple[Any, ...] = ()
     in_stream: bool | None = True
+
+
+class NotFinishedInTime(Transient):
+    """The outcome of a message was not final in time; waiting again is fine.
+
+    Field: `outcome` (what is known so far, "unknown" where no collector has taken the message).
+    """
+
+    outcome: Any
 
 
 class PublishError(RelatumError):

@@ -38,6 +38,7 @@ _CODES: Final[tuple[tuple[type[errors.RelatumError], ExitCode], ...]] = (
     (errors.AccessRefused, ExitCode.CONFIGURATION),
     (errors.DatabaseUnavailable, ExitCode.DATABASE),
     (errors.NotRecordedInTime, ExitCode.NOT_YET),
+    (errors.NotFinishedInTime, ExitCode.NOT_YET),
     (errors.Transient, ExitCode.BROKER),
     (errors.PublishError, ExitCode.BROKER),
     (errors.NotFound, ExitCode.NOT_THERE),
