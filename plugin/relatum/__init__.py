@@ -12,13 +12,24 @@ from relatum._ids import MessageId
 
 if TYPE_CHECKING:
     from relatum.grouping import GROUP_KEY, new_group_id
-    from relatum.interception import AsyncReceipt, Receipt, intercept, publish, publish_async, release
+    from relatum.interception import (
+        AsyncMessageGroup,
+        AsyncReceipt,
+        MessageGroup,
+        Receipt,
+        intercept,
+        publish,
+        publish_async,
+        release,
+    )
     from relatum.keys import KeyDefinition
 
 __all__ = [
     "GROUP_KEY",
+    "AsyncMessageGroup",
     "AsyncReceipt",
     "KeyDefinition",
+    "MessageGroup",
     "MessageId",
     "Receipt",
     "errors",
@@ -31,8 +42,10 @@ __all__ = [
 
 _HOMES = {
     "GROUP_KEY": "relatum.grouping",
+    "AsyncMessageGroup": "relatum.interception",
     "AsyncReceipt": "relatum.interception",
     "KeyDefinition": "relatum.keys",
+    "MessageGroup": "relatum.interception",
     "Receipt": "relatum.interception",
     "intercept": "relatum.interception",
     "new_group_id": "relatum.grouping",

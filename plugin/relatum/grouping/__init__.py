@@ -19,6 +19,7 @@ from relatum.grouping._membership import (
     parse_value,
     value_bounds,
 )
+from relatum.grouping._numbering import Numbering
 from relatum.grouping._position import Anomaly, GroupPosition, Ranges, assess
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "GroupPosition",
     "GroupStatus",
     "Membership",
+    "Numbering",
     "Ranges",
     "assess",
     "checked_group_id",

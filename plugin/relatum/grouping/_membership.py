@@ -140,7 +140,7 @@ def checked_group_id(group_id: Any) -> str:
         InvalidGroup: it is not 24 bytes, written as 48 hexadecimal digits in lower case.
     """
     if not isinstance(group_id, str) or not _GROUP_ID.match(group_id):
-        raise _invalid(GroupFault.ID_INVALID)
+        raise invalid(GroupFault.ID_INVALID)
     return group_id
 
 
@@ -158,15 +158,15 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     if group_id is None:
         if sequence is None and last is None:
             return None
-        raise _invalid(GroupFault.ID_MISSING)
+        raise invalid(GroupFault.ID_MISSING)
     checked_group_id(group_id)
     if sequence is None:
-        raise _invalid(GroupFault.SEQUENCE_MISSING)
+        raise invalid(GroupFault.SEQUENCE_MISSING)
     checked_sequence(sequence)
     if last is None:
         last = False
     elif type(last) is not bool:
-        raise _invalid(GroupFault.LAST_NOT_BOOLEAN)
+        raise invalid(GroupFault.LAST_NOT_BOOLEAN)
     return Membership(group_id, sequence, last)
 
 
@@ -177,9 +177,9 @@ def checked_sequence(sequence: Any) -> int:
         InvalidGroup: it is no integer from 1 to 999,999,999.
     """
     if isinstance(sequence, bool) or not isinstance(sequence, int):
-        raise _invalid(GroupFault.SEQUENCE_NOT_INTEGER)
+        raise invalid(GroupFault.SEQUENCE_NOT_INTEGER)
     if not 1 <= sequence <= GROUP_SEQUENCE_MAX:
-        raise _invalid(GroupFault.SEQUENCE_OUT_OF_RANGE)
+        raise invalid(GroupFault.SEQUENCE_OUT_OF_RANGE)
     return sequence
 
 
@@ -193,5 +193,6 @@ _ADVICE: Final = {
 }
 
 
-def _invalid(fault: GroupFault) -> InvalidGroup:
+def invalid(fault: GroupFault) -> InvalidGroup:
+    """The error of headers that cannot be a group's."""
     return InvalidGroup(f"{_ADVICE[fault]}; nothing was sent", reason=str(fault))

@@ -103,28 +103,7 @@ class Publisher:
             stamp = self._stamper.stamp(None, None, None, None, body, receipt)
             return BasicProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
         stamp = self._stamper.stamp(given.headers, given.message_id, given.timestamp, given, body, receipt)
-        if type(given) is not BasicProperties:
-            stamped = copy.copy(given)
-            stamped.headers = stamp.headers
-            stamped.message_id = stamp.message_id
-            return stamped, stamp
-        # Through the initialiser: an object whose dictionary was filled otherwise is slower to encode.
-        stamped = BasicProperties(
-            given.content_type,
-            given.content_encoding,
-            stamp.headers,
-            given.delivery_mode,
-            given.priority,
-            given.correlation_id,
-            given.reply_to,
-            given.expiration,
-            stamp.message_id,
-            given.timestamp,
-            given.type,
-            given.user_id,
-            given.app_id,
-            given.cluster_id,
-        )
+        stamped = copy_with(given, stamp.headers, stamp.message_id)
         return stamped, stamp
 
     def _outcome(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> PublishError:
@@ -222,6 +201,32 @@ def strip_returned(error: "UnroutableError | NackError", stamp: Stamp) -> None:
     """Take what was added out of the messages an error returns: the caller compares them with what it published."""
     for message in error.messages:
         restore(message.properties, stamp)
+
+
+def copy_with(given: BasicProperties, headers: dict[str, Any], message_id: str | None) -> BasicProperties:
+    """A copy of the properties with other headers and another `message_id`."""
+    if type(given) is not BasicProperties:
+        copied = copy.copy(given)
+        copied.headers = headers
+        copied.message_id = message_id
+        return copied
+    # Through the initialiser: an object whose dictionary was filled otherwise is slower to encode.
+    return BasicProperties(
+        given.content_type,
+        given.content_encoding,
+        headers,
+        given.delivery_mode,
+        given.priority,
+        given.correlation_id,
+        given.reply_to,
+        given.expiration,
+        message_id,
+        given.timestamp,
+        given.type,
+        given.user_id,
+        given.app_id,
+        given.cluster_id,
+    )
 
 
 def restore(properties: BasicProperties, stamp: Stamp) -> None:

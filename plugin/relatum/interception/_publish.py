@@ -56,8 +56,9 @@ def publish(
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
             connection, from the receipt over a callback connection.
     """
-    publisher = _publisher(channel)
+    publisher = publisher_of(channel)
     interception = publisher.interception
+    require_database(interception)
     receipt_name, asked = receipt_names(properties.message_id if properties is not None else None)
     stamped, stamp = publisher.stamp(properties, body, asked)
     sent = replace(
@@ -92,13 +93,17 @@ def require_database(interception: Interception) -> None:
         raise ConfigurationError(NO_DATABASE)
 
 
-def _publisher(channel: Any) -> Publisher:
+def publisher_of(channel: Any) -> Publisher:
+    """What publishes on a channel of an intercepted pika connection.
+
+    Raises:
+        ConfigurationError: it is no such channel.
+    """
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
         publisher = vars(channel).get(PUBLISHER)
     if not isinstance(publisher, Publisher) or not publisher.interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
-    require_database(publisher.interception)
     return publisher
 
 

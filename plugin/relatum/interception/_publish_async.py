@@ -49,10 +49,7 @@ async def publish_async(
     """
     from relatum.interception import _aio_pika
 
-    exchange: Any = getattr(target, "default_exchange", None) or target
-    interception = getattr(getattr(exchange, "channel", None), _aio_pika.CHANNEL_ATTRIBUTE, None)
-    if not isinstance(interception, Interception) or not interception.active:
-        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+    exchange, interception = intercepted_exchange(target)
     require_database(interception)
     channel = exchange.channel
     if not channel.publisher_confirms:
@@ -73,3 +70,21 @@ async def publish_async(
     if isinstance(result, _aio_pika.DeliveredMessage):
         raise PublishUnroutable(f"message {stamp.message_id} came back: nothing is bound for it", in_stream=False)
     return AsyncReceipt(sent, interception.locator)
+
+
+def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
+    """The exchange that is meant, and the interception of its connection.
+
+    Args:
+        target: An exchange, or a channel, which means its default exchange.
+
+    Raises:
+        ConfigurationError: its connection is not intercepted.
+    """
+    from relatum.interception import _aio_pika
+
+    exchange: Any = getattr(target, "default_exchange", None) or target
+    interception = getattr(getattr(exchange, "channel", None), _aio_pika.CHANNEL_ATTRIBUTE, None)
+    if not isinstance(interception, Interception) or not interception.active:
+        raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
+    return exchange, interception

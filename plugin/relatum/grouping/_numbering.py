@@ -1,0 +1,133 @@
+"""Which numbers a group's messages get as they are published. Pure: what is sent, and how it ends, is told to it."""
+
+import heapq
+
+from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
+from relatum.grouping._membership import (
+    GroupFault,
+    Membership,
+    checked_group_id,
+    checked_sequence,
+    new_group_id,
+)
+from relatum.grouping._position import Anomaly, GroupPosition, Ranges
+
+_CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
+"""What no further message can put right."""
+
+
+class Numbering:
+    """The numbers of one group that is being published.
+
+    A number is taken before its message is sent, and given back where the message is known to be nowhere: then the
+    next message gets it, so that no gap is left.
+
+    Args:
+        group_id: The group to go on with. None: a new one.
+        start: The first number to give; those below it are taken for published.
+
+    Raises:
+        InvalidGroup: they cannot be an id and a number, or a new group would not begin at 1.
+    """
+
+    def __init__(self, group_id: str | None = None, start: int = 1) -> None:
+        if group_id is None and start != 1:
+            raise InvalidGroup("start goes on with a group: give its group_id", reason=str(GroupFault.OPTION_INVALID))
+        self.group_id = new_group_id() if group_id is None else checked_group_id(group_id)
+        self.next_free = checked_sequence(start)
+        """The number after the highest that is taken."""
+        self.last_sequence: int | None = None
+        """The number that the last message has; None while there is none."""
+        self._gaps: list[tuple[int, int]] = []  # a heap of ranges below next_free
+        self._has_ended = False
+
+    def resume(self, position: GroupPosition) -> None:
+        """Go on where a group stands: with the numbers that are missing, then with those above the highest.
+
+        Raises:
+            InvalidGroup: it is another group, and this one has been begun.
+            GroupConflict: the group cannot be made whole by any further message.
+        """
+        if position.group_id != self.group_id and self.is_begun:
+            raise InvalidGroup(
+                f"group {self.group_id} has been begun: another group is gone on with by a group of its own",
+                reason=str(GroupFault.OPTION_INVALID),
+            )
+        for anomaly in _CANNOT_GO_ON:
+            if anomaly in position.anomalies:
+                raise GroupConflict(
+                    f"group {position.group_id} cannot be gone on with: {anomaly}",
+                    group_id=position.group_id,
+                    anomaly=str(anomaly),
+                )
+        self.group_id = position.group_id
+        self.last_sequence = position.last_sequence
+        self.next_free = (position.last_sequence or position.highest) + 1
+        self._gaps = list(position.missing)  # sorted, so a heap
+
+    def take(self, *, last: bool = False) -> Membership:
+        """The place of the next message: the lowest number that is free; for the last one, that above all others.
+
+        Raises:
+            InvalidGroup: the group has ended, or its numbers have.
+        """
+        if self._has_ended or (self.last_sequence is not None and (last or not self._gaps)):
+            raise InvalidGroup(f"group {self.group_id} has ended; nothing was sent", reason=str(GroupFault.ENDED))
+        if self._gaps and not last:
+            first, end = heapq.heappop(self._gaps)
+            if first < end:
+                heapq.heappush(self._gaps, (first + 1, end))
+            return Membership(self.group_id, first, False)
+        number = checked_sequence(self.next_free)
+        self.next_free += 1
+        if last:
+            self.last_sequence = number
+        return Membership(self.group_id, number, last)
+
+    def give_back(self, place: Membership) -> None:
+        """Take note that the message of a number that was taken is nowhere."""
+        if place.last:
+            self.last_sequence = None
+        heapq.heappush(self._gaps, (place.sequence, place.sequence))
+        if self.last_sequence is not None:
+            return
+        # Free numbers at the upper end are no gaps.
+        ranges = sorted(self._gaps)
+        while ranges and ranges[-1][1] == self.next_free - 1:
+            self.next_free = ranges.pop()[0]
+        self._gaps = ranges
+
+    def end(self) -> None:
+        """Give no more numbers."""
+        self._has_ended = True
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether any number is taken."""
+        return self.next_free > 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last message has its number and none below it is free."""
+        return self.last_sequence is not None and not self._gaps
+
+    @property
+    def missing(self) -> Ranges:
+        """The numbers that are free below one that is taken: ranges of first and last, ascending."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(self._gaps):
+            if joined and joined[-1][1] == first - 1:
+                joined[-1] = (joined[-1][0], last)
+            else:
+                joined.append((first, last))
+        return tuple(joined)
+
+    def incomplete(self) -> IncompleteGroup:
+        """The error of a group that ends as it is now."""
+        lacks = "its last message" if self.last_sequence is None else f"{self.missing}"
+        return IncompleteGroup(
+            f"group {self.group_id} was left without {lacks}: go on with it from its position, or put its last message",
+            group_id=self.group_id,
+            missing=self.missing,
+            last_sequence=self.last_sequence,
+        )

@@ -1,0 +1,219 @@
+"""Publishing a group of messages in its logical order, through pika."""
+
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from pika import BasicProperties
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.channel import Channel
+
+from relatum.errors import InvalidGroup, PublishOutcomeUnknown
+from relatum.grouping import GroupFault, GroupPosition, Membership, Numbering
+from relatum.interception._pika import copy_with
+from relatum.interception._publish import publisher_of
+
+OnIncomplete: TypeAlias = Literal["raise", "close"]
+
+_CHOICES: Final = ("raise", "close")
+
+
+class GroupBase:
+    """What the groups of both clients share: the group's numbers, and how it ends.
+
+    Args:
+        on_incomplete: See `MessageGroup`.
+        group_id: See `MessageGroup`.
+        start: See `MessageGroup`.
+    """
+
+    def __init__(self, on_incomplete: OnIncomplete, group_id: str | None, start: int) -> None:
+        if on_incomplete not in _CHOICES:
+            raise InvalidGroup(
+                f"on_incomplete is 'raise' or 'close', not {on_incomplete!r}", reason=str(GroupFault.OPTION_INVALID)
+            )
+        self._closes = on_incomplete == "close"
+        self._numbers = Numbering(group_id, start)
+
+    def __repr__(self) -> str:
+        state = "complete" if self.is_complete else f"next {self.next_sequence}"
+        return f"<{type(self).__name__} {self.group_id} {state}>"
+
+    @property
+    def group_id(self) -> str:
+        """The group's id: 48 hexadecimal digits."""
+        return self._numbers.group_id
+
+    @property
+    def next_sequence(self) -> int:
+        """The number the next message gets."""
+        gaps = self._numbers.missing
+        return gaps[0][0] if gaps else self._numbers.next_free
+
+    @property
+    def last_sequence(self) -> int | None:
+        """The number of the group's last message; None while there is none."""
+        return self._numbers.last_sequence
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last message and all before it are put."""
+        return self._numbers.is_complete
+
+    def resume(self, position: GroupPosition) -> None:
+        """Go on where the group stands: after a failure, or in another process.
+
+        The messages put next get the numbers that are missing, then those above the highest. Where the last message
+        is there, only the missing ones can be put.
+
+        Args:
+            position: What the streams hold of the group: `relations.group_position(group_id)`.
+
+        Raises:
+            InvalidGroup: it is another group, and this one has messages already.
+            GroupConflict: no further message can make the group whole (field `anomaly`).
+        """
+        self._numbers.resume(position)
+
+    def _failed(self, place: Membership, error: Exception) -> None:
+        """Give the number back where the message is nowhere. Where that is not known, it stays taken."""
+        if not isinstance(error, PublishOutcomeUnknown):
+            self._numbers.give_back(place)
+
+    def _must_close(self) -> bool:
+        """Whether the group needs a closing message now."""
+        return self._closes and self._numbers.is_begun and self._numbers.last_sequence is None
+
+    def _end(self) -> None:
+        self._numbers.end()
+        if self._numbers.is_begun and not self._numbers.is_complete:
+            raise self._numbers.incomplete()
+
+
+class MessageGroup(GroupBase):
+    """Publishes the messages of one group in their order: its id and their numbers are made here.
+
+        with relatum.MessageGroup(channel, "", "orders") as group:
+            group.put(b"first")
+            group.put(b"second", last=True)
+
+    Each message gets the headers `group_id`, `group_sequence` and `group_last`; those of the same names in the
+    properties given are replaced. Bodies, other headers and other properties are as for `basic_publish`. The group is
+    used on the connection's thread, as the channel is.
+
+    Leaving the block without a last message is `IncompleteGroup`, or closes the group: see `on_incomplete`. A block in
+    which nothing was put leaves no group, and is no error. When an exception leaves the block, the group stays as it
+    is and that exception goes on: `resume`, or `start`, goes on with the group.
+
+    Args:
+        channel: A channel of an intercepted pika connection: blocking, or a callback connection's. With confirms on a
+            blocking channel, a message that the broker did not take does not use up its number; without, and on a
+            callback connection, the numbers are those of the messages sent.
+        exchange: Where messages go that name nothing else; "" (default) is the default exchange.
+        routing_key: The routing key of messages that name none; default "".
+        on_incomplete: `"raise"` (default): leaving the block without a last message is `IncompleteGroup`. `"close"`:
+            a message with an empty body is published as the last one, where the newest message went.
+        group_id: The group to go on with, 48 hexadecimal digits. None (default): a new group.
+        start: The number of the first message put here, default 1; with `group_id` only. Those below it are taken for
+            published: `position.next_sequence` of a group without gaps.
+
+    Raises:
+        ConfigurationError: the channel's connection is not intercepted.
+        InvalidGroup: an option cannot be one.
+    """
+
+    def __init__(
+        self,
+        channel: "BlockingChannel | Channel",
+        exchange: str = "",
+        routing_key: str = "",
+        *,
+        on_incomplete: OnIncomplete = "raise",
+        group_id: str | None = None,
+        start: int = 1,
+    ) -> None:
+        publisher_of(channel)
+        super().__init__(on_incomplete, group_id, start)
+        self._channel = channel
+        self._exchange = exchange
+        self._routing_key = routing_key
+        self._newest: tuple[str, str, dict[str, Any]] = (exchange, routing_key, {})
+
+    def put(
+        self,
+        body: bytes | str,
+        properties: BasicProperties | None = None,
+        last: bool = False,
+        *,
+        exchange: str | None = None,
+        routing_key: str | None = None,
+        mandatory: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Publish the group's next message.
+
+        Args:
+            body: The body; not changed.
+            properties: As for `basic_publish`; not changed.
+            last: Whether the group ends with this message; default False.
+            exchange: Where this message goes; None (default): the group's.
+            routing_key: None (default): the group's.
+            mandatory: True (default): with confirms, a message that no queue is bound for is `PublishUnroutable`.
+                False: the broker drops it, and the group keeps a gap.
+            kwargs: Further arguments of the client's own `basic_publish`.
+
+        Returns:
+            What the client's `basic_publish` returns.
+
+        Raises:
+            InvalidGroup: the group has its last message, or was left; or it would have over 999,999,999 messages.
+                Nothing was sent.
+            InvalidRelationshipKey, HeadersRefused: nothing was sent; the next message gets this number.
+            PublishUnroutable, PublishNacked: the message is in no stream; the next one gets this number. Where an
+                exchange leads to several streams, one of them may have taken what another refused: put again, that
+                number is there twice.
+            PublishOutcomeUnknown: it may be in the stream: its number stays taken. Settle it, or go on with
+                `resume`.
+        """
+        exchange = self._exchange if exchange is None else exchange
+        routing_key = self._routing_key if routing_key is None else routing_key
+        # Only where the interceptor is at work can a failure say whether the message was sent.
+        publisher_of(self._channel)
+        place = self._numbers.take(last=last)
+        try:
+            ours = _grouped(properties, place)
+            result = self._channel.basic_publish(exchange, routing_key, body, ours, mandatory, **kwargs)
+        except Exception as error:
+            self._failed(place, error)
+            raise
+        self._newest = (exchange, routing_key, {"mandatory": mandatory, **kwargs})
+        return result
+
+    def close(self) -> None:
+        """End the group, as leaving its block does.
+
+        Raises:
+            IncompleteGroup: messages of it are missing (fields `missing`, `last_sequence`).
+        """
+        if self._must_close():
+            exchange, routing_key, options = self._newest
+            self.put(b"", last=True, exchange=exchange, routing_key=routing_key, **options)
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._numbers.end()
+
+
+def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:
+    """A copy of the caller's properties with the headers of a place."""
+    if not given:
+        return BasicProperties(headers=place.headers)
+    headers = {**given.headers, **place.headers} if given.headers else place.headers
+    return copy_with(given, headers, given.message_id)

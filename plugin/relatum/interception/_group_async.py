@@ -1,0 +1,135 @@
+"""Publishing a group of messages in its logical order, through aio-pika."""
+
+import copy
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from relatum.errors import PublishUnroutable
+from relatum.grouping import Membership
+from relatum.interception._group import GroupBase, OnIncomplete
+from relatum.interception._publish_async import intercepted_exchange
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
+
+
+class AsyncMessageGroup(GroupBase):
+    """Publishes the messages of one group in their order: the twin of `MessageGroup` for aio-pika.
+
+        async with relatum.AsyncMessageGroup(exchange, "orders") as group:
+            await group.put(Message(b"first"))
+            await group.put(Message(b"second"), last=True)
+
+    A message's number is taken when `put` is called, so several can be under way at once; await them before the block
+    is left.
+
+    Args:
+        target: An exchange of an intercepted aio-pika connection, or a channel, which means its default exchange. With
+            confirms, aio-pika's default, a message that the broker did not take does not use up its number.
+        routing_key: The routing key of messages that name none; default "".
+        on_incomplete: `"raise"` (default) or `"close"`; see `MessageGroup`.
+        group_id: The group to go on with. None (default): a new group.
+        start: The number of the first message put here, default 1; with `group_id` only.
+
+    Raises:
+        ConfigurationError: the connection is not intercepted.
+        InvalidGroup: an option cannot be one.
+    """
+
+    def __init__(
+        self,
+        target: "AbstractExchange | AbstractChannel",
+        routing_key: str = "",
+        *,
+        on_incomplete: OnIncomplete = "raise",
+        group_id: str | None = None,
+        start: int = 1,
+    ) -> None:
+        self._exchange = intercepted_exchange(target)[0]
+        super().__init__(on_incomplete, group_id, start)
+        self._routing_key = routing_key
+        self._newest: tuple[Any, str, dict[str, Any]] = (self._exchange, routing_key, {})
+
+    async def put(
+        self,
+        message: "AbstractMessage",
+        last: bool = False,
+        *,
+        exchange: "AbstractExchange | AbstractChannel | None" = None,
+        routing_key: str | None = None,
+        mandatory: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Publish the group's next message. Cancelling it leaves its outcome unknown, and its number taken.
+
+        Args:
+            message: An aio-pika message; not changed.
+            last: Whether the group ends with this message; default False.
+            exchange: Where this message goes, an exchange or a channel; None (default): the group's.
+            routing_key: None (default): the group's.
+            mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the
+                channel's `on_return_raises`. False: the broker drops it, and the group keeps a gap.
+            kwargs: Further arguments of `Exchange.publish`, such as `timeout`.
+
+        Returns:
+            What `Exchange.publish` returns.
+
+        Raises:
+            ConfigurationError: the connection is not intercepted; nothing was sent.
+            InvalidGroup, InvalidRelationshipKey, HeadersRefused: nothing was sent; the number is free again.
+            PublishUnroutable, PublishNacked: the message is in no stream; the number is free again.
+            PublishOutcomeUnknown: it may be in the stream: its number stays taken. `await error.settle()`, or go on
+                with `resume`.
+        """
+        target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
+        routing_key = self._routing_key if routing_key is None else routing_key
+        place = self._numbers.take(last=last)
+        try:
+            result = await target.publish(_grouped(message, place), routing_key, mandatory=mandatory, **kwargs)
+            _require_routed(result, place)
+        except Exception as error:
+            self._failed(place, error)
+            raise
+        self._newest = (target, routing_key, {"mandatory": mandatory, **kwargs})
+        return result
+
+    async def close(self) -> None:
+        """End the group, as leaving its block does.
+
+        Raises:
+            IncompleteGroup: messages of it are missing (fields `missing`, `last_sequence`).
+        """
+        if self._must_close():
+            from aio_pika import Message
+
+            exchange, routing_key, options = self._newest
+            await self.put(Message(b""), last=True, exchange=exchange, routing_key=routing_key, **options)
+        self._end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+        else:
+            self._numbers.end()
+
+
+def _grouped(message: "AbstractMessage", place: Membership) -> Any:
+    """A copy of the caller's message with the headers of a place."""
+    ours: Any = copy.copy(message)
+    ours.headers = {**(message.headers or {}), **place.headers}
+    return ours
+
+
+def _require_routed(result: Any, place: Membership) -> None:
+    """Raise where the message came back: aio-pika then returns it, unless the channel says otherwise."""
+    from relatum.interception import _aio_pika
+
+    if isinstance(result, _aio_pika.DeliveredMessage):
+        raise PublishUnroutable(
+            f"message {place.sequence} of group {place.group_id} came back: nothing is bound for it", in_stream=False
+        )
