@@ -1,0 +1,146 @@
+"""Which numbers messages get, against a naive publisher that knows what became of each."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
+from relatum.grouping import Anomaly, Membership, Numbering, assess
+from relatum.limits import GROUP_SEQUENCE_MAX
+
+ID = "cd" * 24
+
+
+@given(st.lists(st.sampled_from(["put", "put", "put", "last", "fail", "fail oldest"]), max_size=60))
+def test_no_number_is_given_twice_and_no_gap_stays_unfilled(steps: list[str]) -> None:
+    """Whatever fails, each number that is out is out once, and free numbers below the highest go out first."""
+    numbers = Numbering()
+    out: list[Membership] = []
+    for step in steps:
+        taken = {place.sequence for place in out}
+        last_is_out = any(place.last for place in out)
+        gaps = set(range(1, max(taken, default=0))) - taken
+        if step.startswith("fail"):
+            if out:
+                numbers.give_back(out.pop(0 if step == "fail oldest" else -1))
+            continue
+        ends = step == "last"
+        if last_is_out and (ends or not gaps):
+            with pytest.raises(InvalidGroup) as caught:
+                numbers.take(last=ends)
+            assert caught.value.reason == "group_has_ended"
+            continue
+        place = numbers.take(last=ends)
+        assert place.sequence == (max(taken, default=0) + 1 if ends or not gaps else min(gaps))
+        assert place.last == ends
+        out.append(place)
+    position = assess(numbers.group_id, out)
+    assert position.anomalies == ()
+    assert numbers.is_complete == position.is_complete
+    assert numbers.is_begun == bool(out)
+    assert numbers.missing == position.missing
+    assert numbers.last_sequence == position.last_sequence
+    assert numbers.next_free == position.highest + 1
+
+
+@given(st.sets(st.integers(1, 15)), st.booleans())
+def test_going_on_from_a_position_completes_the_group(there: set[int], has_last: bool) -> None:
+    """From any sound position, the messages put afterwards make the group whole, without a number twice."""
+    members = [Membership(ID, number, has_last and number == max(there)) for number in there]
+    numbers = Numbering(ID)
+    numbers.resume(assess(ID, members))
+    while not numbers.is_complete:
+        last_is_due = numbers.last_sequence is None and not numbers.missing
+        members.append(numbers.take(last=last_is_due))
+    position = assess(ID, members)
+    assert position.is_complete
+    assert position.anomalies == ()
+
+
+def test_start_goes_on_after_what_is_published() -> None:
+    """The numbers begin where the caller says, and the group counts as begun."""
+    numbers = Numbering(ID, 5)
+    assert numbers.is_begun
+    assert numbers.take() == Membership(ID, 5, False)
+    assert numbers.take(last=True) == Membership(ID, 6, True)
+    assert numbers.is_complete
+
+
+def test_numbers_end_at_the_limit() -> None:
+    """The highest number is given; the one after it is refused, and stays refused."""
+    numbers = Numbering(ID, GROUP_SEQUENCE_MAX)
+    assert numbers.take().sequence == GROUP_SEQUENCE_MAX
+    for _ in range(2):
+        with pytest.raises(InvalidGroup) as caught:
+            numbers.take(last=True)
+        assert caught.value.reason == "group_sequence_out_of_range"
+    assert not numbers.is_complete
+
+
+@pytest.mark.parametrize(
+    ("group_id", "start", "reason"),
+    [
+        (None, 2, "option_invalid"),
+        ("short", 1, "group_id_not_48_hex_digits"),
+        (ID, 0, "group_sequence_out_of_range"),
+        (ID, True, "group_sequence_not_an_integer"),
+        (ID, GROUP_SEQUENCE_MAX + 1, "group_sequence_out_of_range"),
+    ],
+)
+def test_impossible_beginnings_are_refused(group_id: str | None, start: int, reason: str) -> None:
+    """A new group begins at 1; ids and numbers are checked before anything is put."""
+    with pytest.raises(InvalidGroup) as caught:
+        Numbering(group_id, start)
+    assert caught.value.reason == reason
+
+
+def test_another_group_is_not_gone_on_with_in_the_middle() -> None:
+    """A group with messages keeps its id; one without takes over that of the position."""
+    numbers = Numbering()
+    numbers.resume(assess(ID, [Membership(ID, 1, False)]))
+    assert (numbers.group_id, numbers.take().sequence) == (ID, 2)
+    with pytest.raises(InvalidGroup) as caught:
+        numbers.resume(assess("ef" * 24, []))
+    assert caught.value.reason == "option_invalid"
+
+
+@pytest.mark.parametrize(
+    ("members", "gone", "anomaly"),
+    [
+        ([Membership(ID, 1, True), Membership(ID, 2, True)], [], Anomaly.TWO_LASTS),
+        ([Membership(ID, 1, True), Membership(ID, 2, False)], [], Anomaly.PAST_LAST),
+        ([Membership(ID, 2, False)], [Membership(ID, 1, False)], Anomaly.EXPIRED),
+    ],
+)
+def test_a_group_that_cannot_become_whole_is_not_gone_on_with(
+    members: list[Membership], gone: list[Membership], anomaly: Anomaly
+) -> None:
+    """What no further message can put right is an error with the anomaly's name, and changes nothing."""
+    numbers = Numbering(ID, 7)
+    with pytest.raises(GroupConflict) as caught:
+        numbers.resume(assess(ID, members, expired=gone))
+    assert (caught.value.group_id, caught.value.anomaly) == (ID, anomaly)
+    assert numbers.take().sequence == 7
+
+
+def test_an_incomplete_group_says_what_is_missing() -> None:
+    """The error of leaving carries the gaps, joined, and the last number; it can be pickled."""
+    numbers = Numbering(ID)
+    places = [numbers.take() for _ in range(6)]
+    numbers.take(last=True)
+    for place in (places[4], places[1], places[2]):
+        numbers.give_back(place)
+    error = pickle.loads(pickle.dumps(numbers.incomplete()))
+    assert isinstance(error, IncompleteGroup)
+    assert (error.group_id, error.missing, error.last_sequence) == (ID, ((2, 3), (5, 5)), 7)
+
+
+def test_nothing_is_given_after_the_end() -> None:
+    """A group that was left gives no numbers, not even those of its gaps."""
+    numbers = Numbering()
+    numbers.end()
+    with pytest.raises(InvalidGroup) as caught:
+        numbers.take()
+    assert caught.value.reason == "group_has_ended"
