@@ -114,6 +114,8 @@ def test_mistakes_end_with_their_codes(spark: Spark, tmp_path: Path) -> None:
     spark.run("pairs", *sides, "--within", "soon", code=ExitCode.USAGE)
     spark.run("pairs", *sides, "--output", str(tmp_path / "rows.txt"), code=ExitCode.USAGE)
     spark.run("pairs", *sides, "--conf", "master", code=ExitCode.USAGE)
+    for command in (("pairs", *sides), ("as-of", *sides), ("unmatched", *sides)):
+        spark.run(*command, "--payloads", "--output", str(tmp_path / "rows.csv"), code=ExitCode.USAGE)
     spark.run("resolve", str(tmp_path / "none.csv"), code=ExitCode.USAGE)
     spark.run("pairs", spark.left, "no-such-stream", "--on", "order_id", code=ExitCode.NOT_THERE)
 

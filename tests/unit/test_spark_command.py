@@ -87,6 +87,15 @@ def test_outputs_that_cannot_be_written_are_refused_first(tmp_path: Path) -> Non
     check_output("s3a://bucket/rows.jsonl", overwrite=False)
 
 
+@pytest.mark.parametrize("output", ["rows.csv", "s3a://bucket/rows.csv"])
+def test_csv_for_payloads_is_refused_first(output: str) -> None:
+    """It cannot hold headers and properties, which is known before Spark starts."""
+    with pytest.raises(InvalidInput, match="CSV"):
+        check_output(output, overwrite=False, with_payloads=True)
+    check_output(output, overwrite=False)
+    check_output(output.replace("csv", "parquet"), overwrite=False, with_payloads=True)
+
+
 def test_rows_become_documents() -> None:
     """Bytes are text, or base64 under another name; moments are ISO 8601, maps objects, unset properties left out."""
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

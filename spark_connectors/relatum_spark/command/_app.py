@@ -159,7 +159,8 @@ def resolve(
     A row has the file's columns and timestamp, value, headers, properties and status.
     """
     broker = require_broker(broker)
-    job = _job(master, conf, jars, output=output, overwrite=overwrite, limit=limit, as_json=as_json)
+    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
+    job = _job(master, conf, jars, **rows, with_payloads=value or headers)
     rows_of = job.places_of(places)
     job.show(
         lambda spark: relatum_spark.resolve(
@@ -202,7 +203,8 @@ def pairs(
     sides: dict[str, Any] = {"left": parse_names(left), "right": parse_names(right), "on": _keys(on)}
     servers = _servers(broker, stream_url, database)
     spans: dict[str, Any] = {"within": within, "before": before, "after": after}
-    job = _job(master, conf, jars, output=output, overwrite=overwrite, limit=limit, as_json=as_json)
+    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
+    job = _job(master, conf, jars, **rows, with_payloads=payloads)
     job.show(
         lambda spark: relatum_spark.related_pairs(
             spark, **sides, **spans, payloads=payloads, partitions=partitions, **servers
@@ -245,7 +247,8 @@ def as_of(
     """
     sides: dict[str, Any] = {"left": parse_names(left), "right": parse_names(right), "on": _keys(on) if on else None}
     servers = _servers(broker, stream_url, database)
-    job = _job(master, conf, jars, output=output, overwrite=overwrite, limit=limit, as_json=as_json)
+    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
+    job = _job(master, conf, jars, **rows, with_payloads=payloads)
     job.show(
         lambda spark: relatum_spark.as_of(
             spark,
@@ -289,7 +292,8 @@ def unmatched(
     sides: dict[str, Any] = {"left": parse_names(left), "right": parse_names(right), "on": _keys(on)}
     servers = _servers(broker, stream_url, database)
     spans: dict[str, Any] = {"older_than": older_than, "within": within, "before": before, "after": after}
-    job = _job(master, conf, jars, output=output, overwrite=overwrite, limit=limit, as_json=as_json)
+    rows: dict[str, Any] = {"output": output, "overwrite": overwrite, "limit": limit, "as_json": as_json}
+    job = _job(master, conf, jars, **rows, with_payloads=payloads)
     job.show(
         lambda spark: relatum_spark.unmatched(
             spark, **sides, **spans, payloads=payloads, partitions=partitions, **servers

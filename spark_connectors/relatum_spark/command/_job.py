@@ -40,6 +40,7 @@ class Job:
         overwrite: Whether it may be replaced.
         limit: Rows at most; None for all, or for 20 in a table.
         as_json: Whether rows are printed as JSON.
+        with_payloads: Whether rows have bodies, headers or properties.
     """
 
     master: str | None
@@ -49,6 +50,7 @@ class Job:
     overwrite: bool = False
     limit: int | None = None
     as_json: bool = False
+    with_payloads: bool = False
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
@@ -56,7 +58,7 @@ class Job:
         if self.output is not None:
             if self.as_json:
                 raise InvalidInput("--json prints and --output writes: give one of them")
-            check_output(self.output, overwrite=self.overwrite)
+            check_output(self.output, overwrite=self.overwrite, with_payloads=self.with_payloads)
         with spark_session(self.master, self.conf or (), self.jars or ()) as spark:
             yield spark
 

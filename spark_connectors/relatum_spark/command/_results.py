@@ -46,13 +46,19 @@ def is_url(output: str) -> bool:
     return "://" in output
 
 
-def check_output(output: str, *, overwrite: bool) -> None:
+def check_output(output: str, *, overwrite: bool, with_payloads: bool = False) -> None:
     """Refuse an output that could not be written, before any job runs.
 
+    Args:
+        output: A file or a URL.
+        overwrite: Whether what is there may be replaced.
+        with_payloads: Whether the rows will have bodies, headers or properties.
+
     Raises:
-        InvalidInput: its format is unknown, its directory is missing, or it is there already.
+        InvalidInput: its format is unknown or cannot hold the rows, its directory is missing, or it is there already.
     """
-    format_of(output)
+    if format_of(output) == ".csv" and with_payloads:
+        raise InvalidInput("--output: CSV cannot hold bodies, headers and properties; take .parquet or .jsonl")
     if is_url(output):
         return
     path = Path(output)
