@@ -142,6 +142,14 @@ def test_a_streaming_query_has_no_end(name: str) -> None:
         parsed(streaming=True, **{name: "latest"})
 
 
+def test_a_streaming_query_takes_no_filters_over() -> None:
+    """The option that asks for it is refused where it would do nothing; that it be off can be said."""
+    with pytest.raises(InvalidInput, match="pushFilters"):
+        parsed(streaming=True, pushFilters="true")
+    assert not parsed(streaming=True, pushFilters="false").push_filters
+    assert parsed(pushFilters="true").push_filters
+
+
 @pytest.mark.parametrize(
     ("name", "meant"), [("startingOffset", "startingOffsets"), ("failOnDatalos", "failOnDataLoss")]
 )

@@ -160,7 +160,7 @@ def broker_of(options: Mapping[str, str]) -> Broker:
         tls_ca_file=given.text("tlsCaFile"),
         tls_certificate_file=given.text("tlsCertificateFile"),
         tls_key_file=given.text("tlsKeyFile"),
-        timeout_s=min(TIMEOUT_S_MAX, _poll_timeout_s(given)),
+        timeout_s=min(TIMEOUT_S_MAX, poll_timeout_s(given)),
     )
 
 
@@ -184,6 +184,9 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
     if streaming and (name := given.first(*_BATCH_ALONE)):
         instead = "; `relatum_spark.Enrichment` looks up in each micro-batch" if name in ("key", "keyValues") else ""
         raise InvalidInput(f"option {name}: a streaming query has none; it is a batch's alone{instead}")
+    push_filters = given.flag("pushFilters", default=False)
+    if streaming and push_filters:
+        raise InvalidInput("option pushFilters: a streaming query takes no filters over; it is a batch's alone")
     keys, key, values = names_of(given, "keys"), given.text("key"), _key_values(given)
     needs_database = bool(keys or key or given.text("database"))
     return SourceOptions(
@@ -206,10 +209,10 @@ def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> Sou
         keys=keys,
         key=key,
         key_values=values,
-        poll_timeout_s=_poll_timeout_s(given),
+        poll_timeout_s=poll_timeout_s(given),
         batch_rows=given.number("batchRows", default=ROWS_MAX),
         batch_bytes=given.number("batchBytes", default=BYTES_MAX),
-        push_filters=given.flag("pushFilters", default=False),
+        push_filters=push_filters,
     )
 
 
@@ -341,5 +344,6 @@ def _moment_ms(text: str, option: str) -> int:
     return int(text)
 
 
-def _poll_timeout_s(given: Given) -> float:
+def poll_timeout_s(given: Given) -> float:
+    """Seconds of the option `pollTimeoutMs`."""
     return cast(int, given.number("pollTimeoutMs", default=POLL_TIMEOUT_MS)) / 1000
