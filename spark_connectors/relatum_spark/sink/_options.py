@@ -26,7 +26,7 @@ from relatum.errors import InvalidInput, InvalidRelationshipKey
 from relatum.keys import SkipReason
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.sink._sequence import EPOCH_MAX, check_names
-from relatum_spark.source._options import Given, broker_of, names_of
+from relatum_spark.source._options import Given, broker_of, names_of, poll_timeout_s
 from relatum_spark.source._schema import PROPERTIES
 
 WRITE_OPTIONS: Final = (
@@ -63,6 +63,7 @@ class SinkOptions:
         write_id: The batch's own name; a random one where none is given. Not used by streaming queries.
         batch_id: The number of the write among those of one `write_id`.
         confirm_timeout_s: Seconds without any confirm until a task fails.
+        poll_timeout_s: Seconds for which a streaming query asks again, before a batch, while the broker is away.
         in_flight_max: Messages sent and not confirmed at most, by each task.
         database: PostgreSQL's URL, whose key definitions the rows are checked against; None for none.
     """
@@ -77,6 +78,7 @@ class SinkOptions:
     batch_id: int
     confirm_timeout_s: float
     in_flight_max: int
+    poll_timeout_s: float
     database: str | None = field(default=None, repr=False)
 
 
@@ -122,6 +124,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool = False) -
         batch_id=batch_id or 0,
         confirm_timeout_s=given.number("confirmTimeoutMs", default=CONFIRM_TIMEOUT_MS) / 1000,
         in_flight_max=given.number("maxInFlight", default=IN_FLIGHT_MAX),
+        poll_timeout_s=poll_timeout_s(given),
         database=None if database is None else database_url(database),
     )
 

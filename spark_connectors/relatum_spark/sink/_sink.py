@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamNotFound
 from relatum.keys import KeyDefinition
+from relatum.reading import StreamReader
 from relatum.store import as_engine, key_definitions, translated_errors
 from relatum.wire._publishing import ENTRY_BYTES, PUBLISH_BYTES
 from relatum_spark.sink._encode import is_new_layout
@@ -26,6 +27,7 @@ from relatum_spark.sink._outgoing import Columns, Outgoing, Shape, batched, colu
 from relatum_spark.sink._publisher import PUBLISHERS_MAX, Publisher, connect
 from relatum_spark.sink._sequence import Numbering, other_rows, reference_of
 from relatum_spark.sink._spool import Spool
+from relatum_spark.source._tails import Tails
 
 logger = logging.getLogger("relatum.spark")
 
@@ -64,7 +66,10 @@ def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool)
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """The writer of a streaming query. Arguments and errors as of `make_writer`."""
+    """The writer of a streaming query. Arguments and errors as of `make_writer`.
+
+    While the broker is away it is asked again for `pollTimeoutMs`, as the source does.
+    """
     return StreamWriter(*_prepare(options, schema, overwrite, streaming=True))
 
 
@@ -75,30 +80,24 @@ def _prepare(
         raise InvalidInput('a stream can only be appended to: write with mode("append")')
     parsed = parse_sink_options(options, streaming=streaming)
     check_columns(schema, parsed)
-    return parsed, _shape(parsed), tuple(schema.fieldNames())
+    shape = _shape(parsed, patience_s=parsed.poll_timeout_s if streaming else 0)
+    return parsed, shape, tuple(schema.fieldNames())
 
 
-def _shape(options: SinkOptions) -> Shape:
-    """How rows become messages, asked of broker and database once for the whole write."""
+def _shape(options: SinkOptions, *, patience_s: float = 0) -> Shape:
+    """How rows become messages, asked of broker and database once for the whole write.
+
+    Args:
+        options: The write's options.
+        patience_s: Seconds for which the broker is asked again while it is away.
+    """
     definitions, keys = _keys(options)
-    with options.broker.open() as reader:
-        # Which also tells whether a guessed stream port is the same broker's.
-        if reader.transport != "stream":
-            raise ConfigurationError(
-                "the sink needs the stream protocol: enable the plugin rabbitmq_stream, and name its port by streamUrl"
-            )
-        if options.stream is not None:
-            reader.bounds(options.stream)
-            streams = [options.stream]
-        else:
-            streams = reader.partitions(options.super_stream or "")
+    with closing(Tails(options.broker, patience_s=patience_s)) as tails:
+        streams, version, frame_bytes_max = tails.ask(lambda reader: _asked(reader, options))
     if not streams:
         raise StreamNotFound(f"There is no super stream {options.super_stream!r}.", stream=options.super_stream)
     if len(streams) > PUBLISHERS_MAX:
         raise InvalidInput(f"the super stream has {len(streams)} streams; at most {PUBLISHERS_MAX} can be written to")
-    with closing(connect(options.broker, options.broker.timeout_s)) as connection:
-        version = connection.session.server_properties.get("version", "")
-        frame_bytes_max = connection.session.send_bytes_max
     return Shape(
         streams=tuple(streams),
         routing_key=options.routing_key,
@@ -107,6 +106,23 @@ def _shape(options: SinkOptions) -> Shape:
         new_layout=is_new_layout(version),
         message_bytes_max=max(1, frame_bytes_max - PUBLISH_BYTES - ENTRY_BYTES) if frame_bytes_max else 0,
     )
+
+
+def _asked(reader: StreamReader, options: SinkOptions) -> tuple[list[str], str, int]:
+    """What the broker says: the streams to write to, its version, and how many bytes a frame may have."""
+    # Which also tells whether a guessed stream port is the same broker's.
+    if reader.transport != "stream":
+        raise ConfigurationError(
+            "the sink needs the stream protocol: enable the plugin rabbitmq_stream, and name its port by streamUrl"
+        )
+    if options.stream is not None:
+        reader.bounds(options.stream)
+        streams = [options.stream]
+    else:
+        streams = reader.partitions(options.super_stream or "")
+    with closing(connect(options.broker, options.broker.timeout_s)) as connection:
+        session = connection.session
+        return streams, session.server_properties.get("version", ""), session.send_bytes_max
 
 
 def _keys(options: SinkOptions) -> tuple[tuple[KeyDefinition, ...], tuple[tuple[str, str], ...]]:

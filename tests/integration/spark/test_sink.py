@@ -1,5 +1,6 @@
 """Writing to streams from Spark: what is written is what is read, and nothing is there twice."""
 
+import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from relatum.reading import Message, StreamReader
 from relatum.store import add_keys
 from relatum_spark.sink._options import parse_sink_options
 from relatum_spark.sink._outgoing import Columns
-from relatum_spark.sink._sink import Published, _shape, write_task
+from relatum_spark.sink._sink import Published, _shape, make_stream_writer, make_writer, write_task
 from relatum_spark.source._schema import HEADERS, PROPERTIES
 from tests.support import (
     broker_connection,
@@ -332,6 +333,26 @@ def _write_while(proxy: Proxy, mode: str, options: Any, shape: Any, batches: Any
         write_task(options, shape, batches, write_id="w", epoch=0, task=0)
     finally:
         publisher_module.Publisher._handle = taken  # type: ignore[method-assign]
+
+
+def test_a_streaming_query_waits_for_a_broker_that_is_away(
+    sink: dict[str, str], amqp_url: str, stream_url: str, stream_name: str
+) -> None:
+    """Before a batch the broker is asked again, but not for ever; a batch write is refused at once."""
+    schema = StructType().add("value", "string")
+    with Proxy.to(stream_url) as proxy:
+        proxy.accepts = False
+        options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name, "pollTimeoutMs": "20000"}
+        with pytest.raises(BrokerUnavailable):
+            make_writer(options, schema, False)
+        with pytest.raises(BrokerUnavailable):
+            make_stream_writer(options | {"pollTimeoutMs": "300"}, schema, False)
+        comes_back = threading.Timer(1, setattr, (proxy, "accepts", True))
+        comes_back.start()
+        started = time.monotonic()
+        make_stream_writer(options, schema, False)
+        assert time.monotonic() - started >= 0.9
+        comes_back.join()
 
 
 def test_another_order_is_an_error(sink: dict[str, str], amqp_url: str, stream_name: str) -> None:
