@@ -48,13 +48,13 @@ class Lookups:
         self, message: Message, to: Names, by: Names, limit: int | None, order: Order, timeout_s: float
     ) -> Steps[Answer]:
         """The same, waiting for the first of them."""
-        _check_seconds("timeout_s", timeout_s)
+        check_seconds("timeout_s", timeout_s)
         question = yield from self._question(message, to, by, limit, order)
         return (yield from wait(self.catalog, question, timeout_s))
 
     def _question(self, message: Message, to: Names, by: Names, limit: int | None, order: Order) -> Steps[Question]:
         _check_message(message)
-        names, keys = _names("to", to), _names("by", by)
+        names, keys = names_of("to", to), names_of("by", by)
         _check_limit(limit, order)
         wanted = yield from self.catalog.values_of(message, keys)
         return Question(wanted, names, order, limit, beside=message.id)
@@ -72,9 +72,9 @@ class Lookups:
         complete: bool,
     ) -> Steps[Answer]:
         """Messages that carry a key's value."""
-        names = _names("streams", streams)
+        names = names_of("streams", streams)
         _check_limit(limit, order)
-        low, high = (None if bound is None else _time_us(bound) for bound in (since, until))
+        low, high = (None if bound is None else time_us_of(bound) for bound in (since, until))
         wanted = yield from self.catalog.value_sought(key, value)
         question = Question((wanted,), names, order, limit, low, high)
         return (yield from answer(self.catalog, question, complete=complete))
@@ -108,8 +108,8 @@ class Lookups:
         complete: bool,
     ) -> Steps[Answer]:
         """All messages around a moment."""
-        _check_seconds("before_s", before_s)
-        _check_seconds("after_s", after_s)
+        check_seconds("before_s", before_s)
+        check_seconds("after_s", after_s)
         at = _moment(moment)
         search = yield from self._search(moment, stream, by)
         if search is None:
@@ -135,7 +135,8 @@ class Lookups:
         return None
 
 
-def _names(argument: str, names: Names) -> tuple[str, ...] | None:
+def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
+    """Stream names as given in an argument, each once; None for all."""
     if names is None:
         return None
     found = (names,) if isinstance(names, str) else tuple(names)
@@ -156,7 +157,8 @@ def _check_limit(limit: int | None, order: Order) -> None:
         raise InvalidInput(f"order= takes one of {', '.join(get_args(Order))}")
 
 
-def _check_seconds(argument: str, seconds: Any) -> None:
+def check_seconds(argument: str, seconds: Any) -> None:
+    """See that an argument is a number of seconds."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
         raise InvalidInput(f"{argument}= takes seconds, 0 or more")
 
@@ -166,7 +168,8 @@ def _microseconds(seconds: float) -> int:
     return round(min(seconds * 1_000_000, 2 * TIME_US_MAX))
 
 
-def _time_us(moment: Any) -> int:
+def time_us_of(moment: Any) -> int:
+    """A moment in microseconds since 1970, UTC."""
     if not isinstance(moment, datetime):
         raise InvalidInput(f"a moment is a datetime, not {type(moment).__name__}")
     try:
@@ -177,7 +180,7 @@ def _time_us(moment: Any) -> int:
 
 def _moment(moment: Any) -> Moment:
     if not isinstance(moment, Message):
-        return Moment(_time_us(moment))
+        return Moment(time_us_of(moment))
     if moment.time_us is None:
         raise InvalidInput(f"the message at {moment.id} has no time; ask with a datetime")
     return Moment(moment.time_us, moment.id)

@@ -42,14 +42,14 @@ def uncovered(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[i
     """
     recorded = yield from catalog.streams(names)
     ends: dict[str, StreamBounds] = {}
-    for stream in (yield from _all_names(recorded, names)):
+    for stream in (yield from all_names(recorded, names)):
         try:
             ends[stream] = yield Bounds(stream)
         except StreamNotFound:
             if names is not None:
                 raise
             # A stream that was recorded once and is gone holds nothing.
-    ranges = yield from _coverage(recorded)
+    ranges = yield from coverage_by_stream(recorded)
     keys = tuple(key_ids)
     result: list[Uncovered] = []
     by_name = {stream.name: stream.stream_id for stream in recorded}
@@ -69,7 +69,7 @@ def gaps(bounds: StreamBounds, rows: Sequence[CoverageRow], key_ids: Iterable[in
     return merged(gap for key_id in key_ids for gap in missing(retained, covered(rows, key_id)))
 
 
-def _all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) -> Steps[list[str]]:
+def all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) -> Steps[list[str]]:
     """The streams meant: those recorded, and named ones or partitions of named super streams that are not."""
     found = {stream.name for stream in recorded}
     for name in names or ():
@@ -80,7 +80,8 @@ def _all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) -
     return sorted(found)
 
 
-def _coverage(recorded: Sequence[PresentStream]) -> Steps[dict[int, list[CoverageRow]]]:
+def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, list[CoverageRow]]]:
+    """What is recorded of streams, by their numbers, in the order of offsets."""
     ids = [stream.stream_id for stream in recorded]
     rows = yield Select(statements.coverage_rows(), {"stream_ids": ids})
     ranges: dict[int, list[CoverageRow]] = defaultdict(list)

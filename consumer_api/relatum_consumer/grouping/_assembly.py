@@ -12,8 +12,12 @@ from relatum.limits import INTEGER_MIN
 GroupOrder: TypeAlias = Literal["logical", "physical"]
 
 
+UNGROUPED: Final = Membership("", 0)
+"""Stands for the place of a message that is in no group."""
+
+
 class Member(NamedTuple):
-    """A message of a group as the table has it."""
+    """A message of a group as the table has it, or one that is in no group."""
 
     membership: Membership
     stream: str
@@ -83,6 +87,7 @@ class Assembled:
         members: Those retained, one for each number, the one that arrived first; in the order asked for.
         duplicates: Others of the same numbers, in the order of arrival.
         expired: Those that retention has dropped, in the order of arrival.
+        was_complete: Whether each number from 1 to the last is there, or was until retention dropped it.
         head: The member whose place is the group's: in logical order the first of number 1, in physical order the
             first of all; None where there is none.
     """
@@ -92,6 +97,7 @@ class Assembled:
     members: tuple[Member, ...]
     duplicates: tuple[Member, ...] = ()
     expired: tuple[Member, ...] = ()
+    was_complete: bool = True
     head: Member | None = None
 
     @property
@@ -116,7 +122,8 @@ def assemble(
         order: "logical" puts members in the order of their numbers, "physical" in that of their arrival.
         floors: The first retained offset by stream: rows before it have expired.
     """
-    arrived = in_arrival(set(members))
+    # A row and a message that was read before it was recorded may differ in what they know of the time.
+    arrived = in_arrival({(member.stream, member.offset): member for member in members}.values())
     expired: list[Member] = []
     if floors:
         expired = [member for member in arrived if is_expired(member, floors)]
@@ -129,10 +136,16 @@ def assemble(
     # A dictionary keeps the order things came in: that of arrival.
     ordered = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
     head = next(iter(ordered), None) if order == "physical" else chosen.get(1)
-    position = assess(
-        group_id, (member.membership for member in arrived), expired=[member.membership for member in expired]
-    )
-    return Assembled(group_id, position, tuple(ordered), duplicates, tuple(expired), head)
+    there, gone = [member.membership for member in arrived], [member.membership for member in expired]
+    position = assess(group_id, there, expired=gone)
+    was_complete = assess(group_id, there + gone).is_complete if gone else position.is_complete
+    return Assembled(group_id, position, tuple(ordered), duplicates, tuple(expired), was_complete, head)
+
+
+def alone(stream: str, offset: int, time_us: int | None) -> Assembled:
+    """A message that is in no group, as a group of one."""
+    member = Member(UNGROUPED, stream, offset, time_us)
+    return Assembled(None, None, (member,), head=member)
 
 
 def is_expired(member: Member, floors: Mapping[str, int]) -> bool:

@@ -1,12 +1,12 @@
 """How groups are read, checked once for both faces."""
 
-import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
+from relatum_consumer._lookups import check_seconds
 from relatum_consumer.grouping._assembly import GroupOrder
 
 OnDuplicate: TypeAlias = Literal["first", "raise"]
@@ -36,9 +36,12 @@ class GroupOptions:
     on_conflict: OnConflict = "raise"
 
     def __post_init__(self) -> None:
-        _check_choice("order", self.order, GroupOrder)
+        check_order(self.order)
         _check_choice("on_duplicate", self.on_duplicate, OnDuplicate)
         _check_choice("on_conflict", self.on_conflict, OnConflict)
+        if self.on_conflict == "dead_letter":
+            # Whoever reads again without a position of its own would dead-letter again.
+            raise InvalidInput('on_conflict="dead_letter" needs consumer=')
         check_start(self.start, self.names)
         check_seconds("timeout_s", self.timeout_s)
         if self.idle_timeout_s is not None:
@@ -50,6 +53,11 @@ def _check_choice(argument: str, value: Any, choices: Any) -> None:
         raise InvalidInput(f"{argument}= takes one of {', '.join(get_args(choices))}")
 
 
+def check_order(order: Any) -> None:
+    """See that an order of groups is one."""
+    _check_choice("order", order, GroupOrder)
+
+
 def check_start(start: Any, names: tuple[str, ...] | None) -> None:
     """See that a start is one: an offset is one stream's own."""
     if start is None or isinstance(start, datetime):
@@ -58,9 +66,3 @@ def check_start(start: Any, names: tuple[str, ...] | None) -> None:
         raise InvalidInput("start= takes an offset, a datetime, or None for the first message")
     if names is None or len(names) != 1:
         raise InvalidInput("start= takes an offset only where one stream is named; a datetime serves several")
-
-
-def check_seconds(argument: str, seconds: Any) -> None:
-    """See that a number is one of seconds."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise InvalidInput(f"{argument}= takes seconds, 0 or more")

@@ -1,0 +1,210 @@
+"""Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from relatum.errors import GroupConflict, RelatumError, Transient
+from relatum.grouping import Anomaly, membership
+from relatum.reading import Message
+from relatum_consumer._proof import replaced
+from relatum_consumer._related import first_retained
+from relatum_consumer.grouping._assembly import UNGROUPED, Assembled, GroupOrder, Member, assemble
+from relatum_consumer.grouping._group import Group, sequence_of
+from relatum_consumer.grouping._limits import BATCH_MESSAGES, READ_RETRIES
+from relatum_consumer.grouping._options import OnConflict, OnDuplicate
+from relatum_consumer.grouping._requests import Give, GroupSteps, OpenMany, TakeMany
+
+FINAL = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
+"""What a group cannot recover from, in the order in which it is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of groups that are not sound.
+
+    Attributes:
+        order: The order inside a group.
+        on_duplicate: "first" gives the message that arrived first, "raise" raises.
+        on_conflict: "raise" raises, anything else passes the group over.
+        is_named: Whether the streams were named: then one that was deleted is an error.
+    """
+
+    order: GroupOrder = "logical"
+    on_duplicate: OnDuplicate = "first"
+    on_conflict: OnConflict = "raise"
+    is_named: bool = True
+
+    def passes(self, group: Assembled) -> bool:
+        """Whether a group is to be given.
+
+        Raises:
+            GroupConflict: it cannot be, and must not be passed over.
+        """
+        if not group.was_complete:
+            return False
+        anomaly = next((each for each in FINAL if each in group.anomalies), None)
+        if anomaly is None:
+            return True
+        if self.on_conflict == "raise":
+            raise conflict(group.group_id, anomaly)
+        return False
+
+
+def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
+    """The error for a group that is not sound."""
+    what = {
+        Anomaly.DUPLICATE: "several messages have one number",
+        Anomaly.TWO_LASTS: "several numbers are marked as the last",
+        Anomaly.PAST_LAST: "there are numbers past the last",
+        Anomaly.EXPIRED: "retention has dropped a message of it",
+    }
+    return GroupConflict(f"the group {group_id} is not sound: {what[anomaly]}", group_id=group_id, anomaly=anomaly)
+
+
+def deliver(groups: Sequence[Assembled], policy: Policy) -> GroupSteps[None]:
+    """Give those of the groups that are whole and sound, one after the other, reading them all in one pass.
+
+    Raises:
+        GroupConflict: at the turn of a group that is not sound, as the policy says.
+        StreamReplaced: a message does not carry what its row says.
+        StreamNotFound: a stream that was named was deleted.
+    """
+    reading = Reading([member for group in groups if _is_readable(group) for member in all_of(group)])
+    for group in groups:
+        if not _is_readable(group):
+            # It is not given; but what is wrong with it is said at its turn.
+            policy.passes(group)
+            continue
+        given = yield from read_group(reading, group, policy)
+        if given is not None:
+            yield Give(given)
+
+
+def _is_readable(group: Assembled) -> bool:
+    return group.is_complete and not any(anomaly in group.anomalies for anomaly in FINAL)
+
+
+def all_of(group: Assembled) -> tuple[Member, ...]:
+    """A group's retained members in the order they are read in: duplicates last."""
+    return group.members + group.duplicates
+
+
+def read_group(reading: "Reading", group: Assembled, policy: Policy) -> GroupSteps[Group | None]:
+    """The next group of a reading; None where it is to be passed over, now that its messages are known."""
+    members = all_of(group)
+    messages, floors = yield from read_members(reading, members, is_named=policy.is_named)
+    if floors:
+        # Retention took a message between the look at the stream's first offset and the reading.
+        assert group.group_id is not None or len(members) == 1, "a message in no group is a group of one"
+        if group.group_id is None:
+            return None
+        group = assemble(group.group_id, (*members, *group.expired), policy.order, floors)
+        policy.passes(group)
+        return None
+    found = as_group(group, messages)
+    if found.duplicates and policy.on_duplicate == "raise":
+        raise conflict(group.group_id, Anomaly.DUPLICATE)
+    return found
+
+
+def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
+    """A group and its messages, those of `all_of(group)`.
+
+    A message that an exchange routed to several streams lies in each of them and is no duplicate: its copies have the
+    same `message_id` and lie in different streams.
+    """
+    chosen, others = tuple(messages[: len(group.members)]), messages[len(group.members) :]
+    position = group.position
+    duplicates: tuple[Message, ...] = ()
+    if others:
+        duplicates = without_copies(chosen, others)
+        if position is not None and not duplicates:
+            sound = tuple(each for each in position.anomalies if each is not Anomaly.DUPLICATE)
+            position = replace(position, anomalies=sound)
+    expired = tuple(member.id for member in group.expired)
+    return Group(group.group_id, chosen, position, duplicates, expired)
+
+
+def without_copies(chosen: Sequence[Message], others: Sequence[Message]) -> tuple[Message, ...]:
+    """Those of the others that were published by themselves."""
+    seen: dict[int | None, list[Message]] = {sequence_of(message): [message] for message in chosen}
+    duplicates = []
+    for message in others:
+        of_number = seen.setdefault(sequence_of(message), [])
+        if not any(_is_copy(message, each) for each in of_number):
+            duplicates.append(message)
+        of_number.append(message)
+    return tuple(duplicates)
+
+
+def _is_copy(message: Message, other: Message) -> bool:
+    name = message.properties.message_id
+    return name is not None and name == other.properties.message_id and message.stream != other.stream
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+class Reading:
+    """Members read one after the other, by one batched read.
+
+    The broker closes a connection that is not read from while the groups of a batch are being handled; then it is
+    gone on with where it was, on a new one.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._ids = [member.id for member in members]
+        self._at = 0
+        self._is_open = False
+
+    def take(self, count: int) -> GroupSteps[list[Message | RelatumError]]:
+        """The next so many messages, or for each the error that says why there is none."""
+        if count == 0:
+            return []
+        failures = 0
+        while True:
+            try:
+                if not self._is_open:
+                    yield OpenMany(self._ids[self._at :] if self._at else self._ids, BATCH_MESSAGES)
+                    self._is_open = True
+                results: list[Message | RelatumError] = yield TakeMany(count)
+            except Transient:
+                self._is_open = False
+                failures += 1
+                if failures > READ_RETRIES:
+                    raise
+            else:
+                self._at += count
+                return results
+
+
+def read_members(
+    reading: Reading, members: Collection[Member], *, is_named: bool
+) -> GroupSteps[tuple[list[Message], dict[str, int]]]:
+    """The next members of a reading, each checked; and the first retained offsets of streams that dropped some.
+
+    Raises:
+        StreamReplaced: a message does not carry what its row says.
+        StreamNotFound: a stream that was named was deleted.
+    """
+    messages: list[Message] = []
+    floors: dict[str, int] = {}
+    for member, found in zip(members, (yield from reading.take(len(members))), strict=True):
+        if isinstance(found, Message):
+            messages.append(checked(member, found))
+        else:
+            floors[member.stream] = first_retained(member.id, found, is_named=is_named)
+    return messages, floors
+
+
+def checked(member: Member, message: Message) -> Message:
+    """The message, once it is what its row says.
+
+    Raises:
+        StreamReplaced: it is not.
+    """
+    if (membership(message.headers) or UNGROUPED) != member.membership:
+        raise replaced(*member.id)
+    if member.time_us is not None and message.time_us is not None and message.time_us != member.time_us:
+        raise replaced(*member.id)
+    return message

@@ -1,0 +1,188 @@
+"""One group by its id: how far it is, its messages, one of its numbers; and the groups that are not complete."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from relatum.errors import InvalidInput, StreamNotFound, StreamReplaced
+from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, Membership, parse_value
+from relatum.keys import moment
+from relatum.limits import INTEGER_MAX
+from relatum_consumer._answer import Answer
+from relatum_consumer._catalog import Catalog, Wanted
+from relatum_consumer._proof import uncovered
+from relatum_consumer._related import Question, answer
+from relatum_consumer._requests import Bounds, Select
+from relatum_consumer.grouping import _statements as statements
+from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble
+from relatum_consumer.grouping._delivery import Reading, all_of, as_group, read_members, without_copies
+from relatum_consumer.grouping._group import Group, IncompleteGroupReport
+from relatum_consumer.grouping._limits import REPORTS_MAX
+from relatum_consumer.grouping._requests import GroupSteps, Sift
+from relatum_consumer.grouping._view import View, group_key, look, member_of
+
+Names = tuple[str, ...] | None
+
+_IDS_AT_ONCE = 1_000
+"""Groups whose rows are asked for at once for a report."""
+
+
+# --- one group --------------------------------------------------------------------------------------------
+
+
+def standing(
+    catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder = "logical", complete: bool
+) -> GroupSteps[Assembled]:
+    """A group as it is now.
+
+    Args:
+        catalog: Of the database.
+        group_id: The group.
+        names: Streams and super streams; None for all that are recorded.
+        order: The order of its members.
+        complete: Also read what is retained and not recorded yet.
+    """
+    key_id = yield from group_key(catalog)
+    yield from catalog.check_names(names)
+    gaps = (yield from uncovered(catalog, names, [key_id])) if complete else []
+    members = yield from _recorded_members(catalog, key_id, group_id, names)
+    for gap in gaps:
+        found: list[Member] = yield Sift(gap.stream, gap.start, gap.stop, member_of)
+        members += [member for member in found if member.membership.group_id == group_id]
+    floors = yield from _floors(members, is_named=names is not None)
+    return assemble(group_id, members, order, floors)
+
+
+def _recorded_members(catalog: Catalog, key_id: int, group_id: str, names: Names) -> GroupSteps[list[Member]]:
+    streams = {stream.stream_id: stream.name for stream in (yield from catalog.streams(names))}
+    parameters = {"key_id": key_id, "group_ids": [group_id], "stream_ids": list(streams)}
+    rows = yield Select(statements.members(), parameters)
+    places = ((parse_value(value), *rest) for value, *rest in rows)
+    return [Member(place, streams[number], offset, time_us) for place, number, offset, time_us in places if place]
+
+
+def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str, int]]:
+    """The first retained offset of each stream that has members."""
+    floors: dict[str, int] = {}
+    for stream in sorted({member.stream for member in members}):
+        try:
+            bounds = yield Bounds(stream)
+        except StreamNotFound:
+            if is_named:
+                raise
+            floors[stream] = INTEGER_MAX
+        else:
+            # A stream without any message has dropped all that was recorded.
+            floors[stream] = INTEGER_MAX if bounds.first is None else bounds.first
+    return floors
+
+
+def position(catalog: Catalog, group_id: str, names: Names, *, complete: bool) -> GroupSteps[GroupPosition]:
+    """How far a group is."""
+    group = yield from standing(catalog, group_id, names, complete=complete)
+    return (yield from settled(group, is_named=names is not None))
+
+
+def settled(group: Assembled, *, is_named: bool) -> GroupSteps[GroupPosition]:
+    """A group's position, with copies that an exchange routed to other streams told from duplicates."""
+    found = group.position
+    assert found is not None, "a group has a position"
+    numbers = {member.membership.sequence for member in group.duplicates}
+    disputed = [member for member in group.members if member.membership.sequence in numbers]
+    if len({member.stream for member in (*disputed, *group.duplicates)}) < 2:
+        return found
+    members = (*disputed, *group.duplicates)
+    messages, gone = yield from read_members(Reading(members), members, is_named=is_named)
+    if gone or without_copies(messages[: len(disputed)], messages[len(disputed) :]):
+        return found
+    return replace(found, anomalies=tuple(each for each in found.anomalies if each is not Anomaly.DUPLICATE))
+
+
+def group(catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:
+    """What there is of a group, once more from the start where the recorder replaced a stream under our hands."""
+    try:
+        return (yield from _group(catalog, group_id, names, order=order, complete=complete))
+    except StreamReplaced:
+        return (yield from _group(catalog, group_id, names, order=order, complete=complete))
+
+
+def _group(catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:
+    found = yield from standing(catalog, group_id, names, order=order, complete=complete)
+    while True:
+        members = all_of(found)
+        messages, floors = yield from read_members(Reading(members), members, is_named=names is not None)
+        if not floors:
+            return as_group(found, messages)
+        # Retention took some meanwhile; each round knows a first offset better, so they end.
+        found = assemble(group_id, (*members, *found.expired), order, _raised(found, floors))
+
+
+def _raised(found: Assembled, floors: Mapping[str, int]) -> dict[str, int]:
+    raised = dict(floors)
+    for member in found.expired:
+        raised[member.stream] = max(raised.get(member.stream, 0), member.offset + 1)
+    return raised
+
+
+def grouped(catalog: Catalog, group_id: str, sequence: int, names: Names, *, complete: bool) -> GroupSteps[Answer]:
+    """The messages of one number of a group: those that are its last, and those that are not."""
+    yield from group_key(catalog)
+    values = [Membership(group_id, sequence, last).value for last in (False, True)]
+    definition = yield from catalog.definition(GROUP_KEY.name)
+    question = Question(tuple(Wanted(definition, value) for value in values), names)
+    return (yield from answer(catalog, question, complete=complete))
+
+
+# --- groups that are not complete -------------------------------------------------------------------------
+
+
+def incomplete(catalog: Catalog, names: Names, older_than_us: int) -> GroupSteps[list[IncompleteGroupReport]]:
+    """The groups that are not complete, or not sound, and whose first message is old enough; oldest first."""
+    before = time.time_ns() // 1_000 - older_than_us
+    view = yield from look(catalog, names, complete=True)
+    ids = iter((yield from _suspects(view, before)))
+    reports: list[IncompleteGroupReport] = []
+    while part := list(islice(ids, _IDS_AT_ONCE)):
+        members = yield from view.members_of(part)
+        for group_id, rows in members.items():
+            found = assemble(group_id, rows, "physical", view.floors)
+            if _is_due(found, before):
+                place = yield from settled(found, is_named=names is not None)
+                reports.append(_report(group_id, place, found))
+    return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
+
+
+def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
+    """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
+    parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids)}
+    rows = yield Select(statements.unfinished(), parameters | {"before": before, "limit": REPORTS_MAX + 1})
+    if len(rows) > REPORTS_MAX:
+        raise InvalidInput(f"more than {REPORTS_MAX:,} groups are not complete: ask for one stream, or for older ones")
+    return list(dict.fromkeys([*(group_id for (group_id,) in rows), *view.unrecorded_groups]))
+
+
+def _is_due(found: Assembled, before: int) -> bool:
+    """Whether a group counts as one that should be complete by now.
+
+    What was complete before retention began to take it is no cause for concern, nor is what is gone altogether, nor
+    are duplicates alone.
+    """
+    if not found.members:
+        return False
+    assert found.position is not None, "it is a group"
+    sound = found.was_complete and set(found.position.anomalies) <= {Anomaly.EXPIRED, Anomaly.DUPLICATE}
+    times = _times(found)
+    return not sound and (not times or min(times) < before)
+
+
+def _times(found: Assembled) -> list[int]:
+    rows = (*found.members, *found.duplicates, *found.expired)
+    return [member.time_us for member in rows if member.time_us is not None]
+
+
+def _report(group_id: str, place: GroupPosition, found: Assembled) -> IncompleteGroupReport:
+    times = _times(found)
+    first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
+    lying = sorted((*found.members, *found.duplicates), key=lambda each: (each.time_us or 0, each.stream, each.offset))
+    return IncompleteGroupReport(group_id, place, first, last, tuple(member.id for member in lying))

@@ -1,0 +1,258 @@
+"""Whole groups, one after the other: what lies in the streams now, and then, if asked, what completes later."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from relatum.errors import StreamNotFound
+from relatum.store import CoverageRow, covered
+from relatum_consumer._catalog import Catalog, PresentStream
+from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
+from relatum_consumer._lookups import time_us_of
+from relatum_consumer._proof import coverage_by_stream, replaced
+from relatum_consumer._requests import Bounds, Pause
+from relatum_consumer.grouping._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
+from relatum_consumer.grouping._delivery import Policy, deliver
+from relatum_consumer.grouping._limits import BATCH_MESSAGES, FIRST_GROUPS, WINDOW_OFFSETS
+from relatum_consumer.grouping._options import GroupOptions
+from relatum_consumer.grouping._requests import GroupSteps, Sift
+from relatum_consumer.grouping._scan import Candidate, Scan, rows_between, without_group
+from relatum_consumer.grouping._view import View, look
+
+
+def whole_groups(catalog: Catalog, options: GroupOptions) -> GroupSteps[None]:
+    """Give each complete group once."""
+    view = yield from look(catalog, options.names, complete=options.complete)
+    policy = policy_of(options)
+    scan = Scan(view, options.order, offset_of(options), ungrouped=options.ungrouped)
+    batches = Batches(view, scan, options)
+    while (batch := (yield from batches.next())) is not None:
+        yield from deliver(batch, policy)
+    if options.follow:
+        yield from Following(catalog, view, options).run()
+
+
+def policy_of(options: GroupOptions) -> Policy:
+    """What becomes of groups that are not sound."""
+    return Policy(options.order, options.on_duplicate, options.on_conflict, options.names is not None)
+
+
+def offset_of(options: GroupOptions) -> int | None:
+    """The offset to begin at, if it is one."""
+    return None if isinstance(options.start, datetime) else options.start
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where reading begins: groups that stand before it are left out."""
+
+    offset: int = 0
+    since_us: int | None = None
+
+    @classmethod
+    def of(cls, options: GroupOptions) -> "Beginning":
+        """The beginning that was asked for."""
+        if isinstance(options.start, datetime):
+            return cls(since_us=time_us_of(options.start))
+        return cls(options.start or 0)
+
+    def admits(self, head: Member | None) -> bool:
+        """Whether a group that stands at a message is meant."""
+        if head is None or head.offset < self.offset:
+            return False
+        return self.since_us is None or (head.time_us is not None and head.time_us >= self.since_us)
+
+
+class Batches:
+    """The groups of a scan in their order, so many at a time as are read in one pass.
+
+    How large groups are shows only when their rows are there, so each batch is put together step by step.
+    """
+
+    def __init__(self, view: View, scan: Scan, options: GroupOptions) -> None:
+        self._view = view
+        self._scan = scan
+        self._order = options.order
+        self._beginning = Beginning.of(options)
+        self._mean = BATCH_MESSAGES / FIRST_GROUPS
+
+    def next(self) -> GroupSteps[list[Assembled] | None]:
+        """The next groups, complete or not; None at the end of the scan."""
+        batch: list[Assembled] = []
+        messages = 0
+        while messages < BATCH_MESSAGES:
+            count = max(1, int((BATCH_MESSAGES - messages) / self._mean))
+            candidates = yield from self._scan.take(count)
+            if not candidates:
+                return batch if messages else None
+            found, rows = yield from self._assembled(candidates)
+            self._mean = max(1.0, rows / len(candidates))
+            messages += rows
+            batch += found
+        return batch
+
+    def _assembled(self, candidates: Sequence[Candidate]) -> GroupSteps[tuple[list[Assembled], int]]:
+        """The groups that stand at the candidates, in order, and how many rows that took."""
+        ids = list(dict.fromkeys(each.group_id for each in candidates if each.group_id is not None))
+        members = (yield from self._view.members_of(ids)) if ids else {}
+        groups = {id_: assemble(id_, rows, self._order, self._view.floors) for id_, rows in members.items()}
+        found: list[Assembled] = []
+        for each in candidates:
+            if each.group_id is None:
+                group: Assembled | None = alone(*each.id, each.time_us)
+            else:
+                group = groups.get(each.group_id)
+                if group is None or group.head is None or group.head.id != each.id:
+                    # Of several messages at which a group may stand, it stands at one: elsewhere it is not given.
+                    continue
+            if group is not None and self._beginning.admits(group.head):
+                found.append(group)
+        return found, max(len(candidates), sum(map(len, members.values())))
+
+
+# --- following --------------------------------------------------------------------------------------------
+
+
+def _place(group: Assembled) -> Place:
+    head = group.head
+    assert head is not None, "a group that stands nowhere is not given"
+    return Place(NEVER_US if head.time_us is None else head.time_us, head.stream, head.offset)
+
+
+class Ends:
+    """How far the streams are recorded while they grow.
+
+    Args:
+        catalog: Of the database.
+        view: The streams; those that are recorded later join in.
+        names: The streams and super streams meant; None for all that are recorded.
+    """
+
+    def __init__(self, catalog: Catalog, view: View, names: tuple[str, ...] | None) -> None:
+        self._catalog = catalog
+        self._view = view
+        self._names = names
+        self._gone: set[int] = set()
+
+    def beyond(self) -> GroupSteps[list[tuple[str, int]]]:
+        """The streams that are recorded further than the view goes, each with its new end.
+
+        Raises:
+            StreamReplaced: a stream is not the one that was read so far.
+        """
+        view = self._view
+        present = yield from self._catalog.streams(self._names)
+        known = {name: stream_id for stream_id, name in view.stream_ids.items()}
+        for stream in present:
+            if known.get(stream.name, stream.stream_id) != stream.stream_id:
+                raise replaced(stream.name, view.stops[stream.name])
+            if stream.stream_id not in view.stream_ids and stream.stream_id not in self._gone:
+                yield from self._join(stream)
+        rows = yield from coverage_by_stream(present)
+        ends = ((name, _end(rows.get(stream_id, ()), view.key_id)) for stream_id, name in view.stream_ids.items())
+        return sorted((name, end) for name, end in ends if end > view.stops[name])
+
+    def _join(self, stream: PresentStream) -> GroupSteps[None]:
+        """Take in a stream that is recorded since the last look."""
+        try:
+            bounds = yield Bounds(stream.name)
+        except StreamNotFound:
+            if self._names is not None:
+                raise
+            self._gone.add(stream.stream_id)
+            return
+        first = bounds.first or 0
+        self._view.stream_ids[stream.stream_id] = stream.name
+        self._view.floors.setdefault(stream.name, first)
+        self._view.stops.setdefault(stream.name, first)
+
+
+def _end(rows: Iterable[CoverageRow], key_id: int) -> int:
+    ranges = covered(rows, key_id)
+    return ranges[-1][1] if ranges else 0
+
+
+class Idle:
+    """Waits between two looks, longer each time, until nothing has come for the time given.
+
+    Args:
+        idle_s: Seconds; None waits for ever.
+    """
+
+    def __init__(self, idle_s: float | None) -> None:
+        self._idle_s = idle_s
+        self._since = time.monotonic()
+        self._pause = POLL_S_MIN
+
+    def wait(self, *, was_busy: bool) -> GroupSteps[bool]:
+        """Wait for the next look; False when it is time to end."""
+        if was_busy:
+            self._since = time.monotonic()
+            self._pause = POLL_S_MIN
+        left = POLL_S_MAX if self._idle_s is None else self._since + self._idle_s - time.monotonic()
+        if left <= 0:
+            return False
+        yield Pause(min(self._pause, left))
+        self._pause = min(2 * self._pause, POLL_S_MAX)
+        return True
+
+
+class Following:
+    """Groups as they complete, each once.
+
+    A message that arrives can complete a group that stands anywhere. So each new part of a stream is looked at for the
+    groups it touches, and those are given that are complete with it and were not before. Nothing is remembered of the
+    groups themselves.
+
+    Args:
+        catalog: Of the database.
+        view: The streams, with the ends up to which groups have been given.
+        options: As for reading what lies there already.
+    """
+
+    def __init__(self, catalog: Catalog, view: View, options: GroupOptions) -> None:
+        self._view = view
+        self._options = options
+        self._ends = Ends(catalog, view, options.names)
+        self._policy = policy_of(options)
+        self._beginning = Beginning.of(options)
+
+    def run(self) -> GroupSteps[None]:
+        """Give groups until none has come for the time given."""
+        idle = Idle(self._options.idle_timeout_s)
+        was_given = False
+        while (yield from idle.wait(was_busy=was_given)):
+            was_given = False
+            for stream, end in (yield from self._ends.beyond()):
+                was_given = (yield from self._advance(stream, end)) or was_given
+
+    def _advance(self, stream: str, end: int) -> GroupSteps[bool]:
+        """Move one stream's end on, part by part, and give what completes with it."""
+        view = self._view
+        given = False
+        while (low := view.stops[stream]) < end:
+            high = min(end, low + WINDOW_OFFSETS)
+            rows = yield from rows_between(view, stream, low, high, firsts_only=False)
+            view.stops[stream] = high
+            found = yield from self._completed(rows, stream, low)
+            if self._options.ungrouped:
+                found += [alone(stream, *each) for each in (yield Sift(stream, low, high, without_group))]
+            if found:
+                yield from deliver(sorted(found, key=_place), self._policy)
+                given = True
+        return given
+
+    def _completed(self, rows: Iterable[Member], stream: str, low: int) -> GroupSteps[list[Assembled]]:
+        """The groups that are complete with the rows, and were not before `low` of the stream."""
+        ids = list(dict.fromkeys(row.membership.group_id for row in rows))
+        members = (yield from self._view.members_of(ids)) if ids else {}
+        found = []
+        for group_id, all_rows in members.items():
+            group = assemble(group_id, all_rows, self._options.order, self._view.floors)
+            if not group.was_complete or not self._beginning.admits(group.head):
+                continue
+            before = [row for row in all_rows if row.stream != stream or row.offset < low]
+            if not assemble(group_id, before).was_complete:
+                found.append(group)
+        return found

@@ -1,0 +1,130 @@
+"""Going through streams for the messages that groups stand at: window after window, streams merged by time."""
+
+from collections import deque
+from typing import NamedTuple
+
+from relatum._ids import MessageId
+from relatum.grouping import membership, parse_value
+from relatum.reading import Message
+from relatum_consumer._requests import Select
+from relatum_consumer.grouping import _statements as statements
+from relatum_consumer.grouping._assembly import Clock, GroupOrder, Member, Place
+from relatum_consumer.grouping._limits import WINDOW_OFFSETS
+from relatum_consumer.grouping._requests import GroupSteps, Sift
+from relatum_consumer.grouping._view import View
+
+
+class Candidate(NamedTuple):
+    """A message at which a group may stand; without a group id, a message that is in no group."""
+
+    place: Place
+    group_id: str | None
+    time_us: int | None
+
+    @property
+    def id(self) -> MessageId:
+        """Where it lies."""
+        return MessageId(self.place.stream, self.place.offset)
+
+
+class Scan:
+    """The messages of streams at which groups may stand, in the order of arrival.
+
+    In logical order those are the messages of number 1, in physical order all messages of groups.
+
+    Args:
+        view: The streams; where it moves their ends on, the scan goes on.
+        order: The order of groups.
+        start: The offset to begin at, in each stream; None for the first.
+        ungrouped: Give messages that are in no group, too. For that the streams themselves are read.
+    """
+
+    def __init__(self, view: View, order: GroupOrder, start: int | None, *, ungrouped: bool) -> None:
+        self._view = view
+        self._firsts_only = order == "logical"
+        self._start = start or 0
+        self._ungrouped = ungrouped
+        self._clock = Clock()
+        self._at: dict[str, int] = {}
+        self._buffers: dict[str, deque[Candidate]] = {}
+
+    def take(self, count: int) -> GroupSteps[list[Candidate]]:
+        """The next so many; fewer at the streams' ends."""
+        taken: list[Candidate] = []
+        while len(taken) < count:
+            buffers = []
+            for stream in sorted(self._view.stops):
+                buffer = self._buffers.setdefault(stream, deque())
+                if not buffer:
+                    yield from self._fill(stream, buffer)
+                if buffer:
+                    buffers.append(buffer)
+            if not buffers:
+                break
+            _merge(buffers, taken, count)
+        return taken
+
+    def _fill(self, stream: str, buffer: deque[Candidate]) -> GroupSteps[None]:
+        """Read windows until one has something in it."""
+        view = self._view
+        while not buffer:
+            low = self._at.get(stream)
+            if low is None:
+                low = max(self._start, view.floors.get(stream, 0))
+            stop = view.stops[stream]
+            if low >= stop:
+                return
+            high = min(stop, low + WINDOW_OFFSETS)
+            buffer.extend((yield from self._window(stream, low, high)))
+            self._at[stream] = high
+
+    def _window(self, stream: str, low: int, high: int) -> GroupSteps[list[Candidate]]:
+        found: dict[int, tuple[str | None, int | None]] = {}
+        for member in (yield from rows_between(self._view, stream, low, high, firsts_only=self._firsts_only)):
+            found[member.offset] = (member.membership.group_id, member.time_us)
+        if self._ungrouped:
+            for offset, time_us in (yield Sift(stream, low, high, without_group)):
+                found[offset] = (None, time_us)
+        place = self._clock.place
+        return [
+            Candidate(place(stream, offset, time_us), group_id, time_us)
+            for offset, (group_id, time_us) in sorted(found.items())
+        ]
+
+
+def _merge(buffers: list[deque[Candidate]], taken: list[Candidate], count: int) -> None:
+    """Take the earliest from the buffers until one is empty or there are enough."""
+    if len(buffers) == 1:
+        (buffer,) = buffers
+        taken.extend(buffer.popleft() for _ in range(min(count - len(taken), len(buffer))))
+        return
+    while len(taken) < count:
+        buffer = min(buffers, key=lambda each: each[0].place)
+        taken.append(buffer.popleft())
+        if not buffer:
+            return
+
+
+def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: bool) -> GroupSteps[list[Member]]:
+    """The members that lie in a part of a stream, in the order of offsets; `firsts_only` those of number 1."""
+    members = {
+        member.offset: member
+        for member in view.unrecorded_between(stream, low, high)
+        if not firsts_only or member.membership.sequence == 1
+    }
+    for stream_id, name in view.stream_ids.items():
+        if name == stream:
+            rows = yield Select(
+                statements.rows_between(firsts_only=firsts_only),
+                {"key_id": view.key_id, "stream_id": stream_id, "low": low, "high": high},
+            )
+            for value, offset, time_us in rows:
+                place = parse_value(value)
+                if place is not None:
+                    members[offset] = Member(place, stream, offset, time_us)
+    return [members[offset] for offset in sorted(members)]
+
+
+def without_group(message: Message) -> tuple[int, int | None] | None:
+    """A message's offset and time if it is in no group."""
+    return (message.offset, message.time_us) if membership(message.headers) is None else None

@@ -1,0 +1,165 @@
+"""The streams that are read, as they stand: their ends, what is recorded of them, and the members that are not.
+
+The order of the steps is that of every proof: the ends are taken from the broker first, the coverage after that. What
+lay in the streams at that moment is then in the table or is read from the stream itself.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
+from relatum.grouping import GROUP_KEY, membership, parse_value
+from relatum.reading import Message, StreamBounds
+from relatum_consumer._catalog import Catalog
+from relatum_consumer._proof import Uncovered, all_names, uncovered
+from relatum_consumer._requests import Bounds, Select
+from relatum_consumer.grouping import _statements as statements
+from relatum_consumer.grouping._assembly import Member, by_group
+from relatum_consumer.grouping._limits import UNRECORDED_MEMBERS_MAX
+from relatum_consumer.grouping._requests import GroupSteps, Sift
+
+
+@dataclass(slots=True)
+class View:
+    """The streams meant, and how far they are read.
+
+    Attributes:
+        key_id: The number of the key of groups.
+        stream_ids: Streams by their number in the database.
+        floors: The first retained offset by stream.
+        stops: The offset by stream before which messages count.
+        unrecorded: Members that are in the streams and not in the table, by stream, in the order of offsets.
+        unrecorded_groups: The same by group.
+    """
+
+    key_id: int
+    stream_ids: dict[int, str]
+    floors: dict[str, int]
+    stops: dict[str, int]
+    unrecorded: dict[str, list[Member]] = field(default_factory=dict)
+    unrecorded_groups: dict[str, list[Member]] = field(default_factory=dict)
+
+    def hold(self, members: Iterable[Member]) -> None:
+        """Count members that are not in the table."""
+        self.unrecorded = defaultdict(list)
+        for member in sorted(members, key=lambda each: (each.stream, each.offset)):
+            self.unrecorded[member.stream].append(member)
+        self.unrecorded_groups = by_group(each for held in self.unrecorded.values() for each in held)
+
+    def unrecorded_between(self, stream: str, low: int, high: int) -> Sequence[Member]:
+        """Those of a stream from one offset to before another."""
+        held = self.unrecorded.get(stream, [])
+        return held[bisect_left(held, low, key=_offset) : bisect_left(held, high, key=_offset)]
+
+    def members_of(self, group_ids: Sequence[str]) -> GroupSteps[dict[str, list[Member]]]:
+        """All rows of groups, by group; those of none are left out."""
+        rows = yield Select(
+            statements.members(),
+            {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.stream_ids)},
+        )
+        names, stops = self.stream_ids, self.stops
+        found = []
+        for value, stream_id, offset, time_us in rows:
+            stream = names[stream_id]
+            place = parse_value(value)
+            if place is not None and offset < stops[stream]:
+                found.append(Member(place, stream, offset, time_us))
+        groups = by_group(found)
+        if self.unrecorded_groups:
+            for group_id in group_ids:
+                if held := self.unrecorded_groups.get(group_id):
+                    groups[group_id] += held
+        return groups
+
+
+def _offset(member: Member) -> int:
+    return member.offset
+
+
+def group_key(catalog: Catalog) -> GroupSteps[int]:
+    """The number of the key by which groups are found.
+
+    Raises:
+        KeyNotDefined: it is not defined, or means something else.
+    """
+    try:
+        definition = yield from catalog.definition(GROUP_KEY.name)
+    except KeyNotDefined:
+        definition = None
+    if definition is None or definition.sources != GROUP_KEY.sources or definition.type != GROUP_KEY.type:
+        raise KeyNotDefined(
+            f"groups are found by the key {GROUP_KEY.name!r}, which is not defined here, or as something else: "
+            "give relatum.intercept(…, keys=[…, relatum.GROUP_KEY]), or run "
+            f"`relatum keys add {GROUP_KEY.name} --source {' --source '.join(GROUP_KEY.sources)}`; "
+            "then back-fill what is older",
+            key=GROUP_KEY.name,
+        )
+    return definition.key_id
+
+
+def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> GroupSteps[View]:
+    """The streams as they stand now.
+
+    Args:
+        catalog: Of the database.
+        names: Streams and super streams; None for all that are recorded.
+        complete: Also read which members lie in what is not recorded; else only what is recorded counts.
+    """
+    key_id = yield from group_key(catalog)
+    yield from catalog.check_names(names)
+    bounds = yield from _bounds(catalog, names)
+    gaps = yield from uncovered(catalog, names, [key_id])
+    recorded = yield from catalog.streams(names)
+    view = View(
+        key_id,
+        {stream.stream_id: stream.name for stream in recorded if stream.name in bounds},
+        {stream: ends.first or 0 for stream, ends in bounds.items()},
+        {stream: 0 if ends.last is None else ends.last + 1 for stream, ends in bounds.items()},
+    )
+    gaps = [gap for gap in gaps if gap.stream in bounds]
+    if complete:
+        view.hold((yield from _unrecorded(view, gaps)))
+    else:
+        _leave_out(view, gaps)
+    return view
+
+
+def _bounds(catalog: Catalog, names: tuple[str, ...] | None) -> GroupSteps[dict[str, StreamBounds]]:
+    recorded = yield from catalog.streams(names)
+    bounds: dict[str, StreamBounds] = {}
+    for stream in (yield from all_names(recorded, names)):
+        try:
+            bounds[stream] = yield Bounds(stream)
+        except StreamNotFound:
+            if names is not None:
+                raise
+    return bounds
+
+
+def _leave_out(view: View, gaps: Sequence[Uncovered]) -> None:
+    """Let each stream end where its recorded part does."""
+    for gap in reversed(gaps):
+        if gap.stop >= view.stops[gap.stream]:
+            view.stops[gap.stream] = gap.start
+
+
+def _unrecorded(view: View, gaps: Sequence[Uncovered]) -> GroupSteps[list[Member]]:
+    members: list[Member] = []
+    for gap in gaps:
+        stop = min(gap.stop, view.stops[gap.stream])
+        if gap.start < stop:
+            members += yield Sift(gap.stream, gap.start, stop, member_of)
+        if len(members) > UNRECORDED_MEMBERS_MAX:
+            raise InvalidInput(
+                f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or a "
+                "back-fill, or ask with complete=False for what is recorded"
+            )
+    return members
+
+
+def member_of(message: Message) -> Member | None:
+    """A message's place in its group and in its stream; None where it is in no group."""
+    place = membership(message.headers)
+    return None if place is None else Member(place, message.stream, message.offset, message.time_us)
