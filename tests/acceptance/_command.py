@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import wait_until
+from tests.support import JVM_VARIABLES, wait_until
 
 COMMAND = Path(sys.executable).with_name("relatum")
 """The console script of this environment: what a user runs."""
@@ -33,7 +33,7 @@ class Relatum:
             "RELATUM_STREAM_URL": self.stream_url,
             "RELATUM_DATABASE_URL": self.database_url,
         }
-        return {**os.environ, **named, "COLUMNS": "200", "NO_COLOR": "1"}
+        return {**os.environ, **JVM_VARIABLES, **named, "COLUMNS": "200", "NO_COLOR": "1"}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""

@@ -1,5 +1,6 @@
-"""Helpers of the tests: waiting on a condition, streams to publish to, processes, and where the servers are."""
+"""Helpers of the tests: waiting on a condition, streams to publish to, processes, and how JVMs start."""
 
+from tests.support._jvm import JVM_VARIABLES, QUICK_START
 from tests.support._processes import processes_naming
 from tests.support._recording import recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import (
@@ -16,6 +17,8 @@ from tests.support._streams import (
 from tests.support._waiting import wait_until
 
 __all__ = [
+    "JVM_VARIABLES",
+    "QUICK_START",
     "broker_connection",
     "declare_stream",
     "delete_stream",

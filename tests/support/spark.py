@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tests.support._jvm import QUICK_START
+
 JDBC_JAR = Path(os.environ.get("RELATUM_JDBC_JAR", "/usr/share/java/postgresql.jar"))
 
 
@@ -17,6 +19,7 @@ def make_session(directory: Path, master: str = "local[2]", **settings: str) -> 
     fixed = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": QUICK_START,
         "spark.jars": str(JDBC_JAR),
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),

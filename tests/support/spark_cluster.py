@@ -24,6 +24,7 @@ from typing import Any, Final, Self
 import pyspark
 
 from relatum.local._identity import free_port
+from tests.support._jvm import QUICK_START
 from tests.support._waiting import wait_until
 from tests.support.spark import JDBC_JAR
 
@@ -31,9 +32,6 @@ SPARK_HOME: Final = Path(pyspark.__file__).parent
 HOST: Final = "127.0.0.1"
 START_S: Final = 120.0
 """Seconds a process of Spark may take to start on a busy machine."""
-
-QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For JVMs that live for a minute on two cores: compile once, collect with one thread."""
 
 OF_EVERY_NODE: Final = ("pyarrow", "pandas")
 """What PySpark itself asks of a node's interpreter for Arrow."""
