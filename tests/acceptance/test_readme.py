@@ -83,11 +83,14 @@ def test_commands_shown_exist() -> None:
     """Each `relatum …` that README and docs show is a command, with the options it is shown with."""
     shown = shown_commands()
     assert {words[0] for words in shown} >= {"migrate", "keys", "record", "status"}
+    by_command: dict[tuple[str, ...], set[str]] = {}
     for words in shown:
         command = words[:2] if words[0] in ("keys", "spark") else words[:1]
+        by_command.setdefault(command, set()).update(word for word in words if word.startswith("--"))
+    for command, options in by_command.items():
         described = run(*command, "--help")
         assert described.returncode == 0, described.stderr
-        for option in (word for word in words if word.startswith("--")):
+        for option in options:
             assert option in described.stdout
 
 
