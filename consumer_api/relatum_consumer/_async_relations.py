@@ -26,11 +26,13 @@ from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import Bounds, Partitions, Pause, Read, Request, Scan, Select, Steps
 from relatum_consumer._statements import Order
+from relatum_consumer.grouping._asyncio import AsyncGroupMethods
+from relatum_consumer.grouping._lookups import GroupLookups
 
 _Result = TypeVar("_Result")
 
 
-class AsyncRelations:
+class AsyncRelations(AsyncGroupMethods):
     """Finds the messages that belong together, and reads them: `Relations` for asyncio, method by method.
 
     An asynchronous context manager; tasks of one event loop may share one. Arguments, results and errors are those of
@@ -57,6 +59,7 @@ class AsyncRelations:
         self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
         self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
         self._lookups = Lookups(self._address.vhost)
+        self._group_lookups = GroupLookups(self._lookups.catalog)
         self._lock = asyncio.Lock()
         self._reader: AsyncStreamReader | None = None
         self._is_closed = False

@@ -18,11 +18,13 @@ from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import Bounds, Partitions, Pause, Read, Request, Scan, Select, Steps, run
 from relatum_consumer._statements import Order
+from relatum_consumer.grouping._blocking import GroupMethods
+from relatum_consumer.grouping._lookups import GroupLookups
 
 _Result = TypeVar("_Result")
 
 
-class Relations:
+class Relations(GroupMethods):
     """Finds the messages that belong together, and reads them. Blocking; `AsyncRelations` has the same methods.
 
     A context manager; threads may share one: each call takes a connection to the database and one to the broker of
@@ -60,6 +62,7 @@ class Relations:
         self._database = Database(database, pool_size=pool_size)
         self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
         self._lookups = Lookups(self._address.vhost)
+        self._group_lookups = GroupLookups(self._lookups.catalog)
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._is_closed = False

@@ -1,7 +1,21 @@
-"""Reading message groups: whole, in order, found through the table whatever order their messages lie in."""
+"""Reading message groups: whole, in order, found through the table whatever order their messages lie in.
+
+The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `grouped`, `group_position`,
+`incomplete_groups`.
+"""
 
 from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.grouping._asyncio import AsyncOpenGroup
+from relatum_consumer.grouping._blocking import OpenGroup
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._options import OnConflict, OnDuplicate
 
-__all__ = ["Group", "GroupOrder", "IncompleteGroupReport", "OnConflict", "OnDuplicate"]
+__all__ = [
+    "AsyncOpenGroup",
+    "Group",
+    "GroupOrder",
+    "IncompleteGroupReport",
+    "OnConflict",
+    "OnDuplicate",
+    "OpenGroup",
+]

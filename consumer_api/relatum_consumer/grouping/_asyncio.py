@@ -1,0 +1,170 @@
+"""The asyncio face of groups: the methods of `AsyncRelations` that read them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, closing
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from relatum.errors import RelatumError
+from relatum.grouping import GroupPosition
+from relatum.reading import AsyncStreamReader, Message
+from relatum_consumer._answer import Answer
+from relatum_consumer._lookups import Names
+from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.grouping._group import Group, IncompleteGroupReport
+from relatum_consumer.grouping._lookups import GroupLookups
+from relatum_consumer.grouping._open import Unfolding
+from relatum_consumer.grouping._options import GroupStart, OnConflict, OnDuplicate
+from relatum_consumer.grouping._requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
+
+_Result = TypeVar("_Result")
+
+
+class AsyncGroupMethods(ABC):
+    """What `AsyncRelations` offers for groups, over its look-ups and its reader."""
+
+    _group_lookups: GroupLookups
+
+    @abstractmethod
+    async def _carry_out(self, request: Any) -> Any: ...
+
+    @abstractmethod
+    async def _open_reader(self) -> AsyncStreamReader: ...
+
+    # --- many groups --------------------------------------------------------------------------------------
+
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        order: GroupOrder = "logical",
+        complete_only: bool = True,
+        start: GroupStart = None,
+        ungrouped: bool = False,
+        complete: bool = True,
+        follow: bool = False,
+        timeout_s: float = 10.0,
+        idle_timeout_s: float | None = None,
+        on_duplicate: OnDuplicate = "first",
+        on_conflict: OnConflict = "raise",
+    ) -> AsyncGenerator[Any, None]:
+        """Whole groups, one after the other. See `Relations.groups`; with `complete_only=False`, `AsyncOpenGroup`s.
+
+        Use `async with contextlib.aclosing(relations.groups(…))` where it is left early.
+        """
+        options = {
+            "order": order,
+            "complete_only": complete_only,
+            "start": start,
+            "ungrouped": ungrouped,
+            "complete": complete,
+            "follow": follow,
+            "timeout_s": timeout_s,
+            "idle_timeout_s": idle_timeout_s,
+            "on_duplicate": on_duplicate,
+            "on_conflict": on_conflict,
+        }
+        # A durable consumer (consumer=) branches off here: another source of steps, carried out the same way.
+        return self._each(self._group_lookups.groups(streams, options))
+
+    async def incomplete_groups(
+        self, streams: Names = None, *, older_than: timedelta | float
+    ) -> list[IncompleteGroupReport]:
+        """The groups that are not complete, or contradict themselves. See `Relations.incomplete_groups`."""
+        return await self._finish(self._group_lookups.incomplete_groups(streams, older_than))
+
+    # --- one group ----------------------------------------------------------------------------------------
+
+    async def group(
+        self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
+    ) -> Group:
+        """What there is of one group, complete or not. See `Relations.group`."""
+        return await self._finish(self._group_lookups.group(group_id, streams, order, complete=complete))
+
+    async def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
+        """The messages of one number of a group. See `Relations.grouped`."""
+        return await self._finish(self._group_lookups.grouped(group_id, sequence, streams, complete=complete))
+
+    async def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
+        """How far a group is. See `Relations.group_position`."""
+        return await self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
+
+    # --- carrying out -------------------------------------------------------------------------------------
+
+    async def _finish(self, steps: GroupSteps[_Result]) -> _Result:
+        """Take steps that give nothing on the way to their end; what they return."""
+        ended: list[_Result] = []
+        async for _ in self._taken(steps, ended):
+            raise AssertionError("these steps give nothing on the way")
+        return ended[0]
+
+    async def _each(self, steps: GroupSteps[None]) -> AsyncGenerator[Any, None]:
+        async with aclosing(self._taken(steps, [])) as taken:
+            async for what in taken:
+                yield AsyncOpenGroup(self, what) if isinstance(what, Unfolding) else what
+
+    async def _taken(self, steps: GroupSteps[_Result], ended: list[_Result]) -> AsyncGenerator[Any, None]:
+        """What steps give; what they return is put into `ended`, which an asynchronous generator cannot return."""
+        with closing(steps):
+            async with aclosing(_Carrier(self)) as carrier:
+                answer: Any = None
+                error: RelatumError | None = None
+                while True:
+                    try:
+                        request = steps.send(answer) if error is None else steps.throw(error)
+                    except StopIteration as stop:
+                        ended.append(stop.value)
+                        return
+                    answer = error = None
+                    if type(request) is Give:
+                        yield request.what
+                        continue
+                    try:
+                        answer = await carrier.carry_out(request)
+                    except RelatumError as met:
+                        error = met
+
+
+class _Carrier:
+    """Carries out the requests of one run of steps; it has one batched read under way at most."""
+
+    def __init__(self, relations: AsyncGroupMethods) -> None:
+        self._relations = relations
+        self._many: Any = None
+
+    async def carry_out(self, request: GroupRequest) -> Any:
+        if type(request) is TakeMany:
+            assert self._many is not None, "a read was begun"
+            return [await anext(self._many) for _ in range(request.count)]
+        if type(request) is OpenMany:
+            await self.aclose()
+            reader = await self._relations._open_reader()
+            self._many = reader.read_many(request.ids, window=request.window)
+            return None
+        if type(request) is Sift:
+            reader = await self._relations._open_reader()
+            messages = reader.iterate(request.stream, request.start, stop=request.stop)
+            return [taken async for message in messages if (taken := request.take(message)) is not None]
+        return await self._relations._carry_out(request)
+
+    async def aclose(self) -> None:
+        """End the batched read."""
+        if self._many is not None:
+            await self._many.aclose()
+
+
+class AsyncOpenGroup:
+    """A group as it comes: `async for` over it gives its messages, and waits for the next. See `OpenGroup`."""
+
+    def __init__(self, relations: AsyncGroupMethods, found: Unfolding) -> None:
+        self._relations = relations
+        self._found = found
+        self.group_id: str | None = found.group_id
+        self.position: GroupPosition | None = found.position
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._relations._each(self._found.messages())
+
+    def __repr__(self) -> str:
+        return f"<AsyncOpenGroup {self.group_id}>"

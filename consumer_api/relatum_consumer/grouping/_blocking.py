@@ -1,0 +1,276 @@
+"""The blocking face of groups: the methods of `Relations` that read them."""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from relatum.errors import RelatumError
+from relatum.grouping import GroupPosition
+from relatum.reading import Message, StreamReader
+from relatum_consumer._answer import Answer
+from relatum_consumer._lookups import Names
+from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.grouping._group import Group, IncompleteGroupReport
+from relatum_consumer.grouping._lookups import GroupLookups
+from relatum_consumer.grouping._open import Unfolding
+from relatum_consumer.grouping._options import GroupStart, OnConflict, OnDuplicate
+from relatum_consumer.grouping._requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
+
+_Result = TypeVar("_Result")
+
+
+class GroupMethods(ABC):
+    """What `Relations` offers for groups, over its look-ups and its reader."""
+
+    _group_lookups: GroupLookups
+
+    @abstractmethod
+    def _carry_out(self, request: Any) -> Any: ...
+
+    @abstractmethod
+    def _open_reader(self) -> StreamReader: ...
+
+    # --- many groups --------------------------------------------------------------------------------------
+
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        order: GroupOrder = "logical",
+        complete_only: bool = True,
+        start: GroupStart = None,
+        ungrouped: bool = False,
+        complete: bool = True,
+        follow: bool = False,
+        timeout_s: float = 10.0,
+        idle_timeout_s: float | None = None,
+        on_duplicate: OnDuplicate = "first",
+        on_conflict: OnConflict = "raise",
+    ) -> Iterator[Any]:
+        """Whole groups, one after the other, whatever order and streams their messages lie in.
+
+        What is complete when this is called is given in the order of groups. With `follow`, groups that complete later
+        are given as they do, also where they stand before one that was given already: none is lost, and each is given
+        once. Groups lie in memory by their places; of their messages, 64 MiB and one group are held at most.
+
+        Args:
+            streams: The streams and super streams to look in; None for all that are recorded. A group counts only
+                with its messages in these.
+            order: "logical" (default): a group stands where its message 1 stands, its messages are in the order of
+                their numbers. "physical": a group stands where the first of its messages to arrive stands, its
+                messages are in the order of arrival. In a stream, that is the order of offsets; streams are merged by
+                the messages' times, then by name.
+            complete_only: True (default) gives `Group`s, each complete and each message read and checked. False gives
+                an `OpenGroup` for each group that has its first message: iterating over it gives its messages as they
+                come, and waits for the next.
+            start: Where to begin: an offset, where one stream is named; a `datetime` (without a zone UTC), for groups
+                whose place has that time or a later one; None for the first message. A group that stands before it is
+                left out, one that stands behind it is whole even if some of its messages lie before it.
+            ungrouped: True also gives messages that are in no group, each as a group of one without an id. The streams
+                themselves are read for that. Default False.
+            complete: True (default) also reads what is retained and not recorded yet, so that every group that was
+                complete is given. False takes what is recorded.
+            follow: True goes on with what comes later, from the recorded part of the streams. Default False.
+            timeout_s: With `complete_only=False`: seconds an `OpenGroup` waits for its next message; 0 looks once.
+                Default 10.
+            idle_timeout_s: With `follow`: ends when no group came for so many seconds; None (default) waits for ever.
+            on_duplicate: What becomes of a number that several messages have: "first" (default) takes the one that
+                arrived first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message
+                that an exchange routed to several streams is no duplicate.
+            on_conflict: What becomes of a group that has all its numbers, but two lasts, numbers past the last, or
+                messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn, and the
+                iteration is over; "skip" passes it over.
+
+        Returns:
+            An iterator; close it where it is left early.
+
+        Raises:
+            KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
+            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
+            GroupConflict: see `on_duplicate` and `on_conflict`.
+            InvalidInput: an argument is wrong, or far too much is not recorded.
+        """
+        options = {
+            "order": order,
+            "complete_only": complete_only,
+            "start": start,
+            "ungrouped": ungrouped,
+            "complete": complete,
+            "follow": follow,
+            "timeout_s": timeout_s,
+            "idle_timeout_s": idle_timeout_s,
+            "on_duplicate": on_duplicate,
+            "on_conflict": on_conflict,
+        }
+        # A durable consumer (consumer=) branches off here: another source of steps, carried out the same way.
+        return self._each(self._group_lookups.groups(streams, options))
+
+    def incomplete_groups(self, streams: Names = None, *, older_than: timedelta | float) -> list[IncompleteGroupReport]:
+        """The groups that are not complete, or contradict themselves, oldest first: what is there, what is missing.
+
+        Definite: what is retained and not recorded yet is read. A group that was complete and is being dropped by
+        retention is none of them, as long as its rows are not pruned; afterwards its first numbers show as missing.
+
+        Args:
+            streams: As for `groups`.
+            older_than: How long ago the first message must have come, by its time: a `timedelta` or seconds. Messages
+                of unknown time count as old.
+
+        Raises:
+            KeyNotDefined, StreamNotFound: as for `groups`.
+            InvalidInput: an argument is wrong, or there are more than 100,000.
+        """
+        return self._finish(self._group_lookups.incomplete_groups(streams, older_than))
+
+    # --- one group ----------------------------------------------------------------------------------------
+
+    def group(
+        self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
+    ) -> Group:
+        """What there is of one group, complete or not: `group.position` says how far it is and what is wrong.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            streams: As for `groups`.
+            order: As for `groups`.
+            complete: True (default) also reads what is retained and not recorded yet.
+
+        Returns:
+            The group; without any message where there is none.
+
+        Raises:
+            InvalidGroup: that is no group's id.
+            KeyNotDefined, StreamNotFound: as for `groups`.
+        """
+        return self._finish(self._group_lookups.group(group_id, streams, order, complete=complete))
+
+    def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
+        """The messages of one number of a group: one, or several where it has duplicates, oldest first.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            sequence: The number, from 1 to 999,999,999.
+            streams: As for `groups`.
+            complete: As for `find`.
+
+        Returns:
+            The messages and the status, as from `find`.
+
+        Raises:
+            InvalidGroup: that is no group's id, or no number.
+            KeyNotDefined, StreamNotFound: as for `groups`.
+        """
+        return self._finish(self._group_lookups.grouped(group_id, sequence, streams, complete=complete))
+
+    def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
+        """How far a group is: what a publisher needs to go on with it after a failure.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            streams: As for `groups`.
+            complete: True (default) also reads what is retained and not recorded yet: going on from a position that is
+                behind makes duplicates.
+
+        Returns:
+            The position; of a group of which there is nothing, that of one that begins.
+
+        Raises:
+            InvalidGroup: that is no group's id.
+            KeyNotDefined, StreamNotFound: as for `groups`.
+        """
+        return self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
+
+    # --- carrying out -------------------------------------------------------------------------------------
+
+    def _finish(self, steps: GroupSteps[_Result]) -> _Result:
+        """Take steps that give nothing on the way to their end; what they return."""
+        each = self._taken(steps)
+        try:
+            next(each)
+        except StopIteration as stop:
+            result: _Result = stop.value
+            return result
+        raise AssertionError("these steps give nothing on the way")
+
+    def _each(self, steps: GroupSteps[None]) -> Iterator[Any]:
+        for what in self._taken(steps):
+            yield OpenGroup(self, what) if isinstance(what, Unfolding) else what
+
+    def _taken(self, steps: GroupSteps[_Result]) -> Generator[Any, None, _Result]:
+        """What steps give; what they return."""
+        with closing(steps), closing(_Carrier(self)) as carrier:
+            answer: Any = None
+            error: RelatumError | None = None
+            while True:
+                try:
+                    request = steps.send(answer) if error is None else steps.throw(error)
+                except StopIteration as stop:
+                    result: _Result = stop.value
+                    return result
+                answer = error = None
+                if type(request) is Give:
+                    yield request.what
+                    continue
+                try:
+                    answer = carrier.carry_out(request)
+                except RelatumError as met:
+                    error = met
+
+
+class _Carrier:
+    """Carries out the requests of one run of steps; it has one batched read under way at most."""
+
+    def __init__(self, relations: GroupMethods) -> None:
+        self._relations = relations
+        self._many: Iterator[Any] = iter(())
+
+    def carry_out(self, request: GroupRequest) -> Any:
+        if type(request) is TakeMany:
+            return list(itertools.islice(self._many, request.count))
+        if type(request) is OpenMany:
+            self.close()
+            self._many = self._relations._open_reader().read_many(request.ids, window=request.window)
+            return None
+        if type(request) is Sift:
+            messages = self._relations._open_reader().iterate(request.stream, request.start, stop=request.stop)
+            return [taken for message in messages if (taken := request.take(message)) is not None]
+        return self._relations._carry_out(request)
+
+    def close(self) -> None:
+        """End the batched read."""
+        if isinstance(self._many, Generator):
+            self._many.close()
+
+
+class OpenGroup:
+    """A group as it comes: iterating over it gives its messages, and waits for the next.
+
+    In logical order each message is given once all before it are there. An iteration ends behind the last message;
+    each begins anew.
+
+    Attributes:
+        group_id: Its id; None for a message that is in no group.
+        position: How far the group was when it was found; None for a message that is in no group.
+
+    Iterating may raise:
+
+    - `IncompleteGroup`: the next message did not come within `timeout_s`. What was given is right; iterating again
+      gives it once more.
+    - `GroupConflict`: two lasts, a number past the last, or a message that retention dropped (unless
+      `on_conflict="skip"`, which ends the group there); a duplicate with `on_duplicate="raise"`.
+    """
+
+    def __init__(self, relations: GroupMethods, found: Unfolding) -> None:
+        self._relations = relations
+        self._found = found
+        self.group_id: str | None = found.group_id
+        self.position: GroupPosition | None = found.position
+
+    def __iter__(self) -> Iterator[Message]:
+        return self._relations._each(self._found.messages())
+
+    def __repr__(self) -> str:
+        return f"<OpenGroup {self.group_id}>"
