@@ -2,6 +2,7 @@
 
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
 from relatum.recording._compare import Difference, StreamVerified
+from relatum.recording._lease import new_holder
 from relatum.recording._prune import PruneReport, prune
 from relatum.recording._recorder import EmbeddedRecorder, Recorder
 from relatum.recording._repair import repair
@@ -20,6 +21,7 @@ __all__ = [
     "StreamVerified",
     "VerifyReport",
     "backfill",
+    "new_holder",
     "prune",
     "repair",
     "status",

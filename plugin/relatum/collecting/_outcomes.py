@@ -1,0 +1,323 @@
+"""Asking what became of a message, from any process: by its id, one or many at once."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import sqlalchemy as sa
+
+from relatum.collecting import _statements as statements
+from relatum.collecting._outcome import Outcome, OutcomeStatus
+from relatum.collecting._ports import least_advanced, unknown
+from relatum.errors import InvalidInput, NotFinishedInTime, RelatumError, Transient
+from relatum.store import collector_sources, collectors, make_engine, translated_errors
+
+logger = logging.getLogger("relatum.collecting")
+
+WAIT_S: Final = 10.0
+"""Seconds an outcome is waited for by default."""
+
+_POLL_FIRST_S: Final = 0.005
+"""Seconds before the table is asked again for the first time; collecting and consuming a bulk take longer mostly."""
+
+_POLL_LAST_S: Final = 0.1
+"""Seconds between two questions at most: what a final outcome can come late by."""
+
+_IDS_MAX: Final = 10_000
+"""Ids in one question; more are asked in several."""
+
+
+def read_outcomes(
+    connection: sa.Connection,
+    message_ids: Iterable[str],
+    *,
+    collector_id: int | None = None,
+    collector: str | None = None,
+) -> dict[str, Outcome]:
+    """The outcome of each id, "unknown" ones too; of one collector, or of all."""
+    ids = list(dict.fromkeys(message_ids))
+    query = statements.outcomes
+    if collector_id is not None:
+        query = query.where(collector_sources.c.collector_id == collector_id)
+    if collector is not None:
+        query = query.where(collectors.c.name == collector)
+    found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
+    for start in range(0, len(ids), _IDS_MAX):
+        # PostgreSQL's text holds no NUL: such an id is nobody's.
+        asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
+        for message_id, state, *facts in connection.execute(query, {"ids": asked}):
+            found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
+    return {
+        message_id: least_advanced(outcomes) if outcomes else unknown(message_id)
+        for message_id, outcomes in found.items()
+    }
+
+
+class Outcomes:
+    """What became of messages, for the producer and for whoever else has their ids. Thread-safe.
+
+    Args:
+        database: PostgreSQL's URL, or an engine, which stays the caller's. A user with the role `relatum_consumer`,
+            `relatum_recorder` or `relatum_collector` may ask.
+    """
+
+    def __init__(self, database: str | sa.URL | sa.Engine) -> None:
+        self._is_own = not isinstance(database, sa.Engine)
+        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
+        self._lock = threading.Lock()
+        self._watch: _Watch | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread that watches for result handlers, and give connections back."""
+        with self._lock:
+            watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+        if self._is_own:
+            self._engine.dispose()
+
+    def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
+        """What became of a message so far.
+
+        Args:
+            message_id: Its property `message_id`; "stream:offset" for a message that was published without one.
+            collector: The name of a collector; None: all of them.
+
+        Returns:
+            Its outcome; of several messages with this id, or several collectors, the least advanced one, with the
+            others in `others`. Its status is UNKNOWN where no collector has taken it, and where it was finished
+            longer ago than its collector keeps (`keep_s`).
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL does not answer; nothing is known.
+        """
+        return self.of_many([message_id], collector=collector)[message_id]
+
+    def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
+        """What became of messages so far: an outcome for each id, in the order given; see `of`."""
+        ids = _checked(message_ids)
+        with translated_errors(), self._engine.connect() as connection:
+            return read_outcomes(connection, ids, collector=collector)
+
+    def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
+        """The outcome of a message, once it is final: of every message with this id that was collected.
+
+        Args:
+            message_id: As for `of`.
+            timeout_s: Seconds to wait. While PostgreSQL is away, it is waited for as well.
+            collector: As for `of`.
+
+        Raises:
+            NotFinishedInTime: not final in time; its field `outcome` has what is known. Waiting again is fine.
+            DatabaseUnavailable: PostgreSQL did not answer until the end.
+        """
+        deadline = time.monotonic() + timeout_s
+        pause = _POLL_FIRST_S
+        while True:
+            outcome = self._asked(message_id, collector, deadline)
+            if outcome is not None and outcome.is_final:
+                return outcome
+            remaining = deadline - time.monotonic()
+            if outcome is not None and remaining <= 0:
+                raise not_finished(outcome, timeout_s)
+            time.sleep(max(0.0, min(pause, remaining)))
+            pause = min(2 * pause, _POLL_LAST_S)
+
+    def _asked(self, message_id: str, collector: str | None, deadline: float) -> Outcome | None:
+        """The outcome now; None while the database is away and there is time left."""
+        try:
+            return self.of(message_id, collector=collector)
+        except Transient:
+            if time.monotonic() >= deadline:
+                raise
+            return None
+
+    def register_result_handler(
+        self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
+    ) -> None:
+        """Have a handler called with each new status of a message, until it is final: `collected` and on.
+
+        It is called in a thread of this object, which asks the table ten times a second for all handlers at once; a
+        status that lasts for less may be passed over, the final one never is. One that raises is logged, and called
+        again with the next status. Where the status is final already, it is called once.
+
+        Args:
+            handler: Called with the outcome.
+            message_id: As for `of`.
+            collector: As for `of`.
+        """
+        _checked([message_id])
+        with self._lock:
+            if self._watch is None:
+                self._watch = _Watch(self)
+            self._watch.add(message_id, collector, handler)
+
+
+@dataclass(slots=True)
+class _Handler:
+    """A handler, and the status it was last told."""
+
+    call: Callable[[Outcome], object]
+    told: tuple[OutcomeStatus, int] = (OutcomeStatus.UNKNOWN, 0)
+
+
+class _Watch:
+    """The thread that asks for all messages somebody has a handler for."""
+
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
+        self._changed = threading.Condition()
+        self._handlers: dict[tuple[str | None, str], list[_Handler]] = {}
+        self._is_new = False
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="relatum-outcomes", daemon=True)
+        self._thread.start()
+
+    def add(self, message_id: str, collector: str | None, handler: Callable[[Outcome], object]) -> None:
+        with self._changed:
+            self._handlers.setdefault((collector, message_id), []).append(_Handler(handler))
+            self._is_new = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (waiting := self._waiting()) is not None:
+            for collector in {collector for collector, _ in waiting}:
+                ids = [message_id for named, message_id in waiting if named == collector]
+                try:
+                    found = self._outcomes.of_many(ids, collector=collector)
+                except RelatumError as error:
+                    logger.warning("result handlers wait for PostgreSQL: %s", error)
+                    continue
+                for outcome in found.values():
+                    self._tell(collector, outcome)
+
+    def _waiting(self) -> list[tuple[str | None, str]] | None:
+        """What to ask for now; None at the end."""
+        with self._changed:
+            while not self._is_stopping and not self._handlers:
+                self._changed.wait()
+            if not self._is_new and not self._is_stopping:
+                self._changed.wait(_POLL_LAST_S)
+            self._is_new = False
+            return None if self._is_stopping else list(self._handlers)
+
+    def _tell(self, collector: str | None, outcome: Outcome) -> None:
+        key = (collector, outcome.message_id)
+        status = (outcome.status, outcome.attempts)
+        with self._changed:
+            handlers = [handler for handler in self._handlers.get(key, ()) if handler.told != status]
+            for handler in handlers:
+                handler.told = status
+            if outcome.is_final:
+                del self._handlers[key]
+        for handler in handlers:
+            call_handler(handler.call, outcome)
+
+
+def call_handler(handler: Callable[[Outcome], object], outcome: Outcome) -> None:
+    """Call a result handler; what it raises is logged and breaks nothing."""
+    try:
+        handler(outcome)
+    except Exception:
+        logger.exception("a result handler raised for message %s (%s)", outcome.message_id, outcome.status.value)
+
+
+class AsyncOutcomes:
+    """The asyncio twin of `Outcomes`: PostgreSQL is asked in threads.
+
+    Args:
+        database: As for `Outcomes`.
+    """
+
+    def __init__(self, database: str | sa.URL | sa.Engine) -> None:
+        self._outcomes = Outcomes(database)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Give connections back; handlers are not called any more."""
+        await asyncio.to_thread(self._outcomes.close)
+
+    async def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
+        """What became of a message so far; see `Outcomes.of`."""
+        return await asyncio.to_thread(self._outcomes.of, message_id, collector=collector)
+
+    async def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
+        """What became of messages so far; see `Outcomes.of_many`."""
+        return await asyncio.to_thread(self._outcomes.of_many, list(message_ids), collector=collector)
+
+    async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
+        """The outcome of a message, once it is final; see `Outcomes.wait`. Cancelling it leaves nothing behind."""
+        deadline = time.monotonic() + timeout_s
+        pause = _POLL_FIRST_S
+        while True:
+            outcome = await asyncio.to_thread(self._outcomes._asked, message_id, collector, deadline)
+            if outcome is not None and outcome.is_final:
+                return outcome
+            remaining = deadline - time.monotonic()
+            if outcome is not None and remaining <= 0:
+                raise not_finished(outcome, timeout_s)
+            await asyncio.sleep(max(0.0, min(pause, remaining)))
+            pause = min(2 * pause, _POLL_LAST_S)
+
+    def register_result_handler(
+        self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None
+    ) -> None:
+        """Have a handler called in the running loop; see `Outcomes.register_result_handler`. It must not block."""
+        loop = asyncio.get_running_loop()
+
+        def in_loop(outcome: Outcome) -> None:
+            loop.call_soon_threadsafe(call_handler, handler, outcome)
+
+        self._outcomes.register_result_handler(in_loop, message_id, collector=collector)
+
+
+def not_finished(outcome: Outcome, timeout_s: float) -> NotFinishedInTime:
+    """The error of an outcome that was waited for in vain."""
+    hints = {
+        OutcomeStatus.UNKNOWN: "no collector has taken it: see whether one runs (`relatum status --collector`)",
+        OutcomeStatus.COLLECTED: "it waits for its executor",
+        OutcomeStatus.FORWARDED: "its executor has it",
+    }
+    return NotFinishedInTime(
+        f"the outcome of message {outcome.message_id} was not final within {timeout_s} s: it is "
+        f"{outcome.status.value}, {hints[outcome.status]}; wait again",
+        outcome=outcome,
+    )
+
+
+def _checked(message_ids: Iterable[str]) -> list[str]:
+    """The ids, as a list of text."""
+    if isinstance(message_ids, str):
+        raise InvalidInput("of_many takes several ids; use of for one")
+    ids = list(message_ids)
+    for message_id in ids:
+        if not isinstance(message_id, str):
+            raise InvalidInput(f"a message id is text, not {type(message_id).__name__}")
+    return ids

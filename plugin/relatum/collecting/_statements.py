@@ -1,0 +1,369 @@
+"""The SQL of collectors: each statement once, built with SQLAlchemy, its parameters bound.
+
+Rows that a call names come as arrays: one statement for any number of them, and one plan.
+"""
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum.store import collected_messages, collector_members, collector_sources, collectors
+
+_messages: Final = collected_messages.c
+_sources: Final = collector_sources.c
+_members: Final = collector_members.c
+_NOW: Final = sa.func.statement_timestamp()
+"""The clock where a joined transaction may have begun long before; `now()` would be its beginning."""
+
+_PLACES: Final = {"sources": sa.Integer, "offsets": sa.BigInteger}
+
+
+def _rows(name: str, **columns: Any) -> Any:
+    """Arrays of parameters as a table: one column each, named as the parameter."""
+    arrays = [sa.bindparam(column, type_=sa.ARRAY(kind)) for column, kind in columns.items()]
+    values = [sa.column(column, kind) for column, kind in columns.items()]
+    return sa.func.unnest(*arrays).table_valued(*values, name=name).render_derived()
+
+
+def _seconds(amount: Any) -> Any:
+    return sa.func.make_interval(0, 0, 0, 0, 0, 0, amount)
+
+
+def _at(rows: Any) -> Any:
+    return (_messages.source_id == rows.c.sources) & (_messages.stream_offset == rows.c.offsets)
+
+
+_expires: Final = sa.func.clock_timestamp() + _seconds(_members.lease_s)
+_is_alive: Final = _members.lease_expires_at > sa.func.clock_timestamp()
+_of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
+_is_mine: Final = _messages.member_id == sa.bindparam("of_member", type_=sa.BigInteger)
+
+# -- collectors and members
+
+find_collector: Final = sa.select(collectors.c.collector_id, collectors.c.keep_s).where(
+    collectors.c.vhost == sa.bindparam("of_vhost"), collectors.c.name == sa.bindparam("named")
+)
+
+add_collector: Final = (
+    insert(collectors)
+    .values(vhost=sa.bindparam("of_vhost"), name=sa.bindparam("named"), keep_s=sa.bindparam("kept_s", type_=sa.Integer))
+    .on_conflict_do_nothing()
+)
+
+set_keep: Final = (
+    sa.update(collectors)
+    .where(collectors.c.collector_id == _of_collector)
+    .values(keep_s=sa.bindparam("kept_s", type_=sa.Integer))
+)
+
+add_member: Final = (
+    sa.insert(collector_members)
+    .values(
+        collector_id=_of_collector,
+        holder=sa.bindparam("held_by"),
+        types=sa.bindparam("has_types", type_=sa.ARRAY(sa.Text)),
+        lease_s=sa.bindparam("holds_s", type_=sa.Float),
+        lease_expires_at=sa.func.clock_timestamp() + _seconds(sa.bindparam("holds_s", type_=sa.Float)),
+    )
+    .returning(_members.member_id)
+)
+
+renew: Final = (
+    sa.update(collector_members).where(_members.member_id == sa.bindparam("id")).values(lease_expires_at=_expires)
+)
+
+leave: Final = (
+    sa.update(collector_members)
+    .where(_members.member_id == sa.bindparam("id"))
+    .values(lease_expires_at=sa.func.clock_timestamp())
+)
+
+hold_member: Final = (
+    sa.select(sa.func.now())
+    .select_from(collector_members)
+    .where(_members.member_id == sa.bindparam("of_member"))
+    # Nobody may find this member dead, with nothing left to take over, while it adds rows.
+    .with_for_update(key_share=True, read=True)
+)
+
+lock_lapsed: Final = (
+    sa.select(_members.member_id)
+    .where(_members.collector_id == _of_collector, ~_is_alive, _members.member_id != sa.bindparam("of_member"))
+    .order_by(_members.member_id)
+    .with_for_update(skip_locked=True)
+)
+
+_lapsed: Final = sa.any_(sa.bindparam("lapsed", type_=sa.ARRAY(sa.BigInteger)))
+
+remove_members: Final = sa.delete(collector_members).where(
+    _members.member_id == _lapsed,
+    ~sa.exists().where(_messages.member_id == _members.member_id, _messages.finished_at.is_(None)),
+)
+
+# -- streams
+
+find_sources: Final = sa.select(_sources.stream, _sources.source_id).where(
+    _sources.collector_id == _of_collector,
+    _sources.stream == sa.any_(sa.bindparam("streams", type_=sa.ARRAY(sa.Text))),
+    _sources.replaced_at.is_(None),
+)
+
+add_source: Final = (
+    insert(collector_sources)
+    .values(collector_id=_of_collector, stream=sa.bindparam("of_stream"))
+    .on_conflict_do_nothing(index_elements=["collector_id", "stream"], index_where=_sources.replaced_at.is_(None))
+)
+
+_this_source: Final = (
+    _sources.collector_id == _of_collector,
+    _sources.stream == sa.bindparam("of_stream"),
+    _sources.replaced_at.is_(None),
+)
+
+lock_source: Final = (
+    sa.select(
+        _sources.source_id,
+        _sources.position,
+        _sources.member_id,
+        _sources.last_offset,
+        _sources.last_fingerprint,
+        _sources.last_chunk_ms,
+    )
+    .where(*_this_source)
+    .with_for_update()
+)
+
+is_alive: Final = sa.select(_members.member_id).where(_members.member_id == sa.bindparam("of_member"), _is_alive)
+
+_KNOWN_BY: Final = {
+    "last_offset": sa.bindparam("known_offset", type_=sa.BigInteger),
+    "last_fingerprint": sa.bindparam("known_fingerprint", type_=sa.BigInteger),
+    "last_chunk_ms": sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
+}
+
+follow: Final = (
+    sa.update(collector_sources)
+    .where(_sources.source_id == sa.bindparam("id"))
+    .values(
+        member_id=sa.bindparam("by", type_=sa.BigInteger),
+        position=sa.func.coalesce(_sources.position, sa.bindparam("initial", type_=sa.BigInteger)),
+    )
+    .returning(_sources.position)
+)
+
+unfollow: Final = (
+    sa.update(collector_sources).where(_sources.member_id == sa.bindparam("by"), *_this_source).values(member_id=None)
+)
+
+unfollow_all: Final = (
+    sa.update(collector_sources).where(_sources.member_id == sa.bindparam("by")).values(member_id=None)
+)
+
+replace_source: Final = (
+    sa.update(collector_sources)
+    .where(_sources.source_id == sa.bindparam("id"))
+    .values(replaced_at=sa.func.now(), member_id=None)
+)
+
+fail_unfinished: Final = (
+    sa.update(collected_messages)
+    .where(_messages.source_id == sa.bindparam("of_source"), _messages.finished_at.is_(None))
+    .values(state="failed", finished_at=_NOW, next_attempt_at=None, reason=sa.bindparam("why"))
+)
+
+advance: Final = (
+    sa.update(collector_sources)
+    .where(
+        *_this_source,
+        _sources.member_id == sa.bindparam("by"),
+        _sources.position == sa.bindparam("expected", type_=sa.BigInteger),
+    )
+    .values(
+        position=sa.bindparam("to", type_=sa.BigInteger),
+        moved_at=sa.func.now(),
+        passed_over=_sources.passed_over + sa.bindparam("more_passed_over", type_=sa.BigInteger),
+        refused=_sources.refused + sa.bindparam("more_refused", type_=sa.BigInteger),
+        **{
+            name: sa.case((sa.bindparam("is_known", type_=sa.Boolean), value), else_=_sources[name])
+            for name, value in _KNOWN_BY.items()
+        },
+    )
+    .returning(_sources.source_id)
+)
+
+# -- messages
+
+_NEW: Final = _rows(
+    "new",
+    **_PLACES,
+    members=sa.BigInteger,
+    sizes=sa.Integer,
+    message_ids=sa.Text,
+    types=sa.Text,
+)
+
+add_missing: Final = (
+    insert(collected_messages)
+    .from_select(
+        ["source_id", "stream_offset", "member_id", "size", "message_id", "type"],
+        sa.select(*_NEW.c),
+    )
+    .on_conflict_do_nothing()
+)
+
+_WANTED: Final = _rows("wanted", **_PLACES)
+
+mine_to_consume: Final = sa.select(_messages.source_id, _messages.stream_offset).where(
+    _at(_WANTED), _is_mine, _messages.state == "collected", _messages.attempts == 0
+)
+
+forward: Final = (
+    sa.update(collected_messages)
+    .where(_at(_WANTED), _is_mine, _messages.state == "collected")
+    .values(
+        state="forwarded",
+        attempts=_messages.attempts + 1,
+        bulk_id=sa.bindparam("into", type_=sa.BigInteger),
+        forwarded_at=_NOW,
+        next_attempt_at=None,
+    )
+    .returning(_messages.source_id, _messages.stream_offset, _messages.forwarded_at)
+)
+
+forwarded: Final = sa.select(_messages.source_id, _messages.stream_offset, _messages.forwarded_at).where(
+    _at(_WANTED),
+    _is_mine,
+    _messages.state == "forwarded",
+    _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
+)
+
+settled: Final = sa.select(_messages.source_id, _messages.stream_offset).where(
+    _at(_WANTED),
+    _is_mine,
+    _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
+    _messages.state != "forwarded",
+)
+
+_RESULTS: Final = _rows("results", **_PLACES, states=sa.Text, reasons=sa.Text, retries_s=sa.Float)
+_in_bulk: Final = (_at(_RESULTS), _is_mine, _messages.bulk_id == sa.bindparam("of_bulk", type_=sa.BigInteger))
+_to_retry: Final = _RESULTS.c.states == "collected"
+
+finish: Final = (
+    sa.update(collected_messages)
+    .where(*_in_bulk, _messages.state == "forwarded")
+    .values(
+        state=_RESULTS.c.states,
+        reason=_RESULTS.c.reasons,
+        finished_at=sa.case((_to_retry, None), else_=_NOW),
+        next_attempt_at=sa.case((_to_retry, _NOW + _seconds(sa.func.coalesce(_RESULTS.c.retries_s, 0.0))), else_=None),
+    )
+    .returning(_messages.source_id, _messages.stream_offset, _NOW)
+)
+
+finished: Final = sa.select(
+    _messages.source_id, _messages.stream_offset, sa.func.coalesce(_messages.finished_at, _NOW)
+).where(*_in_bulk, _messages.state == _RESULTS.c.states)
+
+outcomes: Final = (
+    sa.select(
+        _messages.message_id,
+        _messages.state,
+        collectors.c.name,
+        _messages.type,
+        _sources.stream,
+        _messages.stream_offset,
+        _messages.attempts,
+        _messages.reason,
+        _messages.collected_at,
+        _messages.forwarded_at,
+        _messages.finished_at,
+    )
+    .join_from(collected_messages, collector_sources, _sources.source_id == _messages.source_id)
+    .join(collectors, collectors.c.collector_id == _sources.collector_id)
+    .where(_messages.message_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))))
+)
+"""The columns of `Outcome`, in its order, of every message with one of these ids."""
+
+# -- forgetting
+
+kept: Final = (
+    sa.select(_sources.source_id, collectors.c.keep_s)
+    .join(collectors, collectors.c.collector_id == _sources.collector_id)
+    .where(
+        collectors.c.keep_s.is_not(None),
+        sa.or_(_of_collector.is_(None), collectors.c.collector_id == _of_collector),
+    )
+)
+
+_row: Final[sa.ColumnElement[Any]] = sa.literal_column("ctid")
+_is_forgotten: Final = (_messages.source_id == sa.bindparam("of_source")) & (
+    _messages.finished_at < sa.func.now() - _seconds(sa.bindparam("older_s", type_=sa.Float))
+)
+
+# Named by their places on disk: a batch, in the index's order, without a sort.
+forget: Final = sa.delete(collected_messages).where(
+    _row
+    == sa.any_(
+        sa.func.array(
+            sa.select(_row)
+            .select_from(collected_messages)
+            .where(_is_forgotten)
+            .limit(sa.bindparam("most", type_=sa.Integer))
+            .scalar_subquery()
+        )
+    ),
+    _is_forgotten,
+)
+
+# -- taking over
+
+_taken = (
+    sa.select(_messages.source_id, _messages.stream_offset)
+    .join(collector_sources, _sources.source_id == _messages.source_id)
+    .where(
+        _messages.member_id == _lapsed,
+        _messages.finished_at.is_(None),
+        _messages.type == sa.any_(sa.bindparam("of_types", type_=sa.ARRAY(sa.Text))),
+        _sources.replaced_at.is_(None),
+    )
+    .order_by(_messages.collected_at, _messages.source_id, _messages.stream_offset)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    # What a result is just being stored of is nobody's to take over.
+    .with_for_update(of=collected_messages, skip_locked=True)
+    .cte("taken")
+)
+
+take_over: Final = (
+    sa.update(collected_messages)
+    .where(_messages.source_id == _taken.c.source_id, _messages.stream_offset == _taken.c.stream_offset)
+    .values(
+        member_id=sa.bindparam("by", type_=sa.BigInteger),
+        state="collected",
+        bulk_id=sa.bindparam("token", type_=sa.BigInteger),
+    )
+)
+
+taken_over: Final = (
+    sa.select(
+        _sources.stream,
+        _messages.source_id,
+        _messages.stream_offset,
+        _messages.message_id,
+        _messages.type,
+        _messages.size,
+        _messages.attempts,
+        sa.func.greatest(0.0, sa.extract("epoch", _messages.next_attempt_at - sa.func.clock_timestamp())).label(
+            "due_in_s"
+        ),
+        _messages.collected_at,
+    )
+    .join(collector_sources, _sources.source_id == _messages.source_id)
+    .where(
+        _is_mine,
+        _messages.finished_at.is_(None),
+        _messages.state == "collected",
+        _messages.bulk_id == sa.bindparam("token", type_=sa.BigInteger),
+    )
+    .order_by(_messages.collected_at, _messages.source_id, _messages.stream_offset)
+)

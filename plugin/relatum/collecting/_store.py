@@ -1,0 +1,391 @@
+"""The durable store of a collector: ids and states in PostgreSQL, one transaction a call.
+
+Each call may be repeated when it is not known whether its commit came through: what the first one wrote is found
+again, and the answer is the same. Rows are fenced one by one: a statement names the member they must belong to.
+"""
+
+import secrets
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+import sqlalchemy as sa
+
+from relatum._ids import MessageId
+from relatum.collecting import _statements as statements
+from relatum.collecting._outcome import Outcome
+from relatum.collecting._outcomes import read_outcomes
+from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
+from relatum.collecting._prune import KEEP_S, forget_finished
+from relatum.errors import Conflict
+from relatum.recording import new_holder
+from relatum.store import Position, copy_lines, copy_text, make_engine, translated_errors
+
+REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
+"""Why messages of a stream's old generation failed."""
+
+_POOL: Final = 10
+"""Connections kept: a joined executor holds one for as long as it runs."""
+
+
+class CollectorStore:
+    """The states of one collector's messages in PostgreSQL; what `Store` promises. Thread-safe.
+
+    Args:
+        name: The collector's name.
+        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        vhost: The virtual host of the collector's streams.
+        keep_s: Seconds a finished message is remembered; None for ever. The last member that joined decides.
+    """
+
+    def __init__(
+        self, name: str, database: str | sa.URL | sa.Engine, *, vhost: str = "/", keep_s: int | None = KEEP_S
+    ) -> None:
+        self.name = name
+        self._vhost = vhost
+        self._keep_s = keep_s
+        self._is_own = not isinstance(database, sa.Engine)
+        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=_POOL)
+        self._lock = threading.Lock()
+        self._collector: int | None = None
+        self._source_ids: dict[str, int] = {}
+        self._taking: dict[int, int] = {}
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        with translated_errors(), self._engine.begin() as connection:
+            yield connection
+
+    def _collector_id(self, connection: sa.Connection) -> int:
+        if self._collector is None:
+            self._collector = self._ensure_collector(connection)
+        return self._collector
+
+    def _ensure_collector(self, connection: sa.Connection) -> int:
+        named = {"of_vhost": self._vhost, "named": self.name}
+        row = connection.execute(statements.find_collector, named).one_or_none()
+        if row is None:
+            connection.execute(statements.add_collector, {**named, "kept_s": self._keep_s})
+            row = connection.execute(statements.find_collector, named).one()
+        if row.keep_s != self._keep_s:
+            connection.execute(statements.set_keep, {"in_collector": row.collector_id, "kept_s": self._keep_s})
+        return int(row.collector_id)
+
+    # Members
+
+    def open(self, types: Collection[str], lease_s: float) -> int:
+        """Join as a new member."""
+        with self._transaction() as connection:
+            member = {
+                "in_collector": self._ensure_collector(connection),
+                "held_by": new_holder(),
+                "has_types": sorted(types),
+                "holds_s": lease_s,
+            }
+            return int(connection.execute(statements.add_member, member).scalar_one())
+
+    def renew(self, member: int) -> bool:
+        """Extend the lease; and forget what has been finished for longer than it is kept."""
+        with self._transaction() as connection:
+            collector = self._collector_id(connection)
+            is_there = connection.execute(statements.renew, {"id": member}).rowcount == 1
+        forget_finished(self._engine, collector)
+        return is_there
+
+    def close(self, member: int) -> None:
+        """Leave: others may take over at once."""
+        with self._transaction() as connection:
+            connection.execute(statements.unfollow_all, {"by": member})
+            connection.execute(statements.leave, {"id": member})
+            connection.execute(statements.remove_members, {"lapsed": [member]})
+
+    # Streams
+
+    def follow(self, member: int, stream: str, initial: int) -> Followed | None:
+        """Follow a stream, if no member with a lease does."""
+        with self._transaction() as connection:
+            self._hold(connection, member)
+            source = self._lock_source(connection, stream)
+            others = source.member_id not in (None, member)
+            if others and connection.execute(statements.is_alive, {"of_member": source.member_id}).first():
+                return None
+            taken = {"id": source.source_id, "by": member, "initial": initial}
+            position = connection.execute(statements.follow, taken).scalar_one()
+        if source.last_offset is None:
+            return Followed(position)
+        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
+
+    def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
+        """Begin a new generation of a stream this member follows."""
+        with self._transaction() as connection:
+            self._hold(connection, member)
+            old = self._lock_source(connection, stream)
+            if old.member_id != member:
+                raise Conflict(f"another member of {self.name!r} follows {stream!r}")
+            connection.execute(statements.replace_source, {"id": old.source_id})
+            connection.execute(statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
+            new = self._lock_source(connection, stream)
+            connection.execute(statements.follow, {"id": new.source_id, "by": member, "initial": initial})
+        return Followed(initial)
+
+    def unfollow(self, member: int, stream: str) -> None:
+        """Let another member follow the stream."""
+        with self._transaction() as connection:
+            released = {"by": member, "in_collector": self._collector_id(connection), "of_stream": stream}
+            connection.execute(statements.unfollow, released)
+
+    def _lock_source(self, connection: sa.Connection, stream: str) -> Any:
+        """The stream's row, made where it is not there, for us alone until the transaction ends."""
+        named = {"in_collector": self._collector_id(connection), "of_stream": stream}
+        row = connection.execute(statements.lock_source, named).one_or_none()
+        if row is None:
+            connection.execute(
+                statements.add_source, {"in_collector": self._collector_id(connection), "of_stream": stream}
+            )
+            row = connection.execute(statements.lock_source, named).one()
+        return row
+
+    def _hold(self, connection: sa.Connection, member: int) -> datetime:
+        """Keep the member from being removed until the transaction ends; gives the transaction's time."""
+        at: datetime | None = connection.execute(statements.hold_member, {"of_member": member}).scalar_one_or_none()
+        if at is None:
+            raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
+        return at
+
+    # Messages
+
+    def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
+        """Store messages as collected, and move the position of their stream."""
+        with self._transaction() as connection:
+            at = self._hold(connection, member)
+            # Before the rows, so that a member that lost the race has written nothing it must roll back.
+            is_new = advance is None or self._advance(connection, member, advance)
+            sources = self._sources(connection, {entry.place.stream for entry in entries})
+            if is_new and self._copy(connection, member, entries, sources):
+                mine = frozenset(entry.place for entry in entries)
+            else:
+                mine = self._added_before(connection, member, entries, sources, insert=is_new)
+        self._remember(sources)
+        return Stored(mine, at)
+
+    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> bool:
+        """Move the position by compare-and-set; False where this very call has done so before."""
+        known = advance.known_by
+        moved = connection.execute(
+            statements.advance,
+            {
+                "in_collector": self._collector_id(connection),
+                "of_stream": advance.stream,
+                "by": member,
+                "expected": advance.from_offset,
+                "to": advance.to_offset,
+                "more_passed_over": advance.passed_over,
+                "more_refused": advance.refused,
+                "is_known": known is not None,
+                "known_offset": known and known.offset,
+                "known_fingerprint": known and known.fingerprint,
+                "known_chunk_ms": known and known.chunk_ms,
+            },
+        )
+        if moved.rowcount == 1:
+            return True
+        source = self._lock_source(connection, advance.stream)
+        if (source.member_id, source.position) == (member, advance.to_offset):
+            return False
+        raise Conflict(
+            f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
+            "follows the stream; nothing was written"
+        )
+
+    def _copy(
+        self, connection: sa.Connection, member: int, entries: Sequence[Entry], sources: Mapping[str, int]
+    ) -> bool:
+        """Write new rows; False, and none is written, where some are there."""
+        lines = [
+            f"{sources[entry.place.stream]}\t{entry.place.offset}\t{member}\t{entry.bytes}"
+            f"\t{copy_text(entry.message_id)}\t{copy_text(entry.type)}\n"
+            for entry in entries
+        ]
+        savepoint = connection.begin_nested()
+        try:
+            copy_lines(connection, "collected_messages", lines)
+        except psycopg.errors.UniqueViolation:
+            savepoint.rollback()
+            return False
+        savepoint.commit()
+        return True
+
+    def _added_before(
+        self,
+        connection: sa.Connection,
+        member: int,
+        entries: Sequence[Entry],
+        sources: Mapping[str, int],
+        *,
+        insert: bool,
+    ) -> frozenset[MessageId]:
+        """Write those rows that are not there; gives the places that wait for this member to consume them."""
+        wanted = _arrays((entry.place for entry in entries), sources)
+        if insert:
+            rest = {
+                "members": [member] * len(entries),
+                "sizes": [entry.bytes for entry in entries],
+                "message_ids": [entry.message_id for entry in entries],
+                "types": [entry.type for entry in entries],
+            }
+            connection.execute(statements.add_missing, wanted | rest)
+        rows = connection.execute(statements.mine_to_consume, {**wanted, "of_member": member})
+        return _places(rows, sources)
+
+    def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
+        """Note that an executor is handed these now."""
+        with self._transaction() as connection:
+            named = {"of_member": member, "into": bulk_id}
+            return self._update(connection, statements.forward, statements.forwarded, places, named)
+
+    def finish(
+        self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
+    ) -> Stored:
+        """Store what an attempt came to."""
+        places = [result.place for result in results]
+        named = {
+            "of_member": member,
+            "of_bulk": bulk_id,
+            "states": [result.status.value for result in results],
+            "reasons": [result.reason for result in results],
+            "retries_s": [result.retry_in_s for result in results],
+        }
+        if connection is None:
+            with self._transaction() as own:
+                return self._update(own, statements.finish, statements.finished, places, named)
+        with translated_errors():
+            return self._update(connection, statements.finish, statements.finished, places, named)
+
+    def finished(self, member: int, bulk_id: int, places: Collection[MessageId]) -> frozenset[MessageId]:
+        """Which of these already hold what `finish` stored for this bulk."""
+        with self._transaction() as connection:
+            sources = self._known_sources(connection, {place.stream for place in places})
+            wanted = {**_arrays(places, sources), "of_member": member, "into": bulk_id}
+            return _places(connection.execute(statements.settled, wanted), sources)
+
+    def _update(
+        self,
+        connection: sa.Connection,
+        update: sa.Update,
+        done: "sa.Select[Any]",
+        places: Collection[MessageId],
+        named: Mapping[str, Any],
+    ) -> Stored:
+        """Change rows; where some are not as they should be before, those that are so afterwards count too."""
+        sources = self._known_sources(connection, {place.stream for place in places})
+        wanted = {**_arrays(places, sources), **named}
+        rows = connection.execute(update, wanted).all()
+        if len(rows) < len(places):
+            rows = [*rows, *connection.execute(done, wanted)]
+        at = rows[0][2] if rows else connection.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
+        return Stored(_places(rows, sources), at)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """A transaction that an executor may join. What is raised inside passes through as it is."""
+        with translated_errors():
+            connection = self._engine.connect()
+        try:
+            yield connection
+            with translated_errors():
+                connection.commit()
+        finally:
+            # Rolls back what is not committed.
+            connection.close()
+
+    # Taking over
+
+    def take_over(self, member: int, types: Collection[str], entries_max: int) -> list[Entry]:
+        """Make unfinished messages of lapsed members this member's, oldest first."""
+        token = self._token(member)
+        with self._transaction() as connection:
+            self._hold(connection, member)
+            collector = self._collector_id(connection)
+            lapsed = list(connection.scalars(statements.lock_lapsed, {"in_collector": collector, "of_member": member}))
+            if lapsed:
+                taken = {"lapsed": lapsed, "of_types": list(types), "most": entries_max, "by": member, "token": token}
+                connection.execute(statements.take_over, taken)
+                connection.execute(statements.remove_members, {"lapsed": lapsed})
+            rows = connection.execute(statements.taken_over, {"of_member": member, "token": token}).all()
+        self._taken(member, {row.stream: row.source_id for row in rows})
+        return [
+            Entry(
+                MessageId(row.stream, row.stream_offset),
+                row.message_id,
+                row.type,
+                row.size,
+                row.attempts,
+                row.due_in_s or 0.0,
+                row.collected_at,
+            )
+            for row in rows
+        ]
+
+    def _token(self, member: int) -> int:
+        """What rows being taken over are marked by: the same until a call has come to its end."""
+        with self._lock:
+            # Bulks have positive ids.
+            return self._taking.setdefault(member, -1 - secrets.randbits(62))
+
+    def _taken(self, member: int, sources: Mapping[str, int]) -> None:
+        with self._lock:
+            self._taking.pop(member, None)
+            self._source_ids.update(sources)
+
+    # Asking
+
+    def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
+        """The outcome of each id."""
+        with self._transaction() as connection:
+            return read_outcomes(connection, message_ids, collector_id=self._collector_id(connection))
+
+    def dispose(self) -> None:
+        """Give connections back."""
+        if self._is_own:
+            self._engine.dispose()
+
+    # Which row a stream has
+
+    def _sources(self, connection: sa.Connection, streams: Collection[str]) -> dict[str, int]:
+        """The ids of the streams' present rows, made where they are not there."""
+        if not streams:
+            return {}
+        collector = self._collector_id(connection)
+        query = {"in_collector": collector, "streams": sorted(streams)}
+        found = dict(connection.execute(statements.find_sources, query).tuples().all())
+        if missing := streams - found.keys():
+            for stream in sorted(missing):
+                connection.execute(statements.add_source, {"in_collector": collector, "of_stream": stream})
+            found = dict(connection.execute(statements.find_sources, query).tuples().all())
+        return found
+
+    def _known_sources(self, connection: sa.Connection, streams: Collection[str]) -> dict[str, int]:
+        """The ids of rows that messages of ours were added or taken over with."""
+        with self._lock:
+            known = {stream: self._source_ids[stream] for stream in streams if stream in self._source_ids}
+        return known if len(known) == len(streams) else known | self._sources(connection, set(streams) - known.keys())
+
+    def _remember(self, sources: Mapping[str, int]) -> None:
+        with self._lock:
+            self._source_ids.update(sources)
+
+
+def _arrays(places: Iterable[MessageId], sources: Mapping[str, int]) -> dict[str, Any]:
+    listed = list(places)
+    return {
+        "sources": [sources[place.stream] for place in listed],
+        "offsets": [place.offset for place in listed],
+    }
+
+
+def _places(rows: Iterable[Any], sources: Mapping[str, int]) -> frozenset[MessageId]:
+    streams = {source: stream for stream, source in sources.items()}
+    return frozenset(MessageId(streams[row[0]], row[1]) for row in rows)
