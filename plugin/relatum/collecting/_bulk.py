@@ -1,6 +1,6 @@
 """What an executor is handed, and what it may answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -119,9 +119,10 @@ class Bulk:
         reason: Why the bulk was closed.
         bytes: The messages' bytes.
         connection: With `joins_transaction`: the open transaction to write in; don't commit it. Else None.
+        taken: All messages the bulk was closed with; `messages` are those of them that are left to be consumed.
     """
 
-    __slots__ = ("_results", "bytes", "connection", "id", "messages", "reason", "type")
+    __slots__ = ("_results", "bytes", "connection", "id", "messages", "reason", "taken", "type")
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class Bulk:
         self.id = id
         self.type = type
         self.messages = messages
+        self.taken = messages
         self.reason = reason
         self.bytes = sum(message.bytes for message in messages)
         self.connection: sa.Connection | None = None
@@ -155,6 +157,15 @@ class Bulk:
         else:
             reason = error if isinstance(error, str) else Failure.of(error).reason
             self._results[message.place] = Failure(reason, retry)
+
+    def keep(self, places: Collection[MessageId]) -> None:
+        """Leave only these messages to be consumed; the others are another member's, or cannot be read."""
+        self.messages = tuple(message for message in self.messages if message.place in places)
+        self.bytes = sum(message.bytes for message in self.messages)
+
+    def begin_attempt(self) -> None:
+        """Forget results: the executor is called anew."""
+        self._results = {}
 
     def __len__(self) -> int:
         return len(self.messages)

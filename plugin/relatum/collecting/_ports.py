@@ -178,6 +178,9 @@ class Store(Protocol):
             connection: The transaction of `transaction` to write in; else one of its own.
         """
 
+    def finished(self, member: int, bulk_id: int, places: Collection[MessageId]) -> frozenset[MessageId]:
+        """Which of these already hold what `finish` stored for this bulk: after a commit that nobody answered."""
+
     def transaction(self) -> "AbstractContextManager[sa.Connection]":
         """A transaction that an executor may join: committed at the end of the block, rolled back where it raises.
 

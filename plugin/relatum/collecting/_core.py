@@ -1,0 +1,274 @@
+"""What is flushed when, and who has to wait: decided from sizes and times that are handed in. No I/O, no clock."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from relatum._ids import MessageId
+from relatum.collecting._bulk import Bulk, Collected, FlushReason
+from relatum.collecting._bulks import TypeBulks
+from relatum.collecting._options import ENTRY_BYTES, CollectorLimits, ExecutorOptions
+from relatum.collecting._outcome import OutcomeStatus
+from relatum.collecting._ports import Entry, Result
+from relatum.errors import InvalidInput
+
+
+class Verdict(Enum):
+    """What becomes of a message that is offered."""
+
+    TAKEN = "taken"
+    """There is room, and it is kept for the message: store it, then `add` it."""
+    KNOWN = "known"
+    """It is held already."""
+    NO_EXECUTOR = "no executor"
+    """Nobody consumes its type."""
+    REFUSED = "refused"
+    """There is no room, and the type refuses then; or the collector stops."""
+    WAIT = "wait"
+    """There is no room now: offer it again after a bulk was consumed."""
+
+
+class Core:
+    """The bulks of a collector. Not thread-safe: its owner locks.
+
+    A message is offered (`admit`), stored by the owner, added, closed into a bulk, taken by a worker, and settled. From
+    `admit` to `settle` it is held, and counts. Times are seconds of any clock that does not go back.
+
+    Args:
+        limits: The limits over all types.
+    """
+
+    def __init__(self, limits: CollectorLimits | None = None) -> None:
+        self.limits = limits or CollectorLimits()
+        self.held_bytes = 0
+        self.is_stopping = False
+        self._types: dict[str, TypeBulks] = {}
+        self._held: dict[MessageId, int] = {}
+
+    # --- what it is told and asked at the beginning -------------------------------------------------------------
+
+    def register(self, options: ExecutorOptions) -> None:
+        """Take messages of a type from now on.
+
+        Raises:
+            InvalidInput: The type has an executor already.
+        """
+        if options.type in self._types:
+            raise InvalidInput(f"the type {options.type!r} has an executor already")
+        self._types[options.type] = TypeBulks(options)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types with an executor."""
+        return tuple(self._types)
+
+    def options_of(self, type: str) -> ExecutorOptions:  # noqa: A002 - RabbitMQ's word for it
+        """A type's options."""
+        return self._types[type].options
+
+    # --- messages in ----------------------------------------------------------------------------------------------
+
+    def admit(self, message: Collected, now: float) -> Verdict:
+        """Whether a message is taken. If so, it is held from now on."""
+        bulks = self._types.get(message.type)
+        if bulks is None:
+            return Verdict.NO_EXECUTOR
+        if self.is_stopping:
+            return Verdict.REFUSED
+        if message.place in self._held:
+            return Verdict.KNOWN
+        if self._is_full(bulks):
+            return Verdict.REFUSED if bulks.options.when_full == "refuse" else Verdict.WAIT
+        self._hold(message)
+        self._relieve()
+        return Verdict.TAKEN
+
+    def _is_full(self, bulks: TypeBulks) -> bool:
+        may_spill = bulks.options.when_full == "spill"
+        if bulks.is_queue_full and not may_spill:
+            return True
+        if self.held_bytes >= self.limits.bytes_max:
+            self._spill_waiting()
+        return self.held_bytes >= self.limits.bytes_max
+
+    def _hold(self, message: Collected) -> None:
+        """Count a message with what it takes now; one that is counted already, anew."""
+        size = ENTRY_BYTES + (message.bytes if message.body is not None else 0)
+        self.held_bytes += size - self._held.get(message.place, 0)
+        self._held[message.place] = size
+
+    def add(self, messages: Iterable[Collected], now: float) -> None:
+        """Put stored messages into bulks, and close those that reach a limit."""
+        for message in messages:
+            self._add(message, now)
+        if self.is_stopping:
+            self.flush(None, FlushReason.STOP)
+
+    def _add(self, message: Collected, now: float) -> None:
+        bulks = self._types[message.type]
+        opens = bulks.open is None
+        bulks.add(message, now)
+        reached = bulks.reached
+        if reached is not None:
+            self._close(bulks, reached)
+        elif opens:
+            being_filled = [each for each in self._types.values() if each.open is not None]
+            if len(being_filled) >= self.limits.bulks_max:
+                self._close(min(being_filled, key=_first_at), FlushReason.ACTIVE_BULKS)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Where all bytes reached their limit, close the largest bulk being filled."""
+        if self.held_bytes < self.limits.bytes_max:
+            return
+        being_filled = [bulks for bulks in self._types.values() if bulks.open is not None]
+        if being_filled:
+            self._close(max(being_filled, key=_bytes), FlushReason.TOTAL_BYTES)
+
+    def adopt(self, entries: Iterable[Entry], now: float) -> None:
+        """Take messages over whose bodies are still in their streams; a worker reads them."""
+        adopted: list[Collected] = []
+        for entry in entries:
+            if entry.place in self._held or entry.type not in self._types:
+                continue
+            message = Collected(
+                entry.place, entry.message_id, entry.type, entry.bytes, None, entry.attempts, entry.collected_at
+            )
+            self._hold(message)
+            if entry.due_in_s > 0:
+                self._types[entry.type].retry_at(message, now + entry.due_in_s)
+            else:
+                adopted.append(message)
+        self.add(adopted, now)
+
+    def room_for_entries(self, entries_max: int) -> int:
+        """How many messages can be taken over now: their bodies are left where they are."""
+        room = (self.limits.bytes_max - self.held_bytes) // (2 * ENTRY_BYTES)
+        return 0 if self.is_stopping else max(0, min(entries_max, room))
+
+    def types_with_room(self) -> list[str]:
+        """The types whose messages can be taken over now."""
+        return [name for name, bulks in self._types.items() if not bulks.is_queue_full]
+
+    # --- bulks closed ---------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> bool:
+        """Close the bulks whose time has come, and put the messages whose retry is due into bulks again.
+
+        Returns:
+            Whether there was anything to do.
+        """
+        has_done = False
+        for bulks in self._types.values():
+            reason = bulks.due(now)
+            if reason is not None:
+                self._close(bulks, reason)
+            retries = bulks.retries_due(now)
+            self.add(retries, now)
+            has_done |= reason is not None or bool(retries)
+        return has_done
+
+    def deadline(self) -> float | None:
+        """When to `tick` next; None where nothing becomes due."""
+        return min((at for bulks in self._types.values() for at in bulks.deadlines()), default=None)
+
+    def flush(self, type: str | None = None, reason: FlushReason = FlushReason.EXPLICIT) -> None:  # noqa: A002
+        """Close the bulk being filled of a type, or of all."""
+        for name, bulks in self._types.items():
+            if type is None or name == type:
+                self._close(bulks, reason)
+
+    def stop(self) -> None:
+        """Take nothing more, and close all bulks. Messages that wait for a retry are let go."""
+        self.is_stopping = True
+        self.flush(None, FlushReason.STOP)
+        for bulks in self._types.values():
+            self._release(bulks.drop_retries())
+
+    def _close(self, bulks: TypeBulks, reason: FlushReason) -> None:
+        was_full = bulks.is_queue_full
+        bulk = bulks.close(reason)
+        if bulk is not None and was_full and bulks.options.when_full == "spill":
+            self._spill(bulk)
+
+    def _spill_waiting(self) -> None:
+        """Drop bodies of bulks that wait and may spill, the last ones first, until there is room."""
+        for bulks in self._types.values():
+            if bulks.options.when_full != "spill":
+                continue
+            for bulk in reversed(bulks.waiting):
+                if self.held_bytes < self.limits.bytes_max:
+                    return
+                self._spill(bulk)
+
+    def _spill(self, bulk: Bulk) -> None:
+        for message in bulk.messages:
+            message.body = None
+            self._hold(message)
+
+    # --- bulks consumed -------------------------------------------------------------------------------------------
+
+    def take(self, type: str) -> Bulk | None:  # noqa: A002
+        """The next bulk of a type for a worker; None where there is none, or none may be handed on now."""
+        return self._types[type].take()
+
+    def loaded(self, bulk: Bulk) -> None:
+        """Count the bodies that were read for a bulk."""
+        for message in bulk.taken:
+            self._hold(message)
+
+    def settle(self, bulk: Bulk, results: Sequence[Result], now: float) -> None:
+        """A worker is done with a bulk: messages to be tried again wait for it, all others are let go.
+
+        Args:
+            bulk: The bulk, as it was taken.
+            results: What was stored of it; messages without a result are another member's.
+            now: The time.
+        """
+        bulks = self._types[bulk.type]
+        bulks.running -= 1
+        again = {
+            result.place: result.retry_in_s or 0.0 for result in results if result.status is OutcomeStatus.COLLECTED
+        }
+        for message in bulk.taken:
+            if message.place in again and not self.is_stopping:
+                bulks.retry_at(message, now + again[message.place])
+            else:
+                self._release([message])
+
+    def cancel(self, messages: Iterable[Collected]) -> None:
+        """Let messages go that were taken and could not be stored, or need not be consumed."""
+        self._release(messages)
+
+    def _release(self, messages: Iterable[Collected]) -> None:
+        for message in messages:
+            self.held_bytes -= self._held.pop(message.place, 0)
+
+    # --- what it knows --------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no bulk is being filled, waits or runs."""
+        return all(not (bulks.open or bulks.waiting or bulks.running) for bulks in self._types.values())
+
+    @property
+    def held_messages(self) -> int:
+        """Messages taken and not settled."""
+        return len(self._held)
+
+    def holds_of(self, stream: str) -> bool:
+        """Whether messages of a stream are held."""
+        return any(place.stream == stream for place in self._held)
+
+    def waiting_bulks(self, type: str) -> int:  # noqa: A002
+        """Closed bulks of a type that wait for a worker."""
+        return len(self._types[type].waiting)
+
+
+def _first_at(bulks: TypeBulks) -> float:
+    assert bulks.open is not None, "only bulks being filled are compared"
+    return bulks.open.first_at
+
+
+def _bytes(bulks: TypeBulks) -> int:
+    assert bulks.open is not None, "only bulks being filled are compared"
+    return bulks.open.bytes

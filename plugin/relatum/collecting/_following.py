@@ -1,0 +1,132 @@
+"""The threads that follow streams: one member at a time reads a stream, from the position that all share."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from relatum.collecting._intake import TypeOf, describe
+from relatum.collecting._ports import Followed
+from relatum.collecting._shared import Shared, backoff, log_defect, logger
+from relatum.reading import RecordBatch, StreamReader
+from relatum.recording._opening import is_same
+
+IDLE_S: Final = 0.25
+"""How often a follower with nothing to read looks whether it should stop."""
+
+STANDBY_S: Final = 1.0
+"""How often a member asks whether a stream that another one follows became free."""
+
+Initial = Callable[[StreamReader, str], int]
+"""Where to begin with a stream that was never followed."""
+
+
+class Follower:
+    """Follows one stream, in a thread of its own, until the collector stops.
+
+    Args:
+        shared: What the collector's threads share.
+        stream: The stream.
+        open_reader: Opens a reader.
+        type_of: Tells messages' types.
+        initial: Where to begin with it.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        stream: str,
+        *,
+        open_reader: Callable[[], StreamReader],
+        type_of: TypeOf,
+        initial: Initial,
+    ) -> None:
+        self._shared = shared
+        self._stream = stream
+        self._open_reader = open_reader
+        self._type_of = type_of
+        self._initial = initial
+        self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
+
+    def _run(self) -> None:
+        pauses, stopping = backoff(), self._shared.stopping
+        while not stopping.is_set():
+            try:
+                self._session()
+                pauses = backoff()
+            except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
+                self._note(error)
+            stopping.wait(next(pauses))
+
+    _noted = ""
+
+    def _note(self, error: Exception) -> None:
+        """Log what ended a session; once, where it is the same again and again."""
+        if str(error) != self._noted:
+            self._noted = str(error)
+            log_defect(error, f"stream {self._stream!r} not followed")
+
+    def _session(self) -> None:
+        """Follow as soon as no other member does, until something ends it."""
+        shared, member = self._shared, self._shared.member
+        with self._open_reader() as reader:
+            initial = self._initial(reader, self._stream)
+            while (followed := shared.store.follow(member, self._stream, initial)) is None:
+                if shared.stopping.wait(STANDBY_S) or shared.member != member:
+                    return
+            self._noted = ""
+            try:
+                self._follow(reader, self._known_again(reader, followed))
+            finally:
+                self._leave(member)
+
+    def _known_again(self, reader: StreamReader, followed: Followed) -> Followed:
+        """The position, if the stream is the one it was taken in; else one in a new generation."""
+        known_by = followed.known_by
+        if known_by is None or is_same(reader, self._stream, known_by, reader.bounds(self._stream)):
+            return followed
+        logger.warning("stream replaced", extra={"stream": self._stream})
+        shared = self._shared
+        with shared.changed:
+            # Places mean something else from now on: what lay there before is consumed first.
+            while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
+                shared.changed.wait(IDLE_S)
+        return shared.store.begin_anew(shared.member, self._stream, reader.bounds(self._stream).first or 0)
+
+    def _follow(self, reader: StreamReader, followed: Followed) -> None:
+        shared, member = self._shared, self._shared.member
+        with shared.changed:
+            shared.intake.follow(self._stream, followed)
+        logger.info("following", extra={"stream": self._stream, "from": followed.next_offset})
+        for batch in reader.batches(self._stream, followed.next_offset, follow=True, idle_s=IDLE_S):
+            if shared.stopping.is_set() or shared.member != member:
+                return
+            if batch is not None and not self._take(batch):
+                return
+            if batch is None and not shared.intake.is_followed(self._stream):
+                return
+
+    def _take(self, batch: RecordBatch) -> bool:
+        """Hand a batch over, waiting for room; False where that has to end."""
+        shared = self._shared
+        messages = [describe(message, self._type_of) for message in batch.each_message()]
+        with shared.changed:
+            while messages:
+                if shared.stopping.is_set() or not shared.intake.is_followed(self._stream):
+                    return False
+                taken = shared.intake.take(self._stream, messages, time.monotonic())
+                if taken:
+                    shared.changed.notify_all()
+                messages = messages[taken:]
+                if messages:
+                    shared.changed.wait(IDLE_S)
+        return True
+
+    def _leave(self, member: int) -> None:
+        """Let another member follow, once what was gathered is stored."""
+        shared = self._shared
+        with shared.changed:
+            while not shared.intake.is_stored(self._stream) and not shared.abandoned.is_set():
+                shared.changed.wait(IDLE_S)
+            shared.intake.unfollow(self._stream)
+        shared.store.unfollow(member, self._stream)

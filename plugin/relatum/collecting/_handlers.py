@@ -1,0 +1,52 @@
+"""Who is told of outcomes: handlers by type, by message id, or of everything."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from relatum.collecting._outcome import Outcome
+
+logger = logging.getLogger("relatum.collector")
+
+Handler = Callable[[Outcome], object]
+"""Is called with an outcome: first `collected`, later the final one."""
+
+
+class Handlers:
+    """Result handlers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of_all: list[Handler] = []
+        self._of_type: dict[str, list[Handler]] = {}
+        self._of_message: dict[str, list[Handler]] = {}
+
+    def register(self, handler: Handler, *, type: str | None = None, message_id: str | None = None) -> None:  # noqa: A002
+        """Add a handler: of a message, of a type, or of everything. One of a message goes after its final outcome."""
+        with self._lock:
+            if message_id is not None:
+                self._of_message.setdefault(message_id, []).append(handler)
+            elif type is not None:
+                self._of_type.setdefault(type, []).append(handler)
+            else:
+                self._of_all.append(handler)
+
+    def is_wanted(self, type: str) -> bool:  # noqa: A002
+        """Whether outcomes of a type may have a handler; cheap, so that nothing is made that nobody hears."""
+        return bool(self._of_all or self._of_message or type in self._of_type)
+
+    def tell(self, outcomes: Iterable[Outcome]) -> None:
+        """Call the handlers of each outcome. One that raises is logged; the others, and all else, go on."""
+        for outcome in outcomes:
+            for handler in self._handlers_of(outcome):
+                try:
+                    handler(outcome)
+                except Exception:
+                    logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
+
+    def _handlers_of(self, outcome: Outcome) -> list[Handler]:
+        with self._lock:
+            of_message = self._of_message.get(outcome.message_id, [])
+            if outcome.is_final:
+                self._of_message.pop(outcome.message_id, None)
+            return [*of_message, *self._of_type.get(outcome.type or "", ()), *self._of_all]

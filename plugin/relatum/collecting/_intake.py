@@ -1,0 +1,214 @@
+"""Messages on their way into the store: gathered while the last ones are committed, then committed together. No I/O."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from relatum.collecting._bulk import Collected
+from relatum.collecting._core import Core, Verdict
+from relatum.collecting._ports import Advance, Entry, Followed, Stored
+from relatum.errors import DataError
+from relatum.reading import Message
+from relatum.recording._batch import position_of
+
+TypeOf = Callable[[Message], str | None]
+"""Tells a message's type; None for a message nobody consumes."""
+
+
+def type_of_property(message: Message) -> str | None:
+    """The property `type`: what a collector goes by unless it is told otherwise."""
+    return message.properties.type
+
+
+def id_of(message: Message) -> str:
+    """What a message is asked for by: its property `message_id`, or "stream:offset" where it has none.
+
+    One with a NUL, which PostgreSQL's text can't hold, counts as none.
+    """
+    given = message.properties.message_id
+    return given if given and "\0" not in given else f"{message.stream}:{message.offset}"
+
+
+def describe(message: Message, type_of: TypeOf) -> Collected:
+    """What a collector needs to know of a message. Takes no lock and decodes, so it is done before there is one.
+
+    The message kept is undecoded again: decoded, it would take twice the memory while it waits.
+    """
+    kind, message_id = "", f"{message.stream}:{message.offset}"
+    with suppress(DataError):
+        kind, message_id = type_of(message) or "", id_of(message)
+    raw, size = message.raw, 0
+    if raw is not None:
+        message, size = Message.from_record(message.stream, message.offset, raw, message.chunk_ms), len(raw)
+    else:
+        size = len(message.body)
+    return Collected(message.id, message_id, kind, size, message)
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Messages to be stored in one transaction.
+
+    Attributes:
+        messages: They are held by the core.
+        advance: The move of their stream's position, where it is followed.
+    """
+
+    messages: list[Collected] = field(default_factory=list)
+    advance: Advance | None = None
+
+    @property
+    def stream(self) -> str:
+        """The stream that is followed; "" for messages that were given."""
+        return "" if self.advance is None else self.advance.stream
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The messages as the store takes them."""
+        return [Entry(message.place, message.message_id, message.type, message.bytes) for message in self.messages]
+
+
+class Intake:
+    """Gathers messages that the core has room for, by stream. Not thread-safe: its owner locks.
+
+    Args:
+        core: The collector's core.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.passed_over = 0
+        self.refused = 0
+        self._core = core
+        self._given = Gathered()
+        self._followed: dict[str, Gathered] = {}
+        self._next: dict[str, int] = {}
+        self._storing: Counter[str] = Counter()
+        self._begun = 0
+        self._ended = 0
+
+    # --- messages given by `collect` ------------------------------------------------------------------------------
+
+    def collect(self, message: Collected, now: float) -> Verdict:
+        """Take a message, if there is room."""
+        verdict = self._core.admit(message, now)
+        if verdict is Verdict.TAKEN:
+            self._given.messages.append(message)
+        elif verdict is not Verdict.WAIT:
+            self._count(verdict)
+        return verdict
+
+    def _count(self, verdict: Verdict) -> None:
+        self.passed_over += verdict is Verdict.NO_EXECUTOR
+        self.refused += verdict is Verdict.REFUSED
+
+    # --- messages of streams that are followed --------------------------------------------------------------------
+
+    def follow(self, stream: str, followed: Followed) -> None:
+        """Begin with a stream where its position is."""
+        self._next[stream] = followed.next_offset
+        self._followed.pop(stream, None)
+
+    def is_followed(self, stream: str) -> bool:
+        """Whether the stream is followed; no longer so where another member moved its position."""
+        return stream in self._next
+
+    def unfollow(self, stream: str) -> None:
+        """Forget a stream's position, and what was gathered of it: whoever follows it next reads that again."""
+        self._next.pop(stream, None)
+        gathered = self._followed.pop(stream, None)
+        if gathered is not None:
+            self._core.cancel(gathered.messages)
+
+    def take(self, stream: str, messages: Sequence[Collected], now: float) -> int:
+        """Take messages of a stream, in order; gives how many. Fewer than all where the next one has to wait.
+
+        Messages whose type has no executor are passed over, as are those that are refused.
+        """
+        from_offset, passed_over, refused, taken = self._next[stream], self.passed_over, self.refused, 0
+        gathered = self._followed.get(stream)
+        kept: list[Collected] = [] if gathered is None else gathered.messages
+        for message in messages:
+            verdict = self._core.admit(message, now)
+            if verdict is Verdict.WAIT or (verdict is Verdict.REFUSED and self._core.is_stopping):
+                break
+            if verdict is Verdict.TAKEN:
+                kept.append(message)
+            self._count(verdict)
+            taken += 1
+        if taken:
+            last = messages[taken - 1]
+            before = None if gathered is None else gathered.advance
+            advance = Advance(
+                stream,
+                from_offset if before is None else before.from_offset,
+                last.place.offset + 1,
+                position_of(last.message),
+                self.passed_over - passed_over + (0 if before is None else before.passed_over),
+                self.refused - refused + (0 if before is None else before.refused),
+            )
+            self._followed[stream] = Gathered(kept, advance)
+            self._next[stream] = advance.to_offset
+        return taken
+
+    # --- into the store -------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be stored, nor is being stored."""
+        return not self._storing and not self.is_anything_gathered
+
+    @property
+    def is_anything_gathered(self) -> bool:
+        """Whether there is something to store."""
+        return bool(self._given.messages or self._followed)
+
+    def is_stored(self, stream: str) -> bool:
+        """Whether all that was taken of a followed stream is stored."""
+        return stream not in self._followed and stream not in self._storing
+
+    def mark(self) -> int:
+        """What to hand to `is_stored_to`: everything taken so far."""
+        return self._begun + self.is_anything_gathered
+
+    def is_stored_to(self, mark: int) -> bool:
+        """Whether everything is stored that had been taken at a mark."""
+        return self._ended >= mark
+
+    def next(self) -> list[Gathered]:
+        """Everything gathered, to be stored now: one transaction each.
+
+        Each must come back by `add` or `lost`, all of them before this is called again.
+        """
+        batches = [self._given] if self._given.messages else []
+        batches.extend(self._followed.values())
+        self._given, self._followed = Gathered(), {}
+        self._storing = Counter(gathered.stream for gathered in batches)
+        self._begun += 1
+        return batches
+
+    def _came_back(self, gathered: Gathered) -> None:
+        self._storing -= Counter([gathered.stream])
+        if not self._storing:
+            self._ended = self._begun
+
+    def stored(self, gathered: Gathered, stored: Stored) -> list[Collected]:
+        """Note what was stored; gives the messages that are to be consumed here: tell of them, then `add` them."""
+        ours = [message for message in gathered.messages if message.place in stored.places]
+        if len(ours) < len(gathered.messages):
+            self._core.cancel(message for message in gathered.messages if message.place not in stored.places)
+        for message in ours:
+            message.collected_at = stored.at
+        return ours
+
+    def add(self, gathered: Gathered, ours: Sequence[Collected], now: float) -> None:
+        """Hand stored messages to the core."""
+        self._came_back(gathered)
+        self._core.add(ours, now)
+
+    def lost(self, gathered: Gathered) -> None:
+        """Note that another member moved the position: nothing was stored, and the stream is not followed any more."""
+        self._came_back(gathered)
+        self._core.cancel(gathered.messages)
+        if gathered.advance is not None:
+            self.unfollow(gathered.advance.stream)

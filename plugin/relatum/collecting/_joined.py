@@ -1,0 +1,129 @@
+"""An executor in the transaction that stores its results: both are committed, or neither is."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from relatum.collecting._bulk import Bulk, Executor
+from relatum.collecting._ports import Result, Store, Stored
+from relatum.collecting._steps import Executed, Join, Joined, letters_of
+from relatum.errors import DatabaseUnavailable
+from relatum.reading import Message
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+class _RolledBack(Exception):
+    """Leaves the transaction so that it is rolled back: the executor raised (None), or some rows are another's."""
+
+    def __init__(self, stored: Stored | None) -> None:
+        super().__init__()
+        self.stored = stored
+
+
+class JoinedRun:
+    """One bulk's consumption in a joined transaction; `run` is repeated until PostgreSQL has answered.
+
+    Exactly once rests on one statement: the one that stores the results finds the rows still forwarded in this bulk by
+    this member, or the transaction is rolled back, with all the executor wrote. Another try whose commit was not
+    answered, and another member, are both kept out by it.
+
+    Args:
+        store: The store.
+        member: This member.
+        join: The step.
+        executor: The type's executor.
+        bury: Publishes to the dead-letter stream.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        member: int,
+        join: Join,
+        executor: Executor,
+        bury: Callable[[Sequence[tuple[Message, str]]], None],
+    ) -> None:
+        self._store = store
+        self._member = member
+        self._bulk = join.bulk
+        self._judge = join.judge
+        self._executor = executor
+        self._bury = bury
+        self._results: list[Result] | None = None
+        self._failed: list[Result] = []
+
+    def run(self) -> Joined:
+        """Call the executor and commit.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL is away; nothing was committed, or it is not known: call it again.
+        """
+        while self._bulk.messages:
+            committed = self._committed_before()
+            if committed is not None:
+                return committed
+            end = self._attempt()
+            if end is not None:
+                return end
+        return Joined([], None)
+
+    def _committed_before(self) -> Joined | None:
+        """What an earlier try committed without being answered."""
+        if self._results is None:
+            return None
+        places = [message.place for message in self._bulk.messages]
+        finished = self._store.finished(self._member, self._bulk.id, places)
+        return Joined(self._results, Stored(finished, datetime.now(UTC))) if finished else None
+
+    def _attempt(self) -> Joined | None:
+        """One transaction; None where some messages turned out to be another member's: to be done without them."""
+        bulk = self._bulk
+        bulk.begin_attempt()
+        try:
+            with self._store.transaction() as connection:
+                bulk.connection = connection
+                stored = self._write(connection)
+        except _RolledBack as end:
+            return self._rolled_back(end.stored)
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
+            return Joined(self._judge(Executed(raised=error)), None)
+        finally:
+            bulk.connection = None
+        assert self._results is not None, "they were written"
+        return Joined(self._results, stored)
+
+    def _write(self, connection: "sa.Connection") -> Stored:
+        executed = call(self._executor, self._bulk)
+        if connection.invalidated or connection.closed:
+            raise DatabaseUnavailable("the executor's transaction was lost") from executed.raised
+        results = self._judge(executed)
+        if executed.raised is not None:
+            self._failed = results
+            raise _RolledBack(None)
+        self._results = results
+        self._bury(letters_of(self._bulk.messages, results))
+        stored = self._store.finish(self._member, self._bulk.id, results, connection=connection)
+        if len(stored.places) < len(results):
+            raise _RolledBack(stored)
+        return stored
+
+    def _rolled_back(self, stored: Stored | None) -> Joined | None:
+        if stored is None:
+            return Joined(self._failed, None)
+        committed = self._committed_before()
+        if committed is None:
+            self._bulk.keep(stored.places)
+            self._results = None
+        return committed
+
+
+def call(executor: Executor, bulk: Bulk) -> Executed:
+    """Call an executor; whatever it raises is its answer."""
+    try:
+        return Executed(executor(bulk))
+    except BaseException as error:  # noqa: BLE001 - it becomes the result of each message
+        return Executed(raised=error)

@@ -1,0 +1,91 @@
+"""The threads beside the work: one stores, one watches the clock, one keeps the lease and takes over from the dead."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from relatum.collecting._shared import Shared, log_defect, logger
+
+TAKE_OVER_S: Final = 1.0
+"""How often messages of members that died are looked for."""
+
+TAKE_OVER_MESSAGES: Final = 1000
+"""Messages taken over in one transaction."""
+
+PARTITIONS_S: Final = 10.0
+"""How often super streams are asked for new partitions."""
+
+WAIT_S: Final = 1.0
+"""How often a thread that waits for a change looks up; nothing depends on it."""
+
+
+def store_until_end(shared: Shared, input_ended: threading.Event) -> None:
+    """Store what is gathered, again and again: while one lot is committed, the next one is gathered."""
+    while True:
+        with shared.changed:
+            while not shared.intake.is_anything_gathered:
+                if input_ended.is_set():
+                    return
+                shared.changed.wait(WAIT_S)
+            lots = shared.intake.next()
+        for gathered in lots:
+            shared.store_gathered(gathered)
+
+
+def tick_until_end(shared: Shared, ended: threading.Event) -> None:
+    """Close bulks when their time has come, and begin retries."""
+    with shared.changed:
+        while not ended.is_set():
+            now = time.monotonic()
+            if shared.core.tick(now):
+                shared.changed.notify_all()
+            deadline = shared.core.deadline()
+            shared.changed.wait(WAIT_S if deadline is None else max(0.0, min(WAIT_S, deadline - now)))
+
+
+def keep_until_end(shared: Shared, ended: threading.Event, lease_s: float, look: Callable[[], None]) -> None:
+    """Renew the lease, take over messages of members whose lease has lapsed, and look for new partitions.
+
+    Args:
+        shared: What the collector's threads share.
+        ended: Set when the collector is closed.
+        lease_s: Seconds the lease holds.
+        look: Looks for new partitions.
+    """
+    renewed_at = looked_at = time.monotonic()
+    while not ended.wait(min(TAKE_OVER_S, lease_s / 4)):
+        now = time.monotonic()
+        try:
+            if now - renewed_at >= lease_s / 4:
+                _renew(shared, lease_s)
+                renewed_at = now
+            take_over(shared)
+            if now - looked_at >= PARTITIONS_S and not shared.stopping.is_set():
+                looked_at = now
+                look()
+        except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
+            log_defect(error, "lease not kept")
+
+
+def _renew(shared: Shared, lease_s: float) -> None:
+    if not shared.store.renew(shared.member):
+        # Another member took all there was. What is still in memory is found to be another's when it is stored.
+        logger.warning("lease lost; joining anew")
+        shared.member = shared.store.open(shared.core.types, lease_s)
+
+
+def take_over(shared: Shared) -> None:
+    """Take over what members that died have left, as far as there is room."""
+    while True:
+        with shared.changed:
+            room, types = shared.core.room_for_entries(TAKE_OVER_MESSAGES), shared.core.types_with_room()
+        if not room or not types:
+            return
+        entries = shared.store.take_over(shared.member, types, room)
+        if not entries:
+            return
+        logger.info("taken over", extra={"messages": len(entries)})
+        with shared.changed:
+            shared.core.adopt(entries, time.monotonic())
+            shared.changed.notify_all()

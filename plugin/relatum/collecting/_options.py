@@ -1,0 +1,129 @@
+"""What a collector and its executors are told: sizes, times, numbers, each with its limits."""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from relatum.errors import InvalidInput
+
+WhenFull = Literal["block", "refuse", "spill"]
+"""What happens to a message when there is no room: `collect` waits for it; it is refused; or bodies of bulks that wait
+are dropped from memory and read again when it is their turn."""
+
+BULK_BYTES: Final = 1024 * 1024
+"""Bytes of a bulk by default."""
+
+BULK_MESSAGES: Final = 500
+"""Messages of a bulk by default."""
+
+BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of all bulks by default."""
+
+BULKS_MAX: Final = 64
+"""Bulks being filled at one time by default."""
+
+ENTRY_BYTES: Final = 512
+"""Bytes a message takes beside its own while it is held: measured with Python 3.11, rounded up."""
+
+BACKOFF_MAX_S: Final = 3600.0
+"""Seconds a message waits at most before its next attempt."""
+
+CRASHES_MAX: Final = 10
+"""Attempts beyond `attempts` that may end with the collector's death: a message that kills it is then given up."""
+
+ATTEMPTS_MAX: Final = 1000
+"""Attempts a message may be given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """How messages of a type are put into bulks, and how those are handed on.
+
+    Attributes:
+        type: The messages' type.
+        bulk_bytes: A bulk of that many bytes is closed.
+        bulk_messages: A bulk of that many messages is closed.
+        max_age_s: A bulk whose first message waited that long is closed.
+        idle_s: A bulk to which nothing was added for that long is closed; None for never.
+        workers: Bulks handed to the executor at the same time.
+        queue_bulks: Closed bulks that may wait for a worker before the type counts as full.
+        when_full: What happens then.
+        one_at_a_time: Hand on one bulk at a time, whatever `workers` says.
+        joins_transaction: The executor writes in the transaction that stores the results.
+        attempts: Times a message is handed to the executor before it is given up.
+        backoff_s: Seconds before the second attempt; twice as many before each further one, at most an hour.
+    """
+
+    type: str
+    bulk_bytes: int = BULK_BYTES
+    bulk_messages: int = BULK_MESSAGES
+    max_age_s: float = 1.0
+    idle_s: float | None = None
+    workers: int = 1
+    queue_bulks: int = 8
+    when_full: WhenFull = "block"
+    one_at_a_time: bool = False
+    joins_transaction: bool = False
+    attempts: int = 3
+    backoff_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, str) or not self.type or "\0" in self.type:
+            raise InvalidInput(f"a type is a text that is not empty, not {self.type!r}")
+        for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
+            check_count(name, getattr(self, name))
+        if self.attempts > ATTEMPTS_MAX:
+            raise InvalidInput(f"attempts is at most {ATTEMPTS_MAX}, not {self.attempts}")
+        check_seconds("max_age_s", self.max_age_s)
+        check_seconds("backoff_s", self.backoff_s, zero=True)
+        if self.idle_s is not None:
+            check_seconds("idle_s", self.idle_s)
+        if self.when_full not in get_args(WhenFull):
+            raise InvalidInput(f"when_full is 'block', 'refuse' or 'spill', not {self.when_full!r}")
+
+    @property
+    def bulks_at_once(self) -> int:
+        """Bulks that may be with the executor at the same time."""
+        return 1 if self.one_at_a_time else self.workers
+
+    def backoff_after(self, attempts: int) -> float:
+        """Seconds to wait after that many attempts."""
+        return min(BACKOFF_MAX_S, self.backoff_s * 2.0 ** min(attempts - 1, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorLimits:
+    """The limits over all types.
+
+    Attributes:
+        bytes_max: Bytes of all messages held, each counted with `ENTRY_BYTES` more for what is known about it. When
+            they reach it, the largest bulk being filled is closed, and there is no room until some are consumed.
+        bulks_max: When so many bulks are being filled, the oldest is closed.
+    """
+
+    bytes_max: int = BYTES_MAX
+    bulks_max: int = BULKS_MAX
+
+    def __post_init__(self) -> None:
+        check_count("bytes_max", self.bytes_max)
+        check_count("bulks_max", self.bulks_max)
+
+
+def check_count(name: str, value: Any) -> None:
+    """Check a number of things.
+
+    Raises:
+        InvalidInput: It is no integer from 1 on.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name} is a number from 1 on, not {value!r}")
+
+
+def check_seconds(name: str, value: Any, *, zero: bool = False) -> None:
+    """Check a time span.
+
+    Raises:
+        InvalidInput: It is no number of seconds above 0 (or 0, where that is allowed), or not finite.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (0 < value < float("inf") or (zero and value == 0)):
+        raise InvalidInput(f"{name} is a number of seconds{' from 0 on' if zero else ' above 0'}, not {value!r}")

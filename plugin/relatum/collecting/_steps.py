@@ -1,0 +1,180 @@
+"""What a worker does with a bulk, step by step. No I/O: it yields each step, and is sent what came of it."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from relatum._ids import MessageId
+from relatum.collecting._bulk import Bulk, Collected, Failure, results_of
+from relatum.collecting._intake import id_of
+from relatum.collecting._options import ExecutorOptions
+from relatum.collecting._outcome import OutcomeStatus
+from relatum.collecting._ports import Result, Stored
+from relatum.collecting._results import GIVEN_UP, decide, is_hopeless
+from relatum.errors import RelatumError
+from relatum.reading import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read the messages at these places: answer with a mapping to each message, or to the error that says why not."""
+
+    places: Sequence[MessageId]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Note in the store that these are handed on: answer with its `Stored`."""
+
+    bulk_id: int
+    places: Sequence[MessageId]
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What an executor returned, or raised."""
+
+    answer: Any = None
+    raised: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Call the executor: answer with an `Executed`; what it raises is in there."""
+
+    bulk: Bulk
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Call the executor in a transaction that stores its results, too: answer with what `_joined` comes to."""
+
+    bulk: Bulk
+    judge: Callable[[Executed], list[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a joined transaction came to.
+
+    Attributes:
+        results: What was decided.
+        stored: What of it was committed, with all the executor wrote; None where all was rolled back.
+    """
+
+    results: list[Result]
+    stored: Stored | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Publish messages to the dead-letter stream, each with its reason."""
+
+    letters: Sequence[tuple[Message, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Store results: answer with the store's `Stored`."""
+
+    bulk_id: int
+    results: Sequence[Result]
+
+
+Step = Load | Forward | Execute | Join | Bury | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What became of a bulk.
+
+    Attributes:
+        results: What was stored of its messages; those that are missing are another member's.
+        at: The store's time.
+    """
+
+    results: list[Result]
+    at: datetime | None
+
+
+def consume(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Generator[Step, Any, Consumed]:
+    """Consume a bulk: read what is not in memory, note the attempt, call the executor, store what came of it.
+
+    Args:
+        options: The type's options.
+        bulk: A bulk that was taken.
+        may_die: Whether there is a dead-letter stream.
+    """
+    lost = yield from _load(bulk)
+    forwarded: Stored = yield Forward(bulk.id, [message.place for message in bulk.messages])
+    bulk.keep(forwarded.places)
+    for message in bulk.messages:
+        message.attempts += 1
+        message.forwarded_at = forwarded.at
+        if is_hopeless(options, message):
+            lost[message.place] = GIVEN_UP
+    hopeless = [message for message in bulk.messages if message.place in lost]
+    end = Consumed([], forwarded.at)
+    if hopeless:
+        decided = decide(options, hopeless, lost, may_die=may_die)
+        end = _both(end, (yield from _finish(bulk, decided)))
+        bulk.keep({message.place for message in bulk.messages} - lost.keys())
+    if bulk.messages:
+        end = _both(end, (yield from _execute(options, bulk, may_die=may_die)))
+    return end
+
+
+def _load(bulk: Bulk) -> Generator[Step, Any, dict[MessageId, Failure]]:
+    """Read bodies that were left in their streams; gives why some cannot be read."""
+    unread = {message.place: message for message in bulk.messages if message.body is None}
+    if not unread:
+        return {}
+    found: Mapping[MessageId, Message | RelatumError] = yield Load(list(unread))
+    lost: dict[MessageId, Failure] = {}
+    for place, message in unread.items():
+        body = found[place]
+        if isinstance(body, RelatumError):
+            lost[place] = Failure(f"expired: {body}", retry=False)
+        elif id_of(body) != message.message_id:
+            lost[place] = Failure("expired: another message lies there now", retry=False)
+        else:
+            message.body = body
+    return lost
+
+
+def _execute(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Generator[Step, Any, Consumed]:
+    def judge(executed: Executed) -> list[Result]:
+        results = results_of(bulk, executed.answer, executed.raised)
+        return decide(options, bulk.messages, results, may_die=may_die)
+
+    bulk.begin_attempt()
+    if not options.joins_transaction:
+        return (yield from _finish(bulk, judge((yield Execute(bulk)))))
+    joined: Joined = yield Join(bulk, judge)
+    if joined.stored is None:
+        return (yield from _finish(bulk, joined.results))
+    return _consumed(joined.results, joined.stored)
+
+
+def letters_of(messages: Sequence[Collected], results: Sequence[Result]) -> list[tuple[Message, str]]:
+    """The messages that go to the dead-letter stream, each with its reason."""
+    reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
+    return [(message.message, reasons[message.place]) for message in messages if message.place in reasons]
+
+
+def _finish(bulk: Bulk, results: list[Result]) -> Generator[Step, Any, Consumed]:
+    letters = letters_of(bulk.messages, results)
+    if letters:
+        # First: a message that is called dead must be there. Killed between the two, it is published again.
+        yield Bury(letters)
+    stored: Stored = yield Finish(bulk.id, results)
+    return _consumed(results, stored)
+
+
+def _consumed(results: list[Result], stored: Stored) -> Consumed:
+    return Consumed([result for result in results if result.place in stored.places], stored.at)
+
+
+def _both(one: Consumed, other: Consumed) -> Consumed:
+    return Consumed(one.results + other.results, other.at)

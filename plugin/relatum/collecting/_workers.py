@@ -1,0 +1,134 @@
+"""The threads that consume bulks: each takes one of its type, and does its steps."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from relatum._dead_letters import DeadLetters
+from relatum._ids import MessageId
+from relatum.collecting._bulk import Bulk, Executor
+from relatum.collecting._joined import JoinedRun, call
+from relatum.collecting._options import ExecutorOptions
+from relatum.collecting._shared import Abandoned, Shared
+from relatum.collecting._steps import Bury, Consumed, Execute, Finish, Forward, Join, Load, Step, consume
+from relatum.errors import AccessRefused, RelatumError
+from relatum.reading import Message, StreamReader
+from relatum.reading._window import Result as Found
+
+WAIT_S = 1.0
+"""How often a worker without a bulk looks up; nothing depends on it."""
+
+OpenReader = Callable[[], StreamReader]
+
+
+class Worker:
+    """Consumes bulks of a type, in a thread of its own.
+
+    Args:
+        shared: What the collector's threads share.
+        options: The type's options.
+        executor: The type's executor.
+        open_reader: Opens a reader for bodies that are not in memory; None where there is no broker.
+        dead_letters: Where messages go that are given up; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        options: ExecutorOptions,
+        executor: Executor,
+        *,
+        open_reader: OpenReader | None,
+        dead_letters: DeadLetters | None,
+    ) -> None:
+        self._shared = shared
+        self._options = options
+        self._executor = executor
+        self._open_reader = open_reader
+        self._dead_letters = dead_letters
+        self._reader: StreamReader | None = None
+        self.thread = threading.Thread(target=self._run, name=f"relatum-{options.type}", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            while (bulk := self._next()) is not None:
+                self._consume(bulk)
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+
+    def _next(self) -> Bulk | None:
+        """The next bulk; None when the collector stops and there will be none."""
+        shared = self._shared
+        with shared.changed:
+            while True:
+                bulk = shared.core.take(self._options.type)
+                if bulk is not None:
+                    return bulk
+                stops = shared.core.is_stopping and shared.intake.is_empty and shared.core.is_idle
+                if stops or shared.abandoned.is_set():
+                    return None
+                shared.changed.wait(WAIT_S)
+
+    def _consume(self, bulk: Bulk) -> None:
+        consumed = Consumed([], None)
+        # What is abandoned stays forwarded in the store: another member takes it over.
+        with suppress(Abandoned):
+            consumed = self._steps(bulk)
+        self._shared.tell_consumed(bulk.taken, consumed)
+        with self._shared.changed:
+            self._shared.core.settle(bulk, consumed.results, time.monotonic())
+            self._shared.changed.notify_all()
+
+    def _steps(self, bulk: Bulk) -> Consumed:
+        steps = consume(self._options, bulk, may_die=self._dead_letters is not None)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                consumed: Consumed = end.value
+                return consumed
+            answer = self._perform(step, bulk)
+
+    def _perform(self, step: Step, bulk: Bulk) -> Any:
+        shared, member = self._shared, self._shared.member
+        match step:
+            case Load(places):
+                found = shared.persist(lambda: self._load(places), "messages not read yet")
+                return found
+            case Forward(bulk_id, places):
+                with shared.changed:
+                    shared.core.loaded(bulk)
+                return shared.persist(lambda: shared.store.forward(member, bulk_id, places), "bulk not forwarded yet")
+            case Execute(of):
+                return call(self._executor, of)
+            case Join():
+                run = JoinedRun(shared.store, member, step, self._executor, self._bury)
+                return shared.persist(run.run, "results not committed yet")
+            case Bury(letters):
+                return shared.persist(lambda: self._bury(letters), "dead letters not published yet")
+            case Finish(bulk_id, results):
+                return shared.persist(lambda: shared.store.finish(member, bulk_id, results), "results not stored yet")
+
+    def _load(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
+        assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
+        if self._reader is None:
+            self._reader = self._open_reader()
+        try:
+            found = dict(zip(places, self._reader.read_many(places), strict=True))
+        except RelatumError:
+            self._reader.close()
+            self._reader = None
+            raise
+        for each in found.values():
+            if isinstance(each, AccessRefused):
+                raise each  # It passes, or somebody sees to it; the message is not lost.
+        return found
+
+    def _bury(self, letters: Sequence[tuple[Message, str]]) -> None:
+        for message, reason in letters:
+            assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+            self._dead_letters.publish([message], reason)
