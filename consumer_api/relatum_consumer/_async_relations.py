@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
+from weakref import WeakSet
 
 import sqlalchemy as sa
 
@@ -60,6 +61,7 @@ class AsyncRelations(AsyncGroupMethods):
         self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
         self._lookups = Lookups(self._address.vhost)
         self._group_lookups = GroupLookups(self._lookups.catalog)
+        self._sharing = WeakSet()
         self._lock = asyncio.Lock()
         self._reader: AsyncStreamReader | None = None
         self._is_closed = False
@@ -228,7 +230,9 @@ class AsyncRelations(AsyncGroupMethods):
         return self._reader
 
     async def close(self) -> None:
-        """Close all connections. Calls under way in other tasks may fail."""
+        """Close all connections. Calls under way in other tasks may fail; shared groups are given back."""
+        for shared in list(self._sharing):
+            await shared.aclose()
         async with self._lock:
             self._is_closed = True
             reader, self._reader = self._reader, None

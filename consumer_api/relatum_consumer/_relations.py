@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
+from weakref import WeakSet
 
 import sqlalchemy as sa
 
@@ -63,6 +64,7 @@ class Relations(GroupMethods):
         self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
         self._lookups = Lookups(self._address.vhost)
         self._group_lookups = GroupLookups(self._lookups.catalog)
+        self._sharing = WeakSet()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._is_closed = False
@@ -322,7 +324,9 @@ class Relations(GroupMethods):
         return reader
 
     def close(self) -> None:
-        """Close all connections. Calls under way in other threads may fail."""
+        """Close all connections. Calls under way in other threads may fail; shared groups are given back."""
+        for shared in list(self._sharing):
+            shared.close()
         with self._lock:
             self._is_closed = True
             reader, self._reader = self._reader, None

@@ -7,15 +7,23 @@ The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `g
 from relatum_consumer.grouping._assembly import GroupOrder
 from relatum_consumer.grouping._asyncio import AsyncOpenGroup
 from relatum_consumer.grouping._blocking import OpenGroup
+from relatum_consumer.grouping._durable_asyncio import AsyncSharedGroup, AsyncSharedGroups
+from relatum_consumer.grouping._durable_blocking import SharedGroup, SharedGroups
+from relatum_consumer.grouping._durable_options import GroupConsumer
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._options import OnConflict, OnDuplicate
 
 __all__ = [
     "AsyncOpenGroup",
+    "AsyncSharedGroup",
+    "AsyncSharedGroups",
     "Group",
+    "GroupConsumer",
     "GroupOrder",
     "IncompleteGroupReport",
     "OnConflict",
     "OnDuplicate",
     "OpenGroup",
+    "SharedGroup",
+    "SharedGroups",
 ]

@@ -5,13 +5,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, closing
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from relatum.errors import RelatumError
 from relatum.grouping import GroupPosition
-from relatum.reading import AsyncStreamReader, Message
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message
 from relatum_consumer._answer import Answer
 from relatum_consumer._lookups import Names
 from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.grouping._durable_asyncio import AsyncSharedGroups
+from relatum_consumer.grouping._durable_options import GroupConsumer, SharedOptions, shared_options
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._lookups import GroupLookups
 from relatum_consumer.grouping._open import Unfolding
@@ -25,6 +28,8 @@ class AsyncGroupMethods(ABC):
     """What `AsyncRelations` offers for groups, over its look-ups and its reader."""
 
     _group_lookups: GroupLookups
+    _address: BrokerAddress
+    _sharing: "WeakSet[AsyncSharedGroups]"
 
     @abstractmethod
     async def _carry_out(self, request: Any) -> Any: ...
@@ -48,7 +53,8 @@ class AsyncGroupMethods(ABC):
         idle_timeout_s: float | None = None,
         on_duplicate: OnDuplicate = "first",
         on_conflict: OnConflict = "raise",
-    ) -> AsyncGenerator[Any, None]:
+        consumer: str | GroupConsumer | None = None,
+    ) -> AsyncGenerator[Any, None] | AsyncSharedGroups:
         """Whole groups, one after the other. See `Relations.groups`; with `complete_only=False`, `AsyncOpenGroup`s.
 
         Use `async with contextlib.aclosing(relations.groups(…))` where it is left early.
@@ -65,7 +71,8 @@ class AsyncGroupMethods(ABC):
             "on_duplicate": on_duplicate,
             "on_conflict": on_conflict,
         }
-        # A durable consumer (consumer=) branches off here: another source of steps, carried out the same way.
+        if consumer is not None:
+            return self._share(shared_options(streams, consumer, options))
         return self._each(self._group_lookups.groups(streams, options))
 
     async def incomplete_groups(
@@ -89,6 +96,13 @@ class AsyncGroupMethods(ABC):
     async def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
         """How far a group is. See `Relations.group_position`."""
         return await self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
+
+    # --- sharing groups -----------------------------------------------------------------------------------
+
+    def _share(self, options: SharedOptions) -> AsyncSharedGroups:
+        shared = AsyncSharedGroups(self._finish, self._group_lookups.catalog, self._address, options)
+        self._sharing.add(shared)
+        return shared
 
     # --- carrying out -------------------------------------------------------------------------------------
 

@@ -6,13 +6,16 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from relatum.errors import RelatumError
 from relatum.grouping import GroupPosition
-from relatum.reading import Message, StreamReader
+from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum_consumer._answer import Answer
 from relatum_consumer._lookups import Names
 from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.grouping._durable_blocking import SharedGroups
+from relatum_consumer.grouping._durable_options import GroupConsumer, SharedOptions, shared_options
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._lookups import GroupLookups
 from relatum_consumer.grouping._open import Unfolding
@@ -26,6 +29,8 @@ class GroupMethods(ABC):
     """What `Relations` offers for groups, over its look-ups and its reader."""
 
     _group_lookups: GroupLookups
+    _address: BrokerAddress
+    _sharing: "WeakSet[SharedGroups]"
 
     @abstractmethod
     def _carry_out(self, request: Any) -> Any: ...
@@ -49,6 +54,7 @@ class GroupMethods(ABC):
         idle_timeout_s: float | None = None,
         on_duplicate: OnDuplicate = "first",
         on_conflict: OnConflict = "raise",
+        consumer: str | GroupConsumer | None = None,
     ) -> Iterator[Any]:
         """Whole groups, one after the other, whatever order and streams their messages lie in.
 
@@ -82,7 +88,12 @@ class GroupMethods(ABC):
                 that an exchange routed to several streams is no duplicate.
             on_conflict: What becomes of a group that has all its numbers, but two lasts, numbers past the last, or
                 messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn, and the
-                iteration is over; "skip" passes it over.
+                iteration is over; "skip" passes it over; "dead_letter" publishes its messages to the dead-letter stream
+                of a consumer.
+            consumer: The name under which several processes share the groups and go on where they were, or a
+                `GroupConsumer` with its options. Gives `SharedGroup`s, each to be acknowledged, of what is recorded;
+                `complete_only`, `ungrouped`, `complete` and `timeout_s` stay as they are. None (default): nothing is
+                remembered.
 
         Returns:
             An iterator; close it where it is left early.
@@ -90,7 +101,8 @@ class GroupMethods(ABC):
         Raises:
             KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
             StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
-            GroupConflict: see `on_duplicate` and `on_conflict`.
+            GroupConflict: see `on_duplicate` and `on_conflict`. A consumer's group was given back.
+            ConfigurationError: the consumer reads other streams, or in another order.
             InvalidInput: an argument is wrong, or far too much is not recorded.
         """
         options = {
@@ -105,7 +117,8 @@ class GroupMethods(ABC):
             "on_duplicate": on_duplicate,
             "on_conflict": on_conflict,
         }
-        # A durable consumer (consumer=) branches off here: another source of steps, carried out the same way.
+        if consumer is not None:
+            return self._share(shared_options(streams, consumer, options))
         return self._each(self._group_lookups.groups(streams, options))
 
     def incomplete_groups(self, streams: Names = None, *, older_than: timedelta | float) -> list[IncompleteGroupReport]:
@@ -182,6 +195,13 @@ class GroupMethods(ABC):
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
         return self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
+
+    # --- sharing groups -----------------------------------------------------------------------------------
+
+    def _share(self, options: SharedOptions) -> SharedGroups:
+        shared = SharedGroups(self._finish, self._group_lookups.catalog, self._address, options)
+        self._sharing.add(shared)
+        return shared
 
     # --- carrying out -------------------------------------------------------------------------------------
 

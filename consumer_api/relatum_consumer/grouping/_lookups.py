@@ -20,31 +20,29 @@ class GroupLookups:
     """Look-ups of groups in the streams of one virtual host; what they mean is told at `Relations`."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
 
     def groups(self, streams: Names, options: dict[str, Any]) -> GroupSteps[None]:
         """Groups one after the other."""
         checked = GroupOptions(names_of("streams", streams), **options)
-        return (
-            whole_groups(self._catalog, checked) if checked.complete_only else unfolding_groups(self._catalog, checked)
-        )
+        return whole_groups(self.catalog, checked) if checked.complete_only else unfolding_groups(self.catalog, checked)
 
     def group(self, group_id: str, streams: Names, order: GroupOrder, *, complete: bool) -> GroupSteps[Group]:
         """One group."""
         check_order(order)
         names = names_of("streams", streams)
-        return position.group(self._catalog, checked_group_id(group_id), names, order=order, complete=complete)
+        return position.group(self.catalog, checked_group_id(group_id), names, order=order, complete=complete)
 
     def grouped(self, group_id: str, sequence: int, streams: Names, *, complete: bool) -> GroupSteps[Answer]:
         """The messages of one number of a group."""
         names = names_of("streams", streams)
         checked = checked_group_id(group_id), checked_sequence(sequence)
-        return position.grouped(self._catalog, *checked, names, complete=complete)
+        return position.grouped(self.catalog, *checked, names, complete=complete)
 
     def group_position(self, group_id: str, streams: Names, *, complete: bool) -> GroupSteps[GroupPosition]:
         """How far a group is."""
         names = names_of("streams", streams)
-        return position.position(self._catalog, checked_group_id(group_id), names, complete=complete)
+        return position.position(self.catalog, checked_group_id(group_id), names, complete=complete)
 
     def incomplete_groups(
         self, streams: Names, older_than: timedelta | float
@@ -52,4 +50,4 @@ class GroupLookups:
         """Groups that are not complete."""
         seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
         check_seconds("older_than", seconds)
-        return position.incomplete(self._catalog, names_of("streams", streams), round(seconds * 1_000_000))
+        return position.incomplete(self.catalog, names_of("streams", streams), round(seconds * 1_000_000))

@@ -149,7 +149,7 @@ def incomplete(catalog: Catalog, names: Names, older_than_us: int) -> GroupSteps
             found = assemble(group_id, rows, "physical", view.floors)
             if _is_due(found, before):
                 place = yield from settled(found, is_named=names is not None)
-                reports.append(_report(group_id, place, found))
+                reports.append(report(group_id, place, found))
     return sorted(reports, key=lambda each: (each.first_seen is not None, each.first_seen, each.group_id))
 
 
@@ -181,7 +181,8 @@ def _times(found: Assembled) -> list[int]:
     return [member.time_us for member in rows if member.time_us is not None]
 
 
-def _report(group_id: str, place: GroupPosition, found: Assembled) -> IncompleteGroupReport:
+def report(group_id: str, place: GroupPosition, found: Assembled) -> IncompleteGroupReport:
+    """What is known of a group that is not complete, or not sound."""
     times = _times(found)
     first, last = (moment(min(times)), moment(max(times))) if times else (None, None)
     lying = sorted((*found.members, *found.duplicates), key=lambda each: (each.time_us or 0, each.stream, each.offset))

@@ -1,8 +1,8 @@
 """Recording: from streams into the relationship table, and what keeps the two equal."""
 
+from relatum._holders import new_holder
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
 from relatum.recording._compare import Difference, StreamVerified
-from relatum.recording._lease import new_holder
 from relatum.recording._prune import PruneReport, prune
 from relatum.recording._recorder import EmbeddedRecorder, Recorder
 from relatum.recording._repair import repair

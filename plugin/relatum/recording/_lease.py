@@ -4,9 +4,6 @@ A lease only saves work: two that both believe to hold it cannot both write, sin
 compare-and-set.
 """
 
-import os
-import secrets
-import socket
 from typing import Final
 
 import sqlalchemy as sa
@@ -20,11 +17,6 @@ RENEW_S: Final = 1.0
 """How often a holder renews, and how often the others look."""
 
 _EXPIRES: Final = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, LEASE_S)
-
-
-def new_holder() -> str:
-    """A name for this process that says where it runs: host, process id, and something nobody else has."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
 
 
 def take(engine: sa.Engine, stream_id: int, holder: str) -> bool:

@@ -9,11 +9,11 @@ from typing import Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
+from relatum._holders import new_holder
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, NotFound, RelatumError, Transient
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording._lease import new_holder
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._tail import TailRecorder
 from relatum.recording._writer import RecordedListener, ended

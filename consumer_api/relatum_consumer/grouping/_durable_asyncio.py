@@ -1,0 +1,134 @@
+"""The asyncio face of consumers that share groups."""
+
+import asyncio
+import inspect
+import logging
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from relatum._dead_letters import DeadLetters
+from relatum._holders import new_holder
+from relatum.errors import RelatumError, Transient
+from relatum.reading import BrokerAddress
+from relatum_consumer._catalog import Catalog
+from relatum_consumer.grouping._durable import RENEWALS, Claim, Given, GivenUp, SharedReading
+from relatum_consumer.grouping._durable_options import SharedOptions
+from relatum_consumer.grouping._group import Group
+
+logger = logging.getLogger("relatum.groups")
+
+AsyncRun = Callable[[Any], Awaitable[Any]]
+"""Takes steps to their end, and returns what they do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class AsyncSharedGroup(Group):
+    """A group that is this member's until it is acknowledged, or the member dies. See `SharedGroup`."""
+
+    deliveries: int
+    _claim: Claim
+    _shared: "AsyncSharedGroups"
+
+    async def acknowledge(self) -> None:
+        """Say that the group is done: it is never given again. See `SharedGroup.acknowledge`."""
+        await self._shared._run(self._shared._reading.acknowledge(self._claim))
+
+
+class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
+    """The groups of one member of a consumer. Iterate in one task; an asynchronous context manager.
+
+    See `SharedGroups`. `on_incomplete=` may be a coroutine function.
+    """
+
+    def __init__(self, run: AsyncRun, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
+        consumer = options.consumer
+        self._run = run
+        self._reading = SharedReading(catalog, options, consumer.member or new_holder())
+        self._on_incomplete = consumer.on_incomplete
+        self._letters: DeadLetters | None = None
+        if consumer.dead_letter_stream is not None:
+            self._letters = DeadLetters(address, consumer.dead_letter_stream)
+        self._keeper: asyncio.Task[None] | None = None
+        self._renew_s = consumer.lease_s / RENEWALS
+
+    async def __anext__(self) -> AsyncSharedGroup:
+        """Give the next group. See `SharedGroups.__next__`."""
+        while True:
+            self._keep()
+            outcome = await self._run(self._reading.next())
+            if outcome is None:
+                raise StopAsyncIteration
+            if isinstance(outcome, Given):
+                group, claim = outcome.group, outcome.claim
+                return AsyncSharedGroup(
+                    group.group_id,
+                    group.messages,
+                    group.position,
+                    group.duplicates,
+                    group.expired,
+                    deliveries=claim.number,
+                    _claim=claim,
+                    _shared=self,
+                )
+            await self._give_up(outcome)
+
+    async def _give_up(self, outcome: GivenUp) -> None:
+        if outcome.reason is None:
+            assert callable(self._on_incomplete), "who is not told has dead letters"
+            told = self._on_incomplete(outcome.report)
+            if inspect.isawaitable(told):
+                await told
+        else:
+            assert self._letters is not None, "the options were checked"
+            await asyncio.to_thread(self._letters.publish, outcome.messages, outcome.reason, **outcome.headers)
+        await self._run(self._reading.given_up(outcome))
+
+    def _keep(self) -> None:
+        if self._keeper is None and not self._reading.is_closed:
+            self._keeper = asyncio.create_task(_keep(weakref.ref(self), self._renew_s), name="relatum-leases")
+
+    async def _renew(self) -> None:
+        try:
+            await self._run(self._reading.renew())
+        except Transient:
+            pass  # There are two more before the lease runs out; then the groups are let go.
+        except RelatumError as error:
+            logger.warning("leases of groups could not be renewed: %s", error)
+
+    async def aclose(self) -> None:
+        """Give back what was not acknowledged: other members get it at once. The iteration is over."""
+        if self._reading.is_closed:
+            return
+        self._reading.is_closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._letters is not None:
+            await asyncio.to_thread(self._letters.close)
+        try:
+            await self._run(self._reading.give_back())
+        except RelatumError as error:
+            logger.warning("groups could not be given back, and are free when their lease has run out: %s", error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def _keep(shared: "weakref.ref[AsyncSharedGroups]", every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        groups = shared()
+        if groups is None:
+            return
+        await groups._renew()
+        del groups

@@ -1,0 +1,150 @@
+"""The blocking face of consumers that share groups."""
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from relatum._dead_letters import DeadLetters
+from relatum._holders import new_holder
+from relatum.errors import RelatumError, Transient
+from relatum.reading import BrokerAddress
+from relatum_consumer._catalog import Catalog
+from relatum_consumer.grouping._durable import RENEWALS, Claim, Given, GivenUp, SharedReading
+from relatum_consumer.grouping._durable_options import SharedOptions
+from relatum_consumer.grouping._group import Group
+
+logger = logging.getLogger("relatum.groups")
+
+Run = Callable[[Any], Any]
+"""Takes steps to their end, and returns what they do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class SharedGroup(Group):
+    """A group that is this member's until it is acknowledged, or the member dies.
+
+    Attributes:
+        deliveries: How often the group was claimed; from 2 on it may have been handled before.
+    """
+
+    deliveries: int
+    _claim: Claim
+    _shared: "SharedGroups"
+
+    def acknowledge(self) -> None:
+        """Say that the group is done: it is never given again. Any thread may, and again: that changes nothing.
+
+        Where PostgreSQL does not answer, it is asked again for as long as the lease holds.
+
+        Raises:
+            ClaimLost: the group is another member's by now, or was given back when the iteration was closed. What was
+                done with it is done again.
+            DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
+        """
+        self._shared._run(self._shared._reading.acknowledge(self._claim))
+
+
+class SharedGroups(Iterator[SharedGroup]):
+    """The groups of one member of a consumer. Iterate in one thread; a context manager.
+
+    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
+    after its end was reached.
+    """
+
+    def __init__(self, run: Run, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
+        consumer = options.consumer
+        self._run = run
+        self._reading = SharedReading(catalog, options, consumer.member or new_holder())
+        self._on_incomplete = consumer.on_incomplete
+        self._letters: DeadLetters | None = None
+        if consumer.dead_letter_stream is not None:
+            self._letters = DeadLetters(address, consumer.dead_letter_stream)
+        self._stop = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._renew_s = consumer.lease_s / RENEWALS
+
+    def __next__(self) -> SharedGroup:
+        """Give the next group.
+
+        Raises:
+            GroupConflict: a group is not sound; it was given back.
+            PublishError: the dead-letter stream does not take a message; the group is dealt with again.
+        """
+        while True:
+            self._keep()
+            outcome = self._run(self._reading.next())
+            if outcome is None:
+                raise StopIteration
+            if isinstance(outcome, Given):
+                group, claim = outcome.group, outcome.claim
+                return SharedGroup(
+                    group.group_id,
+                    group.messages,
+                    group.position,
+                    group.duplicates,
+                    group.expired,
+                    deliveries=claim.number,
+                    _claim=claim,
+                    _shared=self,
+                )
+            self._give_up(outcome)
+
+    def _give_up(self, outcome: GivenUp) -> None:
+        if outcome.reason is None:
+            assert callable(self._on_incomplete), "who is not told has dead letters"
+            self._on_incomplete(outcome.report)
+        else:
+            assert self._letters is not None, "the options were checked"
+            self._letters.publish(outcome.messages, outcome.reason, **outcome.headers)
+        self._run(self._reading.given_up(outcome))
+
+    def _keep(self) -> None:
+        """See that leases are renewed. The thread ends with this object, should nobody close it."""
+        if self._keeper is None and not self._reading.is_closed:
+            arguments = (weakref.ref(self), self._stop, self._renew_s)
+            self._keeper = threading.Thread(target=_keep, args=arguments, name="relatum-leases", daemon=True)
+            self._keeper.start()
+
+    def _renew(self) -> None:
+        try:
+            self._run(self._reading.renew())
+        except Transient:
+            pass  # There are two more before the lease runs out; then the groups are let go.
+        except RelatumError as error:
+            logger.warning("leases of groups could not be renewed: %s", error)
+
+    def close(self) -> None:
+        """Give back what was not acknowledged: other members get it at once. The iteration is over."""
+        if self._reading.is_closed:
+            return
+        self._reading.is_closed = True
+        self._stop.set()
+        if self._keeper is not None and self._keeper is not threading.current_thread():
+            self._keeper.join()
+        if self._letters is not None:
+            self._letters.close()
+        try:
+            self._run(self._reading.give_back())
+        except RelatumError as error:
+            logger.warning("groups could not be given back, and are free when their lease has run out: %s", error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _keep(shared: "weakref.ref[SharedGroups]", stop: threading.Event, every_s: float) -> None:
+    while not stop.wait(every_s):
+        groups = shared()
+        if groups is None:
+            return
+        groups._renew()
+        del groups

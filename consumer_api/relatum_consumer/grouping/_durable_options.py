@@ -1,0 +1,145 @@
+"""How groups are shared by the members of a consumer, checked once for both faces."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from relatum.errors import InvalidInput
+from relatum_consumer._lookups import Names, check_seconds, names_of
+from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.grouping._group import IncompleteGroupReport
+from relatum_consumer.grouping._options import GroupStart, OnConflict, OnDuplicate, check_order, check_start
+
+NAME_CHARACTERS_MAX: Final = 255
+"""Characters of a consumer's or member's name: what RabbitMQ allows for names."""
+
+LEASE_S: Final = 15.0
+"""Seconds a claim holds without renewal, unless told otherwise."""
+
+LEASE_S_MIN: Final = 1.0
+"""Seconds of the shortest lease: it is renewed three times in that time, over the network."""
+
+PREFETCH: Final = 10
+"""Groups a member claims at once, unless told otherwise: one read gets the messages of all."""
+
+PREFETCH_MAX: Final = 1_000
+"""Groups a member may claim at once: all are held in memory, and are another's only when the lease has run out."""
+
+OnIncomplete: TypeAlias = Callable[[IncompleteGroupReport], Any] | Literal["dead_letter"]
+"""What becomes of a group that does not complete: somebody is told, or its messages go to the dead-letter stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConsumer:
+    """A consumer that shares groups among its members, and goes on where it was: `groups(…, consumer=…)`.
+
+    Members are all those that read under one name, in any number of processes. Each group is at one member at a time,
+    until that one acknowledges it; what a member had when it died is another's once its lease has run out.
+
+    Attributes:
+        name: The consumer's name, up to 255 characters; unique in a virtual host.
+        member: This member's name; None (default) makes a new one. A process that is started again under the name it
+            had before gets its groups back at once, without waiting for the lease. No two may run under one name.
+        lease_s: Seconds after which the groups of a member that does not answer are another's; from 1, default 15. It
+            is renewed in the background, so handling a group may take longer.
+        prefetch: Groups claimed and read at once, from 1 to 1,000; default 10.
+        incomplete_after_s: Seconds after which a group that is not complete, and of which no message has come for so
+            long, is given up; None (default): never.
+        on_incomplete: What then becomes of it. A callable is called with an `IncompleteGroupReport`; the group stays
+            open and is given should it complete. "dead_letter" publishes its messages to the dead-letter stream; it is
+            never given then. Either happens at least once.
+        dead_letter_stream: The stream for dead letters; it must exist.
+
+    Raises:
+        InvalidInput: an option cannot be one, or lacks another that it needs.
+    """
+
+    name: str
+    member: str | None = None
+    lease_s: float = LEASE_S
+    prefetch: int = PREFETCH
+    incomplete_after_s: float | None = None
+    on_incomplete: OnIncomplete | None = None
+    dead_letter_stream: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("a consumer's name", self.name)
+        if self.member is not None:
+            _check_name("member=", self.member)
+        check_seconds("lease_s", self.lease_s)
+        if self.lease_s < LEASE_S_MIN:
+            raise InvalidInput(f"lease_s= takes seconds from {LEASE_S_MIN:g} on")
+        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or not self._is_prefetch():
+            raise InvalidInput(f"prefetch= takes a number of groups from 1 to {PREFETCH_MAX:,}")
+        self._check_giving_up()
+
+    def _is_prefetch(self) -> bool:
+        return 1 <= self.prefetch <= PREFETCH_MAX
+
+    def _check_giving_up(self) -> None:
+        if (self.incomplete_after_s is None) != (self.on_incomplete is None):
+            raise InvalidInput("incomplete_after_s= and on_incomplete= go together")
+        if self.incomplete_after_s is not None:
+            check_seconds("incomplete_after_s", self.incomplete_after_s)
+        if isinstance(self.on_incomplete, str) and self.on_incomplete != "dead_letter":
+            raise InvalidInput('on_incomplete= takes a callable or "dead_letter"')
+        if self.on_incomplete == "dead_letter" and self.dead_letter_stream is None:
+            raise InvalidInput('on_incomplete="dead_letter" needs dead_letter_stream=')
+        if self.dead_letter_stream is not None:
+            _check_name("dead_letter_stream=", self.dead_letter_stream)
+
+
+def _check_name(what: str, name: Any) -> None:
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or "\0" in name:
+        raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOptions:
+    """The options of `Relations.groups` that count where groups are shared; they are told there."""
+
+    consumer: GroupConsumer
+    names: tuple[str, ...] | None
+    order: GroupOrder = "logical"
+    start: GroupStart = None
+    follow: bool = False
+    idle_timeout_s: float | None = None
+    on_duplicate: OnDuplicate = "first"
+    on_conflict: OnConflict = "raise"
+
+    def __post_init__(self) -> None:
+        check_order(self.order)
+        check_start(self.start, self.names)
+        for argument, value, choices in (
+            ("on_duplicate", self.on_duplicate, OnDuplicate),
+            ("on_conflict", self.on_conflict, OnConflict),
+        ):
+            if value not in get_args(choices):
+                raise InvalidInput(f"{argument}= takes one of {', '.join(get_args(choices))}")
+        if self.on_conflict == "dead_letter" and self.consumer.dead_letter_stream is None:
+            raise InvalidInput('on_conflict="dead_letter" needs a GroupConsumer with dead_letter_stream=')
+        if self.idle_timeout_s is not None:
+            check_seconds("idle_timeout_s", self.idle_timeout_s)
+
+
+def shared_options(streams: Names, consumer: str | GroupConsumer, given: Mapping[str, Any]) -> SharedOptions:
+    """The options of `groups` for a consumer.
+
+    Raises:
+        InvalidInput: an option is wrong, or does not go with a consumer.
+    """
+    options = dict(given)
+    for argument, default in _OF_OTHERS.items():
+        if options.pop(argument) != default:
+            raise InvalidInput(
+                f"{argument}= does not go with consumer=: a consumer shares complete groups, as recorded"
+            )
+    if isinstance(consumer, str):
+        consumer = GroupConsumer(consumer)
+    elif not isinstance(consumer, GroupConsumer):
+        raise InvalidInput("consumer= takes a name or a GroupConsumer")
+    return SharedOptions(consumer, names_of("streams", streams), **options)
+
+
+_OF_OTHERS: Final = {"complete_only": True, "ungrouped": False, "complete": True, "timeout_s": 10.0}
+"""Options, with their defaults, of reading without a consumer."""

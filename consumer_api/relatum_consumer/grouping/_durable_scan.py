@@ -1,0 +1,239 @@
+"""How a consumer learns of groups: each recorded part of its streams is looked at once, by the first member there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from relatum.limits import INTEGER_MAX
+from relatum.store import CoverageRow, Range, merged, missing
+from relatum_consumer._catalog import Catalog, PresentStream
+from relatum_consumer._proof import coverage_by_stream
+from relatum_consumer._requests import Select
+from relatum_consumer.grouping import _durable_statements as statements
+from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble, in_arrival
+from relatum_consumer.grouping._reading import Beginning
+from relatum_consumer.grouping._requests import GroupSteps
+from relatum_consumer.grouping._scan import rows_between
+from relatum_consumer.grouping._view import View, group_key
+
+WINDOW_OFFSETS_MIN: Final = 1_000
+"""Offsets of the smallest window: where each message is one of a group of its own, a thousand groups are looked at."""
+
+WINDOW_OFFSETS_MAX: Final = 1_000_000
+"""Offsets of the largest window, for streams in which few messages are in groups."""
+
+WINDOW_ROWS: Final = 4_000
+"""Rows a window is to have; the next is made larger or smaller accordingly."""
+
+GROUPS_AT_ONCE: Final = 500
+"""Groups whose rows are asked for in one statement, and held until it is clear what each of them is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConsumer:
+    """A consumer name as the database has it: what all its members go by.
+
+    Attributes:
+        consumer_id: Its number.
+        names: Streams and super streams, sorted; None for all that are recorded.
+        order: The order of groups and in groups.
+        start: Where the first member began.
+        start_stream_id: Which generation of a stream an offset to start at is of.
+    """
+
+    consumer_id: int
+    names: tuple[str, ...] | None
+    order: GroupOrder
+    start: Beginning
+    start_stream_id: int | None
+
+    def low(self, stream_id: int) -> int:
+        """The first offset of a stream that counts."""
+        return self.start.offset if self.start_stream_id in (None, stream_id) else 0
+
+    def admits(self, head: Member, stream_id: int) -> bool:
+        """Whether a group is one of this consumer's, which depends on where it stands."""
+        return Beginning(self.low(stream_id), self.start.since_us).admits(head)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a stream that is recorded and not scanned.
+
+    Attributes:
+        stream_id: The stream.
+        coverage_id: The range of the coverage it is in; that must still be there when it counts as scanned.
+        grows: The beginning of the scanned range that ends where this begins; where there is none, its own beginning.
+        start: Its first offset.
+        stop: The offset behind it.
+    """
+
+    stream_id: int
+    coverage_id: int
+    grows: int
+    start: int
+    stop: int
+
+
+def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int, low: int = 0) -> list[Stretch]:
+    """What of one stream is recorded for a key, from an offset on, and not scanned yet; in the order of offsets."""
+    known = merged(scanned)
+    ends = {stop: start for start, stop in scanned}
+    found = []
+    for row in rows:
+        if row.holds(key_id):
+            for start, stop in missing((max(row.from_offset, low), row.to_offset), known):
+                found.append(Stretch(row.stream_id, row.coverage_id, ends.get(start, start), start, stop))
+    return found
+
+
+class Scanner:
+    """Scans what is recorded and was not scanned by any member.
+
+    Args:
+        catalog: Of the database.
+        consumer: The consumer.
+    """
+
+    def __init__(self, catalog: Catalog, consumer: SharedConsumer) -> None:
+        self._catalog = catalog
+        self._consumer = consumer
+        self._width = WINDOW_ROWS
+        self._view = View(0, {}, {}, {})
+        self._stream_ids: dict[str, int] = {}
+        self._by_offset = False
+
+    @property
+    def present(self) -> Mapping[int, str]:
+        """The streams read, as they were at the last look: names by number."""
+        return self._view.stream_ids
+
+    def run(self) -> GroupSteps[bool]:
+        """Scan up to where the streams are recorded now; whether there was anything."""
+        present = yield from self._look()
+        rows = yield from coverage_by_stream(present)
+        scanned = yield from self._scanned()
+        is_any = False
+        for stream in present:
+            low = self._consumer.low(stream.stream_id)
+            of_stream = rows.get(stream.stream_id, [])
+            for stretch in stretches(of_stream, scanned.get(stream.stream_id, []), self._view.key_id, low):
+                is_any = True
+                if not (yield from self._scan(stream.name, stretch)):
+                    break  # Another member did; what is left shows at the next look.
+        return is_any
+
+    def groups(self, group_ids: Iterable[str]) -> GroupSteps[dict[str, Assembled]]:
+        """Groups as their rows show them now; one of which there are none is incomplete."""
+        ids = sorted(set(group_ids))
+        found: dict[str, Assembled] = {}
+        for at in range(0, len(ids), GROUPS_AT_ONCE):
+            part = ids[at : at + GROUPS_AT_ONCE]
+            members = yield from self._view.members_of(part)
+            for group_id in part:
+                found[group_id] = assemble(group_id, members.get(group_id, ()), self._consumer.order)
+        return found
+
+    def write_down_again(self, group_ids: Iterable[str]) -> GroupSteps[None]:
+        """Write down what groups are now, outside any window: where what was written may be older."""
+        noted = Noted()
+        self._note(noted, (yield from self.groups(group_ids)))
+        yield Select(statements.write_down_again(), self._parameters(noted))
+
+    def _look(self) -> GroupSteps[list[PresentStream]]:
+        key_id = yield from group_key(self._catalog)
+        names = self._consumer.names
+        yield from self._catalog.check_names(names)
+        present = yield from self._catalog.streams(names)
+        ids = {stream.stream_id: stream.name for stream in present}
+        # What is not recorded yet is not in the table; what is, counts up to wherever it is recorded by then.
+        self._view = View(key_id, ids, {}, dict.fromkeys(ids.values(), INTEGER_MAX))
+        self._stream_ids = {name: stream_id for stream_id, name in ids.items()}
+        self._by_offset = names is not None and len(names) == 1 and names[0] in self._stream_ids
+        return present
+
+    def _scanned(self) -> GroupSteps[dict[int, list[Range]]]:
+        rows = yield Select(
+            statements.scans(), {"consumer_id": self._consumer.consumer_id, "stream_ids": list(self._view.stream_ids)}
+        )
+        found: dict[int, list[Range]] = {}
+        for stream_id, start, stop in rows:
+            found.setdefault(stream_id, []).append((start, stop))
+        return found
+
+    def _scan(self, stream: str, stretch: Stretch) -> GroupSteps[bool]:
+        """Scan a stretch, window after window; False where another member was first."""
+        at = stretch.start
+        while at < stretch.stop:
+            to = min(stretch.stop, at + self._width)
+            rows = yield from rows_between(self._view, stream, at, to, firsts_only=False)
+            touched = {member.membership.group_id for member in rows}
+            noted = Noted()
+            ids = sorted(touched)
+            for first in range(0, len(ids), GROUPS_AT_ONCE):
+                self._note(noted, (yield from self.groups(ids[first : first + GROUPS_AT_ONCE])))
+            window = {"from_offset": stretch.grows, "expected": at, "to_offset": to}
+            source = {"stream_id": stretch.stream_id, "coverage_id": stretch.coverage_id}
+            ((counted,),) = yield Select(
+                statements.write_down(),
+                {**self._parameters(noted), **window, **source, "outside": noted.outside},
+            )
+            if not counted:
+                return False
+            self._width = next_width(self._width, len(rows), is_full=to - at == self._width)
+            at = to
+        return True
+
+    def _note(self, noted: "Noted", groups: Mapping[str, Assembled]) -> None:
+        for group_id, group in groups.items():
+            arrived = in_arrival((*group.members, *group.duplicates))
+            if not arrived:
+                continue
+            first = group.head or arrived[0]
+            stream_id = self._stream_ids[first.stream]
+            if group.head is not None and not self._consumer.admits(group.head, stream_id):
+                noted.outside.append(group_id)
+                continue
+            noted.ranks.append(self._rank(first))
+            noted.first_offsets.append(first.offset)
+            noted.stream_ids.append(stream_id)
+            noted.states.append("ready" if group.is_complete else "open")
+            noted.group_ids.append(group_id)
+
+    def _rank(self, first: Member) -> int:
+        if self._by_offset:
+            return first.offset
+        return INTEGER_MAX if first.time_us is None else first.time_us
+
+    def _parameters(self, noted: "Noted") -> dict[str, object]:
+        return {
+            "consumer_id": self._consumer.consumer_id,
+            "present": list(self._view.stream_ids),
+            "ranks": noted.ranks,
+            "first_offsets": noted.first_offsets,
+            "stream_ids": noted.stream_ids,
+            "states": noted.states,
+            "group_ids": noted.group_ids,
+        }
+
+
+class Noted:
+    """What is to be written down of groups, column by column."""
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.first_offsets: list[int] = []
+        self.stream_ids: list[int] = []
+        self.states: list[str] = []
+        self.group_ids: list[str] = []
+        self.outside: list[str] = []
+        """Groups that stand before the consumer's start."""
+
+
+def next_width(width: int, rows: int, *, is_full: bool) -> int:
+    """How many offsets the next window has, after one of so many with so many rows."""
+    if rows > 2 * WINDOW_ROWS:
+        return max(WINDOW_OFFSETS_MIN, width // 2)
+    if is_full and 2 * rows < WINDOW_ROWS:
+        return min(WINDOW_OFFSETS_MAX, 2 * width)
+    return width
