@@ -3,5 +3,23 @@
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
 from relatum.collecting._collector import MessageCollector
 from relatum.collecting._outcome import Outcome, OutcomeStatus
+from relatum.collecting._outcomes import AsyncOutcomes, Outcomes
+from relatum.collecting._prune import forget_finished
+from relatum.collecting._status import CollectorStatus, MemberStatus, SourceStatus, collector_status
 
-__all__ = ["Bulk", "Collected", "Failure", "FlushReason", "MessageCollector", "Outcome", "OutcomeStatus"]
+__all__ = [
+    "AsyncOutcomes",
+    "Bulk",
+    "Collected",
+    "CollectorStatus",
+    "Failure",
+    "FlushReason",
+    "MemberStatus",
+    "MessageCollector",
+    "Outcome",
+    "OutcomeStatus",
+    "Outcomes",
+    "SourceStatus",
+    "collector_status",
+    "forget_finished",
+]

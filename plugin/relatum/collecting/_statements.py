@@ -1,4 +1,4 @@
-"""The SQL of collectors: each statement once, built with SQLAlchemy, its parameters bound.
+"""The SQL of collected messages: each statement once, built with SQLAlchemy, its parameters bound.
 
 Rows that a call names come as arrays: one statement for any number of them, and one plan.
 """
@@ -8,11 +8,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import collected_messages, collector_members, collector_sources, collectors
+from relatum.store import collected_messages, collector_sources, collectors
 
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c
-_members: Final = collector_members.c
 _NOW: Final = sa.func.statement_timestamp()
 """The clock where a joined transaction may have begun long before; `now()` would be its beginning."""
 
@@ -34,165 +33,10 @@ def _at(rows: Any) -> Any:
     return (_messages.source_id == rows.c.sources) & (_messages.stream_offset == rows.c.offsets)
 
 
-_expires: Final = sa.func.clock_timestamp() + _seconds(_members.lease_s)
-_is_alive: Final = _members.lease_expires_at > sa.func.clock_timestamp()
 _of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
 _is_mine: Final = _messages.member_id == sa.bindparam("of_member", type_=sa.BigInteger)
 
-# -- collectors and members
-
-find_collector: Final = sa.select(collectors.c.collector_id, collectors.c.keep_s).where(
-    collectors.c.vhost == sa.bindparam("of_vhost"), collectors.c.name == sa.bindparam("named")
-)
-
-add_collector: Final = (
-    insert(collectors)
-    .values(vhost=sa.bindparam("of_vhost"), name=sa.bindparam("named"), keep_s=sa.bindparam("kept_s", type_=sa.Integer))
-    .on_conflict_do_nothing()
-)
-
-set_keep: Final = (
-    sa.update(collectors)
-    .where(collectors.c.collector_id == _of_collector)
-    .values(keep_s=sa.bindparam("kept_s", type_=sa.Integer))
-)
-
-add_member: Final = (
-    sa.insert(collector_members)
-    .values(
-        collector_id=_of_collector,
-        holder=sa.bindparam("held_by"),
-        types=sa.bindparam("has_types", type_=sa.ARRAY(sa.Text)),
-        lease_s=sa.bindparam("holds_s", type_=sa.Float),
-        lease_expires_at=sa.func.clock_timestamp() + _seconds(sa.bindparam("holds_s", type_=sa.Float)),
-    )
-    .returning(_members.member_id)
-)
-
-renew: Final = (
-    sa.update(collector_members).where(_members.member_id == sa.bindparam("id")).values(lease_expires_at=_expires)
-)
-
-leave: Final = (
-    sa.update(collector_members)
-    .where(_members.member_id == sa.bindparam("id"))
-    .values(lease_expires_at=sa.func.clock_timestamp())
-)
-
-hold_member: Final = (
-    sa.select(sa.func.now())
-    .select_from(collector_members)
-    .where(_members.member_id == sa.bindparam("of_member"))
-    # Nobody may find this member dead, with nothing left to take over, while it adds rows.
-    .with_for_update(key_share=True, read=True)
-)
-
-lock_lapsed: Final = (
-    sa.select(_members.member_id)
-    .where(_members.collector_id == _of_collector, ~_is_alive, _members.member_id != sa.bindparam("of_member"))
-    .order_by(_members.member_id)
-    .with_for_update(skip_locked=True)
-)
-
-_lapsed: Final = sa.any_(sa.bindparam("lapsed", type_=sa.ARRAY(sa.BigInteger)))
-
-remove_members: Final = sa.delete(collector_members).where(
-    _members.member_id == _lapsed,
-    ~sa.exists().where(_messages.member_id == _members.member_id, _messages.finished_at.is_(None)),
-)
-
-# -- streams
-
-find_sources: Final = sa.select(_sources.stream, _sources.source_id).where(
-    _sources.collector_id == _of_collector,
-    _sources.stream == sa.any_(sa.bindparam("streams", type_=sa.ARRAY(sa.Text))),
-    _sources.replaced_at.is_(None),
-)
-
-add_source: Final = (
-    insert(collector_sources)
-    .values(collector_id=_of_collector, stream=sa.bindparam("of_stream"))
-    .on_conflict_do_nothing(index_elements=["collector_id", "stream"], index_where=_sources.replaced_at.is_(None))
-)
-
-_this_source: Final = (
-    _sources.collector_id == _of_collector,
-    _sources.stream == sa.bindparam("of_stream"),
-    _sources.replaced_at.is_(None),
-)
-
-lock_source: Final = (
-    sa.select(
-        _sources.source_id,
-        _sources.position,
-        _sources.member_id,
-        _sources.last_offset,
-        _sources.last_fingerprint,
-        _sources.last_chunk_ms,
-    )
-    .where(*_this_source)
-    .with_for_update()
-)
-
-is_alive: Final = sa.select(_members.member_id).where(_members.member_id == sa.bindparam("of_member"), _is_alive)
-
-_KNOWN_BY: Final = {
-    "last_offset": sa.bindparam("known_offset", type_=sa.BigInteger),
-    "last_fingerprint": sa.bindparam("known_fingerprint", type_=sa.BigInteger),
-    "last_chunk_ms": sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
-}
-
-follow: Final = (
-    sa.update(collector_sources)
-    .where(_sources.source_id == sa.bindparam("id"))
-    .values(
-        member_id=sa.bindparam("by", type_=sa.BigInteger),
-        position=sa.func.coalesce(_sources.position, sa.bindparam("initial", type_=sa.BigInteger)),
-    )
-    .returning(_sources.position)
-)
-
-unfollow: Final = (
-    sa.update(collector_sources).where(_sources.member_id == sa.bindparam("by"), *_this_source).values(member_id=None)
-)
-
-unfollow_all: Final = (
-    sa.update(collector_sources).where(_sources.member_id == sa.bindparam("by")).values(member_id=None)
-)
-
-replace_source: Final = (
-    sa.update(collector_sources)
-    .where(_sources.source_id == sa.bindparam("id"))
-    .values(replaced_at=sa.func.now(), member_id=None)
-)
-
-fail_unfinished: Final = (
-    sa.update(collected_messages)
-    .where(_messages.source_id == sa.bindparam("of_source"), _messages.finished_at.is_(None))
-    .values(state="failed", finished_at=_NOW, next_attempt_at=None, reason=sa.bindparam("why"))
-)
-
-advance: Final = (
-    sa.update(collector_sources)
-    .where(
-        *_this_source,
-        _sources.member_id == sa.bindparam("by"),
-        _sources.position == sa.bindparam("expected", type_=sa.BigInteger),
-    )
-    .values(
-        position=sa.bindparam("to", type_=sa.BigInteger),
-        moved_at=sa.func.now(),
-        passed_over=_sources.passed_over + sa.bindparam("more_passed_over", type_=sa.BigInteger),
-        refused=_sources.refused + sa.bindparam("more_refused", type_=sa.BigInteger),
-        **{
-            name: sa.case((sa.bindparam("is_known", type_=sa.Boolean), value), else_=_sources[name])
-            for name, value in _KNOWN_BY.items()
-        },
-    )
-    .returning(_sources.source_id)
-)
-
-# -- messages
+# Collecting and consuming
 
 _NEW: Final = _rows(
     "new",
@@ -285,7 +129,7 @@ outcomes: Final = (
 )
 """The columns of `Outcome`, in its order, of every message with one of these ids."""
 
-# -- forgetting
+# Forgetting
 
 kept: Final = (
     sa.select(_sources.source_id, collectors.c.keep_s)
@@ -316,7 +160,9 @@ forget: Final = sa.delete(collected_messages).where(
     _is_forgotten,
 )
 
-# -- taking over
+# Taking over
+
+_lapsed: Final = sa.any_(sa.bindparam("lapsed", type_=sa.ARRAY(sa.BigInteger)))
 
 _taken = (
     sa.select(_messages.source_id, _messages.stream_offset)

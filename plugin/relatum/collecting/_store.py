@@ -15,6 +15,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relatum._ids import MessageId
+from relatum.collecting import _member_statements as member_statements
 from relatum.collecting import _statements as statements
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._outcomes import read_outcomes
@@ -66,12 +67,12 @@ class CollectorStore:
 
     def _ensure_collector(self, connection: sa.Connection) -> int:
         named = {"of_vhost": self._vhost, "named": self.name}
-        row = connection.execute(statements.find_collector, named).one_or_none()
+        row = connection.execute(member_statements.find_collector, named).one_or_none()
         if row is None:
-            connection.execute(statements.add_collector, {**named, "kept_s": self._keep_s})
-            row = connection.execute(statements.find_collector, named).one()
+            connection.execute(member_statements.add_collector, {**named, "kept_s": self._keep_s})
+            row = connection.execute(member_statements.find_collector, named).one()
         if row.keep_s != self._keep_s:
-            connection.execute(statements.set_keep, {"in_collector": row.collector_id, "kept_s": self._keep_s})
+            connection.execute(member_statements.set_keep, {"in_collector": row.collector_id, "kept_s": self._keep_s})
         return int(row.collector_id)
 
     # Members
@@ -85,22 +86,22 @@ class CollectorStore:
                 "has_types": sorted(types),
                 "holds_s": lease_s,
             }
-            return int(connection.execute(statements.add_member, member).scalar_one())
+            return int(connection.execute(member_statements.add_member, member).scalar_one())
 
     def renew(self, member: int) -> bool:
         """Extend the lease; and forget what has been finished for longer than it is kept."""
         with self._transaction() as connection:
             collector = self._collector_id(connection)
-            is_there = connection.execute(statements.renew, {"id": member}).rowcount == 1
+            is_there = connection.execute(member_statements.renew, {"id": member}).rowcount == 1
         forget_finished(self._engine, collector)
         return is_there
 
     def close(self, member: int) -> None:
         """Leave: others may take over at once."""
         with self._transaction() as connection:
-            connection.execute(statements.unfollow_all, {"by": member})
-            connection.execute(statements.leave, {"id": member})
-            connection.execute(statements.remove_members, {"lapsed": [member]})
+            connection.execute(member_statements.unfollow_all, {"by": member})
+            connection.execute(member_statements.leave, {"id": member})
+            connection.execute(member_statements.remove_members, {"lapsed": [member]})
 
     # Streams
 
@@ -110,10 +111,10 @@ class CollectorStore:
             self._hold(connection, member)
             source = self._lock_source(connection, stream)
             others = source.member_id not in (None, member)
-            if others and connection.execute(statements.is_alive, {"of_member": source.member_id}).first():
+            if others and connection.execute(member_statements.is_alive, {"of_member": source.member_id}).first():
                 return None
             taken = {"id": source.source_id, "by": member, "initial": initial}
-            position = connection.execute(statements.follow, taken).scalar_one()
+            position = connection.execute(member_statements.follow, taken).scalar_one()
         if source.last_offset is None:
             return Followed(position)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
@@ -125,32 +126,34 @@ class CollectorStore:
             old = self._lock_source(connection, stream)
             if old.member_id != member:
                 raise Conflict(f"another member of {self.name!r} follows {stream!r}")
-            connection.execute(statements.replace_source, {"id": old.source_id})
-            connection.execute(statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
+            connection.execute(member_statements.replace_source, {"id": old.source_id})
+            connection.execute(member_statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
             new = self._lock_source(connection, stream)
-            connection.execute(statements.follow, {"id": new.source_id, "by": member, "initial": initial})
+            connection.execute(member_statements.follow, {"id": new.source_id, "by": member, "initial": initial})
         return Followed(initial)
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member follow the stream."""
         with self._transaction() as connection:
             released = {"by": member, "in_collector": self._collector_id(connection), "of_stream": stream}
-            connection.execute(statements.unfollow, released)
+            connection.execute(member_statements.unfollow, released)
 
     def _lock_source(self, connection: sa.Connection, stream: str) -> Any:
         """The stream's row, made where it is not there, for us alone until the transaction ends."""
         named = {"in_collector": self._collector_id(connection), "of_stream": stream}
-        row = connection.execute(statements.lock_source, named).one_or_none()
+        row = connection.execute(member_statements.lock_source, named).one_or_none()
         if row is None:
             connection.execute(
-                statements.add_source, {"in_collector": self._collector_id(connection), "of_stream": stream}
+                member_statements.add_source, {"in_collector": self._collector_id(connection), "of_stream": stream}
             )
-            row = connection.execute(statements.lock_source, named).one()
+            row = connection.execute(member_statements.lock_source, named).one()
         return row
 
     def _hold(self, connection: sa.Connection, member: int) -> datetime:
         """Keep the member from being removed until the transaction ends; gives the transaction's time."""
-        at: datetime | None = connection.execute(statements.hold_member, {"of_member": member}).scalar_one_or_none()
+        at: datetime | None = connection.execute(
+            member_statements.hold_member, {"of_member": member}
+        ).scalar_one_or_none()
         if at is None:
             raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
         return at
@@ -175,7 +178,7 @@ class CollectorStore:
         """Move the position by compare-and-set; False where this very call has done so before."""
         known = advance.known_by
         moved = connection.execute(
-            statements.advance,
+            member_statements.advance,
             {
                 "in_collector": self._collector_id(connection),
                 "of_stream": advance.stream,
@@ -309,11 +312,13 @@ class CollectorStore:
         with self._transaction() as connection:
             self._hold(connection, member)
             collector = self._collector_id(connection)
-            lapsed = list(connection.scalars(statements.lock_lapsed, {"in_collector": collector, "of_member": member}))
+            lapsed = list(
+                connection.scalars(member_statements.lock_lapsed, {"in_collector": collector, "of_member": member})
+            )
             if lapsed:
                 taken = {"lapsed": lapsed, "of_types": list(types), "most": entries_max, "by": member, "token": token}
                 connection.execute(statements.take_over, taken)
-                connection.execute(statements.remove_members, {"lapsed": lapsed})
+                connection.execute(member_statements.remove_members, {"lapsed": lapsed})
             rows = connection.execute(statements.taken_over, {"of_member": member, "token": token}).all()
         self._taken(member, {row.stream: row.source_id for row in rows})
         return [
@@ -360,11 +365,11 @@ class CollectorStore:
             return {}
         collector = self._collector_id(connection)
         query = {"in_collector": collector, "streams": sorted(streams)}
-        found = dict(connection.execute(statements.find_sources, query).tuples().all())
+        found = dict(connection.execute(member_statements.find_sources, query).tuples().all())
         if missing := streams - found.keys():
             for stream in sorted(missing):
-                connection.execute(statements.add_source, {"in_collector": collector, "of_stream": stream})
-            found = dict(connection.execute(statements.find_sources, query).tuples().all())
+                connection.execute(member_statements.add_source, {"in_collector": collector, "of_stream": stream})
+            found = dict(connection.execute(member_statements.find_sources, query).tuples().all())
         return found
 
     def _known_sources(self, connection: sa.Connection, streams: Collection[str]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from relatum.command._backfill import backfill
 from relatum.command._exits import EPILOG, exit_code_of
 from relatum.command._keys import keys
+from relatum.command._outcome import outcome
 from relatum.command._output import print_error
 from relatum.command._prune import prune
 from relatum.command._read import read
@@ -23,8 +24,8 @@ ENTRY_POINT_GROUP: Final = "relatum.commands"
 """Where packages above the kernel register their commands: NAME = "module:function", or a `typer.Typer` of several."""
 
 _ORDER: Final = (
-    "up", "demo", "migrate", "keys", "record", "find", "related", "read", "status", "backfill", "verify", "prune",
-    "spark",
+    "up", "demo", "migrate", "keys", "record", "find", "related", "read", "status", "outcome", "backfill", "verify",
+    "prune", "spark",
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(keys, name="keys")
-for _command in (up, record, read, status, backfill, verify, prune):
+for _command in (up, record, read, status, outcome, backfill, verify, prune):
     app.command()(_command)
 
 

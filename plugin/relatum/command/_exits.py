@@ -25,9 +25,12 @@ class ExitCode(IntEnum):
     DIFFERENT = 7
     """What was compared differs, or a stream is not the one that was recorded."""
     NOT_YET = 8
-    """A look-up met messages that are not recorded yet; repeat it later or ask with `--complete`."""
+    """A look-up met messages that are not recorded yet (repeat it later or ask with `--complete`), or an outcome is
+    not final yet."""
     DATA = 9
     """Bytes in a stream that are not what they should be."""
+    UNSUCCESSFUL = 10
+    """A message that was asked for failed, or is in the dead-letter stream."""
 
 
 # The first class that fits counts, so leaves stand before their parents.
@@ -54,5 +57,5 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 
 EPILOG: Final = (
     "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
-    "6 not there; 7 different; 8 not recorded yet; 9 bad data."
+    "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead."
 )

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from relatum.collecting import forget_finished
 from relatum.command._options import (
     BrokerOption,
     DatabaseOption,
@@ -15,6 +16,7 @@ from relatum.command._options import (
 from relatum.command._output import console, print_json
 from relatum.reading import BrokerAddress
 from relatum.recording import prune as run_prune
+from relatum.store import as_engine
 
 
 def prune(
@@ -32,7 +34,10 @@ def prune(
     `--json` prints one document: rows deleted by stream; "" stands for removed keys, replaced streams and old receipts.
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
-    report = run_prune(address, require_database(database), streams or None, batch_rows=batch_rows)
+    with as_engine(require_database(database)) as engine:
+        report = run_prune(address, engine, streams or None, batch_rows=batch_rows)
+        if not streams and (forgotten := forget_finished(engine, batch_rows=batch_rows, seconds=None)):
+            report.rows[""] += forgotten
     if as_json:
         print_json(dict(report.rows))
         return

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from relatum.command._collectors import print_collectors
 from relatum.command._options import (
     BrokerOption,
     DatabaseOption,
@@ -24,8 +25,11 @@ from relatum.recording import status as status_of
 
 def status(
     streams: Annotated[
-        list[str] | None, typer.Argument(metavar="[STREAM…]", help="Streams and super streams; all where left out.")
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="Streams and super streams; all where left out.")
     ] = None,
+    collector: Annotated[
+        bool, typer.Option("--collector", help="Show collectors: the names are theirs, all where left out.")
+    ] = False,
     broker: BrokerOption = None,
     stream_url: StreamUrlOption = None,
     database: DatabaseOption = None,
@@ -33,9 +37,14 @@ def status(
 ) -> None:
     """Show for each stream: first and last offset, what is recorded, holes, lag, rows, size, and what happened.
 
-    A name that is not recorded ends the command with code 6. `--json` prints one document, the list of streams; there,
-    ranges are [from, to).
+    With `--collector`, for each collector: its members, its streams with position and lag (where a broker is named),
+    messages by state, and since when the oldest unfinished one waits. A name that is not known ends the command with
+    code 6. `--json` prints one document, the list of streams or collectors; there, ranges are [from, to).
     """
+    if collector:
+        asked = BrokerAddress.parse(broker, stream_url) if broker else None
+        print_collectors(require_database(database), streams or None, asked, as_json=as_json)
+        return
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     found = status_of(address, require_database(database), streams or None)
     _check_known(streams or [], found)

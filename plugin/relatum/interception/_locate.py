@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from relatum._ids import MessageId
 from relatum._names import TIME_HEADER
+from relatum.collecting import AsyncOutcomes, Outcomes
 from relatum.errors import (
     ConfigurationError,
     NotFound,
@@ -138,6 +139,18 @@ class Locator:
         )
         with translated_errors(), self._database_engine().connect() as connection:
             return frozenset(MessageId(name, offset) for name, offset in connection.execute(query))
+
+    def outcomes(self) -> Outcomes:
+        """Where to ask what became of messages.
+
+        Raises:
+            ConfigurationError: there is no database to ask.
+        """
+        return Outcomes(self._database_engine())
+
+    def async_outcomes(self) -> AsyncOutcomes:
+        """The asyncio twin of `outcomes`."""
+        return AsyncOutcomes(self._database_engine())
 
     def search(self, sent: Sent, stream: str, start: int | datetime) -> Iterator[tuple[int, bool]]:
         """Read a stream to its end as it is now: each message's offset, and whether it is the one that was sent."""

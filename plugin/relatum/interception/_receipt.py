@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from relatum._ids import MessageId
+from relatum.collecting import Outcome
 from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishError, PublishOutcomeUnknown
 from relatum.interception._locate import (
     POLL_FIRST_S,
@@ -136,6 +137,31 @@ class Receipt:
         finally:
             unsubscribe()
 
+    def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
+        """What became of the message, once that is final: the broker's answer is waited for first, then a collector.
+
+        A blocking connection is not served meanwhile, as with `wait`.
+
+        Args:
+            timeout_s: Seconds to wait in all. While PostgreSQL is away, it is waited for as well.
+            collector: The name of a collector; None: all of them. Where the message went to several streams, or has
+                several collectors, all that have collected it so far must have finished.
+
+        Returns:
+            Its outcome: succeeded, failed or dead.
+
+        Raises:
+            PublishUnroutable, PublishNacked, PublishOutcomeUnknown: as for `wait`.
+            NotFinishedInTime: not final in time; its field `outcome` has what is known, "unknown" where no collector
+                has taken the message. Waiting again is fine.
+            DatabaseUnavailable: PostgreSQL did not answer until the end.
+            ConfigurationError: as for `wait`; or there is no database to ask.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._await_answer(deadline, timeout_s)
+        remaining = max(0.0, deadline - time.monotonic())
+        return self._locator.outcomes().wait(self.message_id, remaining, collector=collector)
+
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams, whatever is known of its outcome. Needs no database.
 
@@ -243,6 +269,22 @@ class AsyncReceipt:
                 pause = min(2 * pause, POLL_LAST_S)
         finally:
             unsubscribe()
+
+    async def outcome(self, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
+        """What became of the message, once that is final; see `Receipt.outcome`. Cancelling it leaves nothing behind.
+
+        Args:
+            timeout_s: Seconds to wait.
+            collector: The name of a collector; None: all of them.
+
+        Returns:
+            Its outcome: succeeded, failed or dead.
+
+        Raises:
+            NotFinishedInTime: not final in time; its field `outcome` has what is known. Waiting again is fine.
+            DatabaseUnavailable: PostgreSQL did not answer until the end.
+        """
+        return await self._locator.async_outcomes().wait(self.message_id, timeout_s, collector=collector)
 
     async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams; see `Receipt.settle`. The reading runs in a thread."""
