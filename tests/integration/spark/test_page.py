@@ -1,0 +1,86 @@
+"""What docs/spark.md shows is run, as it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.store import add_keys
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+)
+
+PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SETTINGS = "--conf spark.ui.enabled=false --conf spark.driver.host=127.0.0.1 --conf spark.driver.memory=512m"
+LIMIT_S = 600
+
+SETTLE = """
+def settle():
+    for each in spark.streams.active:
+        each.processAllAvailable()
+        order = spark.createDataFrame([("1 lamp", 4714)], "value string, order_id long")
+        order.write.format("rabbitmq_streams").options(stream="orders", keyColumns="order_id").mode("append").save()
+        each.processAllAvailable()
+        each.stop()
+"""
+"""Hand one more order to the query that runs, and end it when it has it: so that one at a time needs a processor."""
+
+CHECKED = """
+settle()
+sales = spark.read.format("rabbitmq_streams").option("superStream", "sales").load()
+invoices = spark.read.format("rabbitmq_streams").option("stream", "invoices").load()
+for copies in (spark.read.parquet("orders"), sales, invoices):
+    assert copies.where("value = X'31206C616D70'").count() == 1
+assert (few.count(), lag) == (2, {"orders": 0}), (few.count(), lag)
+spark.stop()
+"""
+"""What holds at the page's end: each query has copied one more order, once, and the key's two orders are found."""
+
+
+@pytest.fixture
+def names(amqp_url: str, engine: sa.Engine) -> Iterator[dict[str, str]]:
+    """The streams of the page, each with the name it has here; of them `sales` is the page's to make."""
+    names = {name: unique_name(name) for name in ("orders", "invoices", "sales")}
+    for name in ("orders", "invoices"):
+        declare_stream(amqp_url, names[name])
+        publish_plain(amqp_url, names[name], [(b"4 chairs", {"order_id": 4711})])
+    add_keys(engine, ["order_id"])
+    with recording(amqp_url, engine, names["orders"]):
+        wait_recorded(amqp_url, engine, names["orders"])
+    yield names
+    with broker_connection(amqp_url) as connection:
+        connection.channel().exchange_delete(names["sales"])
+    for stream in (names["orders"], names["invoices"], *(f"{names['sales']}-{number}" for number in range(3))):
+        delete_stream(amqp_url, stream)
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
+def test_what_the_page_shows_runs(names: dict[str, str], amqp_url: str, database_url: str, tmp_path: Path) -> None:
+    """Its Python, from top to bottom, is a program; what it reads and writes is there."""
+    shown = "\n".join(BLOCKS).replace("\nquery = ", "\nsettle()\nquery = ")
+    program = SETTLE + shown + CHECKED
+    for name, own in names.items():
+        program = program.replace(f'"{name}"', f'"{own}"')
+    environment = os.environ | {
+        "RELATUM_BROKER_URL": amqp_url,
+        "RELATUM_DATABASE_URL": database_url,
+        "PYSPARK_SUBMIT_ARGS": f"{SETTINGS} pyspark-shell",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-5000:]
