@@ -113,7 +113,7 @@ class MessageCollector:
         from relatum.collecting._store import CollectorStore
 
         vhost = "/" if self._address is None else self._address.vhost
-        return CollectorStore(database, self.name, vhost=vhost)
+        return CollectorStore(self.name, database, vhost=vhost)
 
     # --- who consumes, and who is told ----------------------------------------------------------------------------
 

@@ -79,7 +79,6 @@ class Core:
         if self._is_full(bulks):
             return Verdict.REFUSED if bulks.options.when_full == "refuse" else Verdict.WAIT
         self._hold(message)
-        self._relieve()
         return Verdict.TAKEN
 
     def _is_full(self, bulks: TypeBulks) -> bool:
@@ -96,10 +95,13 @@ class Core:
         self.held_bytes += size - self._held.get(message.place, 0)
         self._held[message.place] = size
 
-    def add(self, messages: Iterable[Collected], now: float) -> None:
+    def add(self, messages: Sequence[Collected], now: float) -> None:
         """Put stored messages into bulks, and close those that reach a limit."""
         for message in messages:
             self._add(message, now)
+        if messages:
+            # Once: closing after each message would make a bulk of each while the limit stays reached.
+            self._relieve()
         if self.is_stopping:
             self.flush(None, FlushReason.STOP)
 
@@ -114,7 +116,6 @@ class Core:
             being_filled = [each for each in self._types.values() if each.open is not None]
             if len(being_filled) >= self.limits.bulks_max:
                 self._close(min(being_filled, key=_first_at), FlushReason.ACTIVE_BULKS)
-        self._relieve()
 
     def _relieve(self) -> None:
         """Where all bytes reached their limit, close the largest bulk being filled."""

@@ -1,0 +1,519 @@
+"""What a collector flushes when, and who has to wait: held against a model that is naive, and said in examples."""
+
+# ruff: noqa: D102 - the model and the machine say what they do by their names
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from relatum import MessageId
+from relatum.collecting._bulk import Bulk, Collected, FlushReason
+from relatum.collecting._core import Core, Verdict
+from relatum.collecting._options import BACKOFF_MAX_S, ENTRY_BYTES, CollectorLimits, ExecutorOptions
+from relatum.collecting._outcome import OutcomeStatus
+from relatum.collecting._ports import Entry, Result
+from relatum.errors import InvalidInput
+from relatum.reading import Message
+
+STREAM = "orders"
+
+
+def message(offset: int, type_: str = "a", size: int = 10) -> Collected:
+    """A message of a size, as a collector describes it."""
+    body = Message.from_record(STREAM, offset, b"x" * size)
+    return Collected(MessageId(STREAM, offset), f"m{offset}", type_, size, body)
+
+
+def core_of(*options: ExecutorOptions, **limits: int) -> Core:
+    """A core with types."""
+    core = Core(CollectorLimits(**limits))
+    for each in options:
+        core.register(each)
+    return core
+
+
+def put(core: Core, offset: int, type_: str = "a", size: int = 10, now: float = 0.0) -> Verdict:
+    """Offer a message, and add it at once where it is taken."""
+    each = message(offset, type_, size)
+    verdict = core.admit(each, now)
+    if verdict is Verdict.TAKEN:
+        core.add([each], now)
+    return verdict
+
+
+def taken(core: Core, type_: str = "a") -> Bulk:
+    """The next bulk, which must be there."""
+    bulk = core.take(type_)
+    assert bulk is not None
+    return bulk
+
+
+def offsets(bulk: Bulk) -> list[int]:
+    """The offsets of a bulk's messages."""
+    return [each.place.offset for each in bulk.messages]
+
+
+def results(bulk: Bulk, status: OutcomeStatus, retry_in_s: float | None = None) -> list[Result]:
+    """One result for all messages of a bulk."""
+    return [Result(each.place, status, None, retry_in_s) for each in bulk.messages]
+
+
+# --- the naive model --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Naive:
+    """A message in the model: where it is, and since when."""
+
+    offset: int
+    type: str
+    size: int
+    state: str
+    at: float
+    bulk: int = -1
+    spilled: bool = False
+    due: float = 0.0
+
+    @property
+    def counts(self) -> int:
+        return ENTRY_BYTES + (0 if self.spilled else self.size)
+
+
+@dataclass
+class Model:
+    """Does everything by looking at all messages each time."""
+
+    types: dict[str, ExecutorOptions]
+    bytes_max: int
+    bulks_max: int
+    messages: list[Naive] = field(default_factory=list)
+    closed: list[tuple[str, FlushReason]] = field(default_factory=list)
+    stopping: bool = False
+
+    def of(self, type_: str, state: str) -> list[Naive]:
+        return [each for each in self.messages if each.type == type_ and each.state == state]
+
+    @property
+    def held(self) -> int:
+        return sum(each.counts for each in self.messages)
+
+    def waiting(self, type_: str) -> list[int]:
+        return sorted({each.bulk for each in self.of(type_, "waiting")})
+
+    def admit(self, offset: int, type_: str, size: int, now: float) -> Verdict:
+        if type_ not in self.types:
+            return Verdict.NO_EXECUTOR
+        if self.stopping:
+            return Verdict.REFUSED
+        if any(each.offset == offset for each in self.messages):
+            return Verdict.KNOWN
+        options = self.types[type_]
+        full = options.when_full != "spill" and len(self.waiting(type_)) >= options.queue_bulks
+        if not full and self.held >= self.bytes_max:
+            for other, its in self.types.items():
+                for bulk in reversed(self.waiting(other) if its.when_full == "spill" else []):
+                    if self.held >= self.bytes_max:
+                        self.spill(bulk)
+            full = self.held >= self.bytes_max
+        if full:
+            return Verdict.REFUSED if options.when_full == "refuse" else Verdict.WAIT
+        self.messages.append(Naive(offset, type_, size, "admitted", now))
+        return Verdict.TAKEN
+
+    def spill(self, bulk: int) -> None:
+        for each in self.messages:
+            if each.bulk == bulk:
+                each.spilled = True
+
+    def relieve(self) -> None:
+        opens = [type_ for type_ in self.types if self.of(type_, "open")]
+        if self.held >= self.bytes_max and opens:
+            sizes = [sum(each.size for each in self.of(type_, "open")) for type_ in opens]
+            self.close(opens[sizes.index(max(sizes))], FlushReason.TOTAL_BYTES)
+
+    def add(self, offsets: list[int], now: float) -> None:
+        for offset in offsets:
+            self.add_one(offset, now)
+        if offsets:
+            self.relieve()
+
+    def add_one(self, offset: int, now: float) -> None:
+        [each] = [each for each in self.messages if each.offset == offset]
+        options, began = self.types[each.type], not self.of(each.type, "open")
+        # A bulk keeps the order of adding: what is added last stands last.
+        self.messages.remove(each)
+        self.messages.append(each)
+        each.state, each.at = "open", now
+        opened = self.of(each.type, "open")
+        if sum(one.size for one in opened) >= options.bulk_bytes:
+            self.close(each.type, FlushReason.BYTES)
+        elif len(opened) >= options.bulk_messages:
+            self.close(each.type, FlushReason.MESSAGES)
+        elif began:
+            opens = [type_ for type_ in self.types if self.of(type_, "open")]
+            if len(opens) >= self.bulks_max:
+                self.close(min(opens, key=lambda type_: self.of(type_, "open")[0].at), FlushReason.ACTIVE_BULKS)
+
+    def close(self, type_: str, reason: FlushReason) -> None:
+        opened, options = self.of(type_, "open"), self.types[type_]
+        if not opened:
+            return
+        was_full = len(self.waiting(type_)) >= options.queue_bulks
+        for each in opened:
+            each.state, each.bulk = "waiting", len(self.closed)
+        if was_full and options.when_full == "spill":
+            self.spill(len(self.closed))
+        self.closed.append((type_, reason))
+
+    def tick(self, now: float) -> None:
+        for type_, options in self.types.items():
+            opened = self.of(type_, "open")
+            if opened and now >= opened[0].at + options.max_age_s:
+                self.close(type_, FlushReason.AGE)
+            elif opened and options.idle_s is not None and now >= opened[-1].at + options.idle_s:
+                self.close(type_, FlushReason.IDLE)
+            due = [each for each in self.of(type_, "retry") if each.due <= now]
+            self.add([each.offset for each in sorted(due, key=lambda one: one.due)], now)
+
+    def deadline(self) -> float | None:
+        times = [each.due for each in self.messages if each.state == "retry"]
+        for type_, options in self.types.items():
+            opened = self.of(type_, "open")
+            if opened:
+                times.append(opened[0].at + options.max_age_s)
+                if options.idle_s is not None:
+                    times.append(opened[-1].at + options.idle_s)
+        return min(times, default=None)
+
+    def take(self, type_: str) -> int | None:
+        options = self.types[type_]
+        running = {each.bulk for each in self.of(type_, "running")}
+        if not self.waiting(type_) or len(running) >= (1 if options.one_at_a_time else options.workers):
+            return None
+        bulk = self.waiting(type_)[0]
+        for each in self.messages:
+            if each.bulk == bulk:
+                each.state = "running"
+        return bulk
+
+
+TYPES = {
+    "block": ExecutorOptions(type="block", bulk_bytes=60, bulk_messages=4, max_age_s=5, queue_bulks=2, workers=2),
+    "refuse": ExecutorOptions(
+        type="refuse", bulk_bytes=50, bulk_messages=3, max_age_s=7, idle_s=2, queue_bulks=1, when_full="refuse"
+    ),
+    "spill": ExecutorOptions(
+        type="spill",
+        bulk_bytes=2000,
+        bulk_messages=5,
+        max_age_s=4,
+        queue_bulks=1,
+        when_full="spill",
+        workers=3,
+        one_at_a_time=True,
+    ),
+}
+NAMES = st.sampled_from(sorted(TYPES))
+
+
+class CoreAndModel(RuleBasedStateMachine):
+    """Whatever is done, in whatever order, the core and the naive model say the same."""
+
+    @initialize(bytes_max=st.sampled_from([1200, 3000, 6000, 10**6]), bulks_max=st.integers(1, 4))
+    def begin(self, bytes_max: int, bulks_max: int) -> None:
+        self.now = 0.0
+        self.count = 0
+        self.core = core_of(*TYPES.values(), bytes_max=bytes_max, bulks_max=bulks_max)
+        self.model = Model(dict(TYPES), bytes_max, bulks_max)
+        self.running: list[Bulk] = []
+        self.unstored: list[Collected] = []
+
+    @rule(type_=st.sampled_from([*TYPES, "nobody's"]), size=st.integers(0, 70), again=st.booleans())
+    def offer(self, type_: str, size: int, again: bool) -> None:
+        offset = self.count - 1 if again and self.count else self.count
+        self.count = max(self.count, offset + 1)
+        each = message(offset, type_, size)
+        verdict = self.core.admit(each, self.now)
+        assert verdict is self.model.admit(offset, type_, size, self.now)
+        if verdict is Verdict.TAKEN:
+            self.unstored.append(each)
+
+    @precondition(lambda self: self.unstored)
+    @rule(most=st.integers(1, 6))
+    def stored(self, most: int) -> None:
+        lot, self.unstored = self.unstored[:most], self.unstored[most:]
+        self.core.add(lot, self.now)
+        self.model.add([each.place.offset for each in lot], self.now)
+        if self.model.stopping:
+            for type_ in TYPES:
+                self.model.close(type_, FlushReason.STOP)
+
+    @precondition(lambda self: self.unstored)
+    @rule()
+    def not_stored(self) -> None:
+        each = self.unstored.pop()
+        self.core.cancel([each])
+        self.model.messages = [one for one in self.model.messages if one.offset != each.place.offset]
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 2.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.core.tick(self.now)
+        self.model.tick(self.now)
+
+    @rule(type_=st.none() | NAMES)
+    def flush(self, type_: str | None) -> None:
+        self.core.flush(type_)
+        for each in TYPES:
+            if type_ in (None, each):
+                self.model.close(each, FlushReason.EXPLICIT)
+
+    @rule(type_=NAMES)
+    def take(self, type_: str) -> None:
+        bulk, expected = self.core.take(type_), self.model.take(type_)
+        assert (bulk is None) == (expected is None)
+        if bulk is None or expected is None:
+            return
+        members = [each for each in self.model.messages if each.bulk == expected]
+        assert offsets(bulk) == [each.offset for each in members]
+        assert [each.body is None for each in bulk.messages] == [each.spilled for each in members]
+        assert (bulk.type, bulk.reason) == self.model.closed[expected]
+        for each, one in zip(bulk.messages, members, strict=True):
+            each.body = message(each.place.offset, each.type, each.bytes).body
+            one.spilled = False
+        self.core.loaded(bulk)
+        self.running.append(bulk)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        bulk = self.running.pop(0)
+        ends: list[Result] = []
+        for each in bulk.messages:
+            end = data.draw(st.sampled_from(["done", "again", "another's"]))
+            [one] = [one for one in self.model.messages if one.offset == each.place.offset]
+            if end == "again" and not self.model.stopping:
+                one.state, one.bulk, one.due = "retry", -1, self.now + 1.5
+                self.model.messages.remove(one)
+                self.model.messages.append(one)
+            else:
+                self.model.messages.remove(one)
+            if end != "another's":
+                status = OutcomeStatus.COLLECTED if end == "again" else OutcomeStatus.SUCCEEDED
+                ends.append(Result(each.place, status, None, 1.5 if end == "again" else None))
+        self.core.settle(bulk, ends, self.now)
+
+    @precondition(lambda self: self.count > 10)
+    @rule()
+    def stop(self) -> None:
+        self.core.stop()
+        self.model.stopping = True
+        for type_ in TYPES:
+            self.model.close(type_, FlushReason.STOP)
+        self.model.messages = [each for each in self.model.messages if each.state != "retry"]
+
+    @invariant()
+    def they_agree(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        assert self.core.held_bytes == self.model.held
+        assert self.core.held_messages == len(self.model.messages)
+        assert self.core.deadline() == self.model.deadline()
+        for type_ in TYPES:
+            assert self.core.waiting_bulks(type_) == len(self.model.waiting(type_))
+        active = [each for each in self.model.messages if each.state in ("open", "waiting", "running")]
+        assert self.core.is_idle == (not active)
+
+
+TestCoreAndModel = CoreAndModel.TestCase
+TestCoreAndModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+# --- each condition, as an example ------------------------------------------------------------------------------
+
+
+def test_bytes_close_a_bulk() -> None:
+    """A bulk is closed as its bytes reach the type's size, not one byte before."""
+    core = core_of(ExecutorOptions(type="a", bulk_bytes=30))
+    put(core, 0, size=29)
+    assert core.take("a") is None
+    put(core, 1, size=1)
+    assert (taken(core).reason, core.take("a")) == (FlushReason.BYTES, None)
+
+
+def test_messages_close_a_bulk() -> None:
+    """A bulk is closed as it holds as many messages as may be."""
+    core = core_of(ExecutorOptions(type="a", bulk_messages=2))
+    put(core, 0)
+    assert core.take("a") is None
+    put(core, 1)
+    bulk = taken(core)
+    assert (bulk.reason, offsets(bulk), bulk.bytes, len(bulk)) == (FlushReason.MESSAGES, [0, 1], 20, 2)
+
+
+def test_age_counts_from_the_first_message() -> None:
+    """A bulk is closed when its first message waited so long, however many came later; the deadline says when."""
+    core = core_of(ExecutorOptions(type="a", max_age_s=2.0))
+    put(core, 0, now=10.0)
+    put(core, 1, now=11.9)
+    assert core.deadline() == 12.0
+    assert not core.tick(11.99)
+    assert core.tick(12.0)
+    assert taken(core).reason is FlushReason.AGE
+    assert core.deadline() is None
+
+
+def test_idle_counts_from_the_last_message() -> None:
+    """A bulk is closed when nothing was added for so long."""
+    core = core_of(ExecutorOptions(type="a", max_age_s=60.0, idle_s=1.0))
+    put(core, 0, now=10.0)
+    put(core, 1, now=10.9)
+    assert core.deadline() == pytest.approx(11.9)
+    core.tick(11.8)
+    assert core.take("a") is None
+    core.tick(11.9)
+    assert taken(core).reason is FlushReason.IDLE
+
+
+def test_all_bytes_close_the_largest_bulk() -> None:
+    """When the bytes of all bulks reach their limit, the largest one is closed."""
+    core = core_of(ExecutorOptions(type="a"), ExecutorOptions(type="b"), bytes_max=3 * ENTRY_BYTES + 100)
+    put(core, 0, "a", 30)
+    put(core, 1, "b", 40)
+    assert (core.take("a"), core.take("b")) == (None, None)
+    put(core, 2, "a", 30)
+    assert taken(core, "a").reason is FlushReason.TOTAL_BYTES
+    assert core.take("b") is None
+
+
+def test_active_bulks_close_the_oldest() -> None:
+    """When as many bulks are being filled as may be, the oldest is closed."""
+    core = core_of(*(ExecutorOptions(type=name) for name in "abc"), bulks_max=3)
+    for offset, name in enumerate("bca"):
+        put(core, offset, name, now=float(offset))
+    assert [core.waiting_bulks(name) for name in "abc"] == [0, 1, 0]
+    assert taken(core, "b").reason is FlushReason.ACTIVE_BULKS
+
+
+def test_flush_and_stop_name_themselves() -> None:
+    """An explicit flush and a stop close what is being filled, and say so."""
+    core = core_of(ExecutorOptions(type="a", workers=2), ExecutorOptions(type="b"))
+    put(core, 0, "a")
+    put(core, 1, "b")
+    core.flush("a")
+    assert taken(core, "a").reason is FlushReason.EXPLICIT
+    assert core.take("b") is None
+    core.stop()
+    assert taken(core, "b").reason is FlushReason.STOP
+    assert put(core, 2) is Verdict.REFUSED
+
+
+def test_stored_after_the_stop_is_flushed() -> None:
+    """A message that was taken before the stop and stored after it is handed on, too."""
+    core = core_of(ExecutorOptions(type="a"))
+    late = message(0)
+    core.admit(late, 0.0)
+    core.stop()
+    core.add([late], 0.0)
+    assert taken(core).reason is FlushReason.STOP
+
+
+def test_one_at_a_time() -> None:
+    """With `one_at_a_time`, the next bulk waits until the one before is settled, however many workers there are."""
+    core = core_of(ExecutorOptions(type="a", bulk_messages=1, workers=4, one_at_a_time=True))
+    put(core, 0)
+    put(core, 1)
+    first = taken(core)
+    assert core.take("a") is None
+    core.settle(first, results(first, OutcomeStatus.SUCCEEDED), 0.0)
+    assert offsets(taken(core)) == [1]
+
+
+def test_retries_wait_for_their_time() -> None:
+    """A message to be tried again goes into a bulk when its time has come, and is held until then."""
+    core = core_of(ExecutorOptions(type="a", bulk_messages=1))
+    put(core, 0)
+    bulk = taken(core)
+    core.settle(bulk, results(bulk, OutcomeStatus.COLLECTED, 4.0), 10.0)
+    assert (core.held_messages, core.deadline()) == (1, 14.0)
+    core.tick(13.9)
+    assert core.take("a") is None
+    core.tick(14.0)
+    assert offsets(taken(core)) == [0]
+
+
+def test_adopted_messages_have_no_body_and_their_own_time() -> None:
+    """Messages of a member that died count without their bodies, and wait for their retry where one is due."""
+    core = core_of(ExecutorOptions(type="a", bulk_messages=1))
+    now_due = Entry(MessageId(STREAM, 1), "m1", "a", 100, attempts=1)
+    later = Entry(MessageId(STREAM, 2), "m2", "a", 100, attempts=2, due_in_s=3.0)
+    unknown_type = Entry(MessageId(STREAM, 3), "m3", "z", 100)
+    core.adopt([now_due, now_due, later, unknown_type], 5.0)
+    assert (core.held_messages, core.held_bytes, core.deadline()) == (2, 2 * ENTRY_BYTES, 8.0)
+    bulk = taken(core)
+    assert [(each.place.offset, each.attempts, each.body) for each in bulk.messages] == [(1, 1, None)]
+
+
+def test_room_for_entries_ends_at_the_limit() -> None:
+    """No more is taken over than fits, and nothing once the collector stops."""
+    core = core_of(ExecutorOptions(type="a", queue_bulks=1, bulk_messages=1), bytes_max=4 * ENTRY_BYTES)
+    assert (core.room_for_entries(1000), core.room_for_entries(1)) == (2, 1)
+    assert core.types_with_room() == ["a"]
+    put(core, 0)
+    assert (core.room_for_entries(1000), core.types_with_room()) == (1, [])
+    core.stop()
+    assert core.room_for_entries(1000) == 0
+
+
+def test_a_type_has_one_executor() -> None:
+    """A second executor of a type is refused, and the first one stays."""
+    core = core_of(ExecutorOptions(type="a", bulk_messages=7))
+    with pytest.raises(InvalidInput, match="already"):
+        core.register(ExecutorOptions(type="a"))
+    assert core.options_of("a").bulk_messages == 7
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": ""},
+        {"type": "a\0"},
+        {"type": None},
+        {"bulk_bytes": 0},
+        {"bulk_messages": True},
+        {"bulk_messages": 1.5},
+        {"max_age_s": 0},
+        {"max_age_s": float("inf")},
+        {"max_age_s": float("nan")},
+        {"idle_s": 0},
+        {"workers": 0},
+        {"queue_bulks": 0},
+        {"when_full": "drop"},
+        {"attempts": 0},
+        {"attempts": 1001},
+        {"backoff_s": -1},
+        {"backoff_s": "1"},
+    ],
+)
+def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
+    """An option that cannot be one is one clear error."""
+    [name] = wrong
+    with pytest.raises(InvalidInput, match="attempts" if name == "attempts" else name):
+        ExecutorOptions(**({"type": "a"} | wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limits", [{"bytes_max": 0}, {"bulks_max": 0}, {"bytes_max": "1"}])
+def test_wrong_limits_are_refused(limits: dict[str, int]) -> None:
+    """A limit that cannot be one is one clear error."""
+    with pytest.raises(InvalidInput, match=next(iter(limits))):
+        CollectorLimits(**limits)
+
+
+def test_back_off_doubles_up_to_an_hour() -> None:
+    """Each attempt waits twice as long as the one before, at most an hour."""
+    options = ExecutorOptions(type="a", backoff_s=1.5)
+    assert [options.backoff_after(attempts) for attempts in (1, 2, 3)] == [1.5, 3.0, 6.0]
+    assert options.backoff_after(1000) == BACKOFF_MAX_S
