@@ -25,6 +25,7 @@ from relatum.store import (
     coverage,
     coverage_of,
     events,
+    group_scans,
     key_definitions,
     last_position,
     lock_stream,
@@ -165,12 +166,17 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
     with translated_errors(), engine.begin() as connection:
         # Whoever else opens or back-fills this stream waits here.
         lock_stream(connection, stream.stream_id)
+        # Consumers of groups that count a part as scanned have done so before the cut, or see the coverage behind it.
+        connection.execute(sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
         now = tail_of(connection, stream.stream_id)
         if now is None or (now.coverage_id, now.to_offset) != (tail.coverage_id, tail.to_offset):
             raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
         cut = _cut_offset(connection, stream.stream_id, agreed.offset + 1)
         for table, column in _FORGOTTEN:
             connection.execute(sa.delete(table).where(table.c.stream_id == stream.stream_id, column >= cut))
+        scanned = group_scans.c.stream_id == stream.stream_id
+        connection.execute(sa.delete(group_scans).where(scanned, group_scans.c.from_offset >= cut))
+        connection.execute(sa.update(group_scans).where(scanned, group_scans.c.to_offset > cut).values(to_offset=cut))
         of_stream = coverage.c.stream_id == stream.stream_id
         connection.execute(sa.delete(coverage).where(of_stream, (coverage.c.from_offset >= cut) | coverage.c.is_tail))
         if tail.from_offset < cut:

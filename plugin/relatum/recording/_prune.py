@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._prune_groups import prune_groups
 from relatum.store import (
     StreamRow,
     as_engine,
@@ -66,17 +67,24 @@ def prune(
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.connect() as connection:
             known = streams_named(connection, address.vhost, names)
+        floors: dict[int, int] = {}
         for stream in known:
             try:
                 first = reader.bounds(stream.name).first
             except StreamNotFound:
                 continue  # Whether it comes back as the same stream is for the recorder to find out.
+            if first is not None:
+                floors[stream.stream_id] = first
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
                 _tell(report, stream.name, deleted, progress)
         if names is None:
             for condition in _orphans():
                 while deleted := _delete(engine, *condition, batch_rows):
                     _tell(report, "", deleted, progress)
+        # After the rows, which say of which groups there still is a message.
+        for deleted in prune_groups(engine, floors, replaced=names is None, batch_rows=batch_rows):
+            if deleted:
+                _tell(report, "", deleted, progress)
     return report
 
 

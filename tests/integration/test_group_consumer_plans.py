@@ -1,0 +1,122 @@
+"""The plans of shared groups at 100,000 done ones: what is still to do is found by an index of its own."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.sql import SQL, Literal
+
+from relatum_consumer.grouping import _durable_statements as statements
+from tests.support import unique_name
+
+DONE = 100_000
+READY = 50
+
+MINE = {"consumer_id": 1, "holder": "me"}
+LEASE = {"lease_s": 15.0}
+ONE = MINE | {"group_id": f"{7:048x}", "number": 1}
+
+STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "claiming": (statements.claim(), MINE | LEASE | {"limit": 10, "held": []}),
+    "claiming what is idle": (statements.claim_idle(), MINE | LEASE | {"limit": 10, "idle_s": -60.0}),
+    "renewing": (statements.renew(), MINE | LEASE | {"group_ids": [f"{n:048x}" for n in range(10)]}),
+    "acknowledging": (statements.finish("done"), ONE),
+    "giving back": (statements.give_back("ready"), ONE),
+    "asking for one": (statements.state_of(), ONE),
+    "what is scanned": (statements.scans(), {"consumer_id": 1, "stream_ids": [1, 2]}),
+    "writing down": (
+        statements.write_down(),
+        {
+            "consumer_id": 1,
+            "present": [1],
+            "from_offset": 0,
+            "expected": 100,
+            "to_offset": 200,
+            "stream_id": 1,
+            "coverage_id": 1,
+            "ranks": list(range(100)),
+            "first_offsets": list(range(100)),
+            "stream_ids": [1] * 100,
+            "states": ["ready"] * 100,
+            "group_ids": [f"{n:048x}" for n in range(100)],
+            "outside": [f"{n:048x}" for n in range(100, 110)],
+        },
+    ),
+}
+
+FILL = f"""
+INSERT INTO relatum.streams (name) VALUES ('s1');
+INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail)
+  SELECT 1, n * 10, n * 10 + 1000, '{{1}}', true, false FROM generate_series(0, 2000) AS n;
+INSERT INTO relatum.group_consumers (name, ordering) SELECT 'c' || n, 'logical' FROM generate_series(1, 3) AS n;
+INSERT INTO relatum.group_scans (consumer_id, stream_id, from_offset, to_offset)
+  SELECT 1, n, 0, 100 FROM generate_series(1, 2000) AS n;
+INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, state, group_id, deliveries, holder)
+  SELECT n, n, 1, 1, 'done', lpad(to_hex(n), 48, '0'), 1, 'me' FROM generate_series(0, {DONE} - 1) AS n;
+INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, state, group_id)
+  SELECT n, n, 1, 1, 'ready', lpad(to_hex(n), 48, '0') FROM generate_series({DONE}, {DONE + READY} - 1) AS n;
+INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, state, group_id, touched_at)
+  SELECT n, n, 1, 1, 'open', lpad(to_hex(n), 48, '0'), now() - interval '1 hour'
+  FROM generate_series({DONE + READY}, {DONE + 2 * READY} - 1) AS n;
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database with 100,000 groups that are done, fifty to be given and fifty incomplete."""
+    name = unique_name("relatum_plans").replace("-", "_")
+    with psycopg.connect(database_server_url, autocommit=True) as administration:
+        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
+        try:
+            url = f"{database_server_url.rpartition('/')[0]}/{name}"
+            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+                connection.execute(FILL.encode())
+                connection.execute("VACUUM ANALYZE")
+                yield connection
+        finally:
+            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _plan(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a prepared statement as it ran; what it wrote is rolled back."""
+    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
+    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
+    values = SQL(", ").join(Literal(parameters[name]) for name in names)
+    explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE shared({})").format(values)
+    with connection.transaction(force_rollback=True):
+        connection.execute(f"SET LOCAL plan_cache_mode = {mode}".encode())
+        connection.execute(f"PREPARE shared AS {numbered}".encode())
+        (plan,) = connection.execute(explain).fetchone() or ()
+        connection.execute("DEALLOCATE shared")
+    found: dict[str, Any] = plan[0]["Plan"]
+    return found
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from _nodes(inner)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_what_is_done_costs_nothing(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
+    """No table of groups is scanned, and few pages are read, whether values are known or not."""
+    plan = _plan(filled, mode, *STATEMENTS[name])
+    scanned = {node["Relation Name"] for node in _nodes(plan) if node["Node Type"] == "Seq Scan"}
+    assert scanned <= {"group_consumers"}, plan
+    pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    # Writing down touches each group's page and its indexes' pages; the others touch ten groups at most.
+    assert pages < (3_000 if name == "writing down" else 400), (pages, plan)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_claiming_probes_the_index_of_what_is_to_be_given(filled: psycopg.Connection[Any], mode: str) -> None:
+    """The first ten in order, out of the partial index, without sorting."""
+    plan = _plan(filled, mode, *STATEMENTS["claiming"])
+    indexes = {node["Index Name"] for node in _nodes(plan) if "Index Name" in node}
+    assert "group_states_next" in indexes, plan
+    assert not [node for node in _nodes(plan) if node["Node Type"] in ("Sort", "Incremental Sort")], plan
+    assert plan["Actual Rows"] == 10
