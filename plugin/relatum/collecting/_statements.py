@@ -145,7 +145,7 @@ _is_forgotten: Final = (_messages.source_id == sa.bindparam("of_source")) & (
     _messages.finished_at < sa.func.now() - _seconds(sa.bindparam("older_s", type_=sa.Float))
 )
 
-# Named by their places on disk: a batch, in the index's order, without a sort.
+# Oldest first, which is the index's order: no scan, however much is finished. Named by their places on disk.
 forget: Final = sa.delete(collected_messages).where(
     _row
     == sa.any_(
@@ -153,6 +153,7 @@ forget: Final = sa.delete(collected_messages).where(
             sa.select(_row)
             .select_from(collected_messages)
             .where(_is_forgotten)
+            .order_by(_messages.finished_at)
             .limit(sa.bindparam("most", type_=sa.Integer))
             .scalar_subquery()
         )

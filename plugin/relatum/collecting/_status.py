@@ -115,7 +115,7 @@ def _finished(connection: sa.Connection, collector_id: int) -> dict[str, int]:
     pages = sa.text("SELECT relpages FROM pg_class WHERE oid = 'relatum.collected_messages'::regclass")
     share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, connection.execute(pages).scalar_one()))
     table: Any = collected_messages if share == 100.0 else sa.tablesample(collected_messages, sa.func.system(share))
-    counts = connection.execute(statements.finished_in(table), {"in_collector": collector_id}).tuples()
+    counts = connection.execute(statements.finished_in(table), {"in_collector": collector_id})
     return {state: round(count * 100.0 / share) for state, count in counts}
 
 

@@ -365,11 +365,11 @@ class CollectorStore:
             return {}
         collector = self._collector_id(connection)
         query = {"in_collector": collector, "streams": sorted(streams)}
-        found = dict(connection.execute(member_statements.find_sources, query).tuples().all())
+        found = _source_ids(connection, query)
         if missing := streams - found.keys():
             for stream in sorted(missing):
                 connection.execute(member_statements.add_source, {"in_collector": collector, "of_stream": stream})
-            found = dict(connection.execute(member_statements.find_sources, query).tuples().all())
+            found = _source_ids(connection, query)
         return found
 
     def _known_sources(self, connection: sa.Connection, streams: Collection[str]) -> dict[str, int]:
@@ -381,6 +381,10 @@ class CollectorStore:
     def _remember(self, sources: Mapping[str, int]) -> None:
         with self._lock:
             self._source_ids.update(sources)
+
+
+def _source_ids(connection: sa.Connection, query: Mapping[str, Any]) -> dict[str, int]:
+    return {row.stream: row.source_id for row in connection.execute(member_statements.find_sources, query)}
 
 
 def _arrays(places: Iterable[MessageId], sources: Mapping[str, int]) -> dict[str, Any]:

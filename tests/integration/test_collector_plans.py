@@ -1,0 +1,147 @@
+"""The plans of a collector's statements at 100,000 messages: each finds its rows by an index, whatever is known."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg.sql import SQL, Literal
+from sqlalchemy.dialects.postgresql import psycopg as dialect
+
+from relatum.collecting import _member_statements as member_statements
+from relatum.collecting import _statements as statements
+from tests.support import unique_name
+
+ROWS = 100_000
+DEAD_MEMBER, LIVE_MEMBER = 7, 8
+OFFSETS = list(range(ROWS - 500, ROWS))
+PLACES = {"sources": [1] * 500, "offsets": OFFSETS}
+RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
+
+STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "outcomes": (statements.outcomes, {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)]}),
+    "forward": (statements.forward, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
+    "forwarded": (statements.forwarded, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
+    "finish": (statements.finish, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
+    "finished": (statements.finished, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
+    "settled": (statements.settled, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
+    "mine to consume": (statements.mine_to_consume, {**PLACES, "of_member": LIVE_MEMBER}),
+    "take over": (
+        statements.take_over,
+        {"lapsed": [DEAD_MEMBER], "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1},
+    ),
+    "taken over": (statements.taken_over, {"of_member": DEAD_MEMBER, "token": -1}),
+    "remove members": (member_statements.remove_members, {"lapsed": [DEAD_MEMBER]}),
+    "forget": (statements.forget, {"of_source": 1, "older_s": 3600.0, "most": 500}),
+}
+
+INDEXES = {
+    "collected_messages_place",
+    "collected_messages_id",
+    "collected_messages_unfinished",
+    "collected_messages_finished",
+}
+
+FILL = f"""
+INSERT INTO relatum.collectors (name) VALUES ('billing');
+INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (1, 'orders'), (1, 'invoices');
+INSERT INTO relatum.collector_members (collector_id, holder, types, lease_s, lease_expires_at)
+  SELECT 1, 'host', '{{order}}', 15, now() FROM generate_series(1, 20);
+INSERT INTO relatum.collected_messages
+    (source_id, stream_offset, message_id, type, size, member_id, bulk_id, attempts, state, finished_at)
+  SELECT 1, n, 'id-' || n, 'order', 1000, CASE WHEN n < {ROWS} - 250 THEN {DEAD_MEMBER} ELSE {LIVE_MEMBER} END, 1, 1,
+    CASE WHEN n < {ROWS} - 500 THEN 'succeeded' ELSE 'forwarded' END,
+    CASE WHEN n < {ROWS} - 500 THEN now() - make_interval(secs => {ROWS} - n) END
+  FROM generate_series(0, {ROWS} - 1) AS n;
+"""
+"""All but the last 500 messages are finished."""
+
+
+@pytest.fixture(scope="module")
+def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database with 100,000 collected messages."""
+    name = unique_name("relatum_plans").replace("-", "_")
+    with psycopg.connect(database_server_url, autocommit=True) as administration:
+        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
+        try:
+            url = f"{database_server_url.rpartition('/')[0]}/{name}"
+            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+                connection.execute(FILL.encode())
+                connection.execute("VACUUM ANALYZE")
+                yield connection
+        finally:
+            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from _nodes(inner)
+
+
+def _plan(connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a prepared statement as it ran; what it wrote is rolled back."""
+    compiled = statement.compile(dialect=dialect.dialect(paramstyle="named"))
+    values = {**compiled.params, **parameters}
+    names = list(values)
+    text = str(statement.compile(dialect=dialect.dialect()))
+    for number, name in enumerate(names, 1):
+        text = text.replace(f"%({name})s", f"${number}")
+    with connection.transaction(force_rollback=True):
+        connection.execute(f"SET LOCAL plan_cache_mode = {mode}".encode())
+        connection.execute(f"PREPARE statement AS {text}".encode())
+        given = SQL(", ").join(Literal(values[name]) for name in names)
+        explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE statement({})").format(given)
+        (found,) = connection.execute(explain).fetchone() or ()
+    connection.execute("DEALLOCATE statement")
+    plan: dict[str, Any] = found[0]["Plan"]
+    return plan
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_each_statement_finds_its_messages_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
+    """The table of messages is never scanned, and the rows that are read are those that are meant."""
+    plan = _plan(filled, mode, *STATEMENTS[name])
+    of_messages = [node for node in _nodes(plan) if node.get("Relation Name") == "collected_messages"]
+    assert of_messages, plan
+    assert not [node for node in of_messages if node["Node Type"] == "Seq Scan"], plan
+    used = {node["Index Name"] for node in _nodes(plan) if node.get("Index Name", "").startswith("collected_")}
+    assert used <= INDEXES, plan
+    read = max(node["Actual Rows"] * node["Actual Loops"] for node in of_messages)
+    assert read <= 2_000, plan
+
+
+def test_nothing_moves_in_an_index_when_messages_are_forwarded(filled: psycopg.Connection[Any]) -> None:
+    """From collected to forwarded no indexed column changes, so the update stays on its page where there is room."""
+    with filled.transaction(force_rollback=True):
+        filled.execute(
+            "INSERT INTO relatum.collected_messages (source_id, stream_offset, message_id, type, size, member_id) "
+            "SELECT 2, n, 'new-' || n, 'order', 1, 8 FROM generate_series(0, 9) AS n"
+        )
+        query = "SELECT pg_stat_get_xact_tuples_hot_updated('relatum.collected_messages'::regclass)"
+        before = filled.execute(query).fetchone()
+        parameters = {"sources": [2] * 10, "offsets": list(range(10)), "of_member": 8, "into": 2}
+        text = str(statements.forward.compile(dialect=dialect.dialect()))
+        constants = statements.forward.compile(dialect=dialect.dialect()).params
+        filled.execute(text.encode(), {**constants, **parameters})
+        after = filled.execute(query).fetchone()
+    assert before is not None
+    assert after is not None
+    assert after[0] - before[0] == 10
+
+
+def test_the_statements_are_all_here() -> None:
+    """A statement on messages that is added gets its plan tested."""
+    on_messages = {
+        name
+        for module in (statements, member_statements)
+        for name, value in vars(module).items()
+        if isinstance(value, sa.Select | sa.Update | sa.Delete)
+        and not name.startswith("_")
+        and "collected_messages" in str(value.compile(dialect=dialect.dialect()))
+    }
+    tested = {name.replace(" ", "_") for name in STATEMENTS}
+    # Once a generation of a stream, over all that is unfinished of it.
+    assert on_messages - tested == {"fail_unfinished"}
