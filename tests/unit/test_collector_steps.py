@@ -1,0 +1,330 @@
+"""What becomes of a bulk: results from answers, decisions from results, and the steps of a worker. No I/O."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from relatum import MessageId
+from relatum.collecting._bulk import NO_RESULT, Bulk, Collected, Failure, FlushReason, results_of
+from relatum.collecting._core import Core, Verdict
+from relatum.collecting._intake import Intake, describe, id_of, type_of_property
+from relatum.collecting._options import CRASHES_MAX, ExecutorOptions
+from relatum.collecting._outcome import OutcomeStatus
+from relatum.collecting._ports import Followed, Stored
+from relatum.collecting._steps import Bury, Consumed, Execute, Executed, Finish, Forward, Join, Joined, Load, consume
+from relatum.errors import OffsetExpired
+from relatum.reading import Message, Properties
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+OPTIONS = ExecutorOptions(type="a", attempts=3, backoff_s=2.0)
+
+
+def read(offset: int, message_id: str | None = None, body: bytes = b"body", type_: str | None = "a") -> Message:
+    """A message as AMQP 0.9.1 shows it."""
+    properties = Properties(message_id=message_id or f"m{offset}", type=type_)
+    return Message("orders", offset, None, None, lambda: ({}, properties, body, True))
+
+
+def bulk_of(count: int, *, with_bodies: bool = True, attempts: int = 0) -> Bulk:
+    """A bulk as the core closes it."""
+    messages = tuple(
+        Collected(MessageId("orders", n), f"m{n}", "a", 10, read(n) if with_bodies else None, attempts)
+        for n in range(count)
+    )
+    return Bulk(7, "a", messages, FlushReason.AGE)
+
+
+def reasons(results: dict[MessageId, Failure | None]) -> list[str | None]:
+    """The reasons in order; None for success."""
+    return [None if each is None else each.reason for each in results.values()]
+
+
+def test_none_means_that_all_succeeded() -> None:
+    """An executor that returns nothing has consumed everything it did not name itself."""
+    bulk = bulk_of(3)
+    bulk.failed(bulk.messages[1], "not this one")
+    assert reasons(results_of(bulk, None)) == [None, "not this one", None]
+
+
+def test_a_sequence_gives_each_message_its_result() -> None:
+    """Results stand in the messages' order; an exception is a failure with its class and text."""
+    answer = [None, ValueError("bad"), Failure("worse", retry=False)]
+    results = results_of(bulk_of(3), answer)
+    assert reasons(results) == [None, "ValueError: bad", "worse"]
+    assert [each.retry for each in results.values() if each] == [True, False]
+
+
+@pytest.mark.parametrize("key", [lambda m: m, lambda m: m.place, lambda m: m.message_id])
+def test_a_mapping_names_messages_in_any_way(key: Callable[[Collected], Any]) -> None:
+    """Messages, places and ids are keys; a message that is not named has no result, which is a failure."""
+    bulk = bulk_of(3)
+    answer = {key(bulk.messages[0]): None, key(bulk.messages[2]): KeyError("k")}
+    assert reasons(results_of(bulk, answer)) == [None, NO_RESULT, "KeyError: 'k'"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([None], "the executor returned 1 results for 2 messages"),
+        (True, "the executor returned bool"),
+        ("ok", "the executor returned str"),
+        ([None, True], "the executor's result is bool"),
+    ],
+)
+def test_answers_that_make_no_sense_are_failures(answer: Any, said: str) -> None:
+    """What cannot be understood never counts as success."""
+    assert (reasons(results_of(bulk_of(2), answer))[1] or "").startswith(said)
+
+
+def test_raising_fails_what_has_no_result() -> None:
+    """What was noted before stays; all else failed with what was raised."""
+    bulk = bulk_of(3)
+    bulk.succeeded(bulk.messages[0])
+    bulk.failed(bulk.messages[1], OSError("disk"), retry=False)
+    assert reasons(results_of(bulk, None, RuntimeError("stop"))) == [None, "OSError: disk", "RuntimeError: stop"]
+
+
+def test_reasons_are_cut_to_what_can_be_stored() -> None:
+    """A reason of any length and with any characters can be stored."""
+    failure = Failure("a\0b" + "x" * 2000 + "\ud800")
+    assert failure.stored_reason == "ab" + "x" * 998
+    assert Failure("\ud800").stored_reason == "?"
+
+
+# --- the steps of a worker --------------------------------------------------------------------------------------
+
+
+class Script:
+    """Performs the steps of a bulk as it is told, and notes them."""
+
+    def __init__(self, answer: Any = None, raised: BaseException | None = None) -> None:
+        self.executed = Executed(answer, raised)
+        self.steps: list[Any] = []
+        self.not_ours: set[int] = set()
+        self.unreadable: dict[int, Any] = {}
+        self.joined_commits = True
+
+    def run(self, options: ExecutorOptions, bulk: Bulk, *, may_die: bool = False) -> Consumed:
+        """Consume the bulk."""
+        steps = consume(options, bulk, may_die=may_die)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            self.steps.append(step)
+            answer = self.perform(step)
+
+    def perform(self, step: Any) -> Any:
+        """Answer a step."""
+        match step:
+            case Load(places):
+                return {place: self.unreadable.get(place.offset, read(place.offset)) for place in places}
+            case Forward(_, places):
+                return Stored(frozenset(place for place in places if place.offset not in self.not_ours), NOW)
+            case Execute():
+                return self.executed
+            case Join(_, judge):
+                results = judge(self.executed)
+                places = frozenset(result.place for result in results)
+                return Joined(results, Stored(places, NOW) if self.joined_commits else None)
+            case Finish(_, results):
+                return Stored(frozenset(result.place for result in results), NOW)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the steps done."""
+        return [type(step).__name__ for step in self.steps]
+
+
+def ends(consumed: Consumed) -> dict[int, tuple[OutcomeStatus, str | None, float | None]]:
+    """What was stored, by offset."""
+    return {each.place.offset: (each.status, each.reason, each.retry_in_s) for each in consumed.results}
+
+
+def test_a_bulk_is_forwarded_executed_and_finished() -> None:
+    """Without anything special there are three steps, and each message has one attempt more."""
+    script, bulk = Script(), bulk_of(2)
+    consumed = script.run(OPTIONS, bulk)
+    assert script.kinds == ["Forward", "Execute", "Finish"]
+    assert ends(consumed) == {0: (OutcomeStatus.SUCCEEDED, None, None), 1: (OutcomeStatus.SUCCEEDED, None, None)}
+    assert [(each.attempts, each.forwarded_at) for each in bulk.messages] == [(1, NOW), (1, NOW)]
+
+
+@pytest.mark.parametrize(("attempts", "wait_s"), [(0, 2.0), (1, 4.0)])
+def test_a_failure_is_tried_again_later(attempts: int, wait_s: float) -> None:
+    """While attempts are left, a failed message is collected again, with the reason and the back-off."""
+    consumed = Script([ValueError("bad")]).run(OPTIONS, bulk_of(1, attempts=attempts))
+    assert ends(consumed) == {0: (OutcomeStatus.COLLECTED, "ValueError: bad", wait_s)}
+
+
+@pytest.mark.parametrize(("may_die", "status"), [(False, OutcomeStatus.FAILED), (True, OutcomeStatus.DEAD)])
+def test_the_last_attempt_decides(may_die: bool, status: OutcomeStatus) -> None:
+    """After the last attempt a message is failed, or dead where there is a stream for it; it is published first."""
+    script = Script([ValueError("bad"), None])
+    consumed = script.run(OPTIONS, bulk_of(2, attempts=2), may_die=may_die)
+    assert ends(consumed)[0] == (status, "ValueError: bad", None)
+    assert script.kinds == ["Forward", "Execute", *(["Bury"] if may_die else []), "Finish"]
+    if may_die:
+        [bury] = [step for step in script.steps if isinstance(step, Bury)]
+        assert [(letter.offset, reason) for letter, reason in bury.letters] == [(0, "ValueError: bad")]
+
+
+def test_a_failure_that_forbids_it_is_not_tried_again() -> None:
+    """`retry=False` ends a message at its first attempt."""
+    consumed = Script([Failure("no", retry=False)]).run(OPTIONS, bulk_of(1))
+    assert ends(consumed) == {0: (OutcomeStatus.FAILED, "no", None)}
+
+
+def test_messages_of_another_member_are_left_alone() -> None:
+    """What the store says belongs to another member is neither executed nor stored."""
+    script = Script()
+    script.not_ours = {1}
+    bulk = bulk_of(3)
+    assert list(ends(script.run(OPTIONS, bulk))) == [0, 2]
+    assert (len(bulk.messages), bulk.bytes, len(bulk.taken)) == (2, 20, 3)
+
+
+def test_a_bulk_that_is_wholly_anothers_is_not_executed() -> None:
+    """Where nothing is left, nothing is done."""
+    script = Script()
+    script.not_ours = {0, 1}
+    assert ends(script.run(OPTIONS, bulk_of(2))) == {}
+    assert script.kinds == ["Forward"]
+
+
+def test_bodies_left_in_streams_are_read_first() -> None:
+    """Spilled messages are read again; what retention took, or replaced, failed as expired, and the rest goes on."""
+    script = Script()
+    script.unreadable = {
+        1: OffsetExpired("dropped", stream="orders", offset=1, first=5),
+        2: read(2, "another"),
+    }
+    consumed = script.run(OPTIONS, bulk_of(4, with_bodies=False), may_die=True)
+    assert script.kinds == ["Load", "Forward", "Finish", "Execute", "Finish"]
+    by_offset = ends(consumed)
+    assert by_offset[1] == (OutcomeStatus.FAILED, "expired: dropped", None)
+    assert by_offset[2] == (OutcomeStatus.FAILED, "expired: another message lies there now", None)
+    assert [by_offset[n][0] for n in (0, 3)] == [OutcomeStatus.SUCCEEDED] * 2
+
+
+def test_a_message_that_kills_its_collectors_is_given_up() -> None:
+    """A message that was handed on so often without any result is not handed on once more."""
+    script = Script()
+    last, beyond = bulk_of(1, attempts=3 + CRASHES_MAX - 1), bulk_of(1, attempts=3 + CRASHES_MAX)
+    assert ends(script.run(OPTIONS, last))[0][0] is OutcomeStatus.SUCCEEDED
+    script.steps.clear()
+    status, reason, _ = ends(script.run(OPTIONS, beyond))[0]
+    assert (status, script.kinds) == (OutcomeStatus.FAILED, ["Forward", "Finish"])
+    assert "died" in (reason or "")
+
+
+def test_a_joined_executor_has_its_results_stored_with_it() -> None:
+    """What was committed with the executor's own writes is not stored a second time."""
+    script = Script()
+    options = ExecutorOptions(type="a", joins_transaction=True)
+    assert ends(script.run(options, bulk_of(1)))[0][0] is OutcomeStatus.SUCCEEDED
+    assert script.kinds == ["Forward", "Join"]
+
+
+def test_a_joined_executor_that_raised_has_failures_stored_after_it() -> None:
+    """What was rolled back is stored as failed in a transaction of its own."""
+    script = Script(raised=ValueError("bad"))
+    script.joined_commits = False
+    options = ExecutorOptions(type="a", joins_transaction=True, attempts=1)
+    assert ends(script.run(options, bulk_of(1))) == {0: (OutcomeStatus.FAILED, "ValueError: bad", None)}
+    assert script.kinds == ["Forward", "Join", "Finish"]
+
+
+# --- messages on their way into the store -----------------------------------------------------------------------
+
+
+def test_ids_are_given_or_made_of_the_place() -> None:
+    """A message without `message_id`, or with one that cannot be stored, is asked for by where it lies."""
+    nameless = Message("orders", 4, None, None, lambda: ({}, Properties(), b"", True))
+    assert (id_of(read(3)), id_of(nameless), id_of(read(5, "a\0b"))) == ("m3", "orders:4", "orders:5")
+
+
+def test_described_messages_are_undecoded_again() -> None:
+    """A description keeps the stream's bytes alone, and counts them."""
+    record = Message.from_record("orders", 1, b"no AMQP at all")
+    described = describe(record, type_of_property)
+    assert (described.type, described.bytes, described.message_id) == ("", 14, "orders:1")
+    assert described.message is not record
+    assert described.message == record
+
+
+def intake_of(**options: Any) -> tuple[Core, Intake]:
+    """An intake that follows `orders` from 10 on."""
+    core = Core()
+    core.register(ExecutorOptions(type="a", **options))
+    intake = Intake(core)
+    intake.follow("orders", Followed(10))
+    return core, intake
+
+
+def described(*offsets: int, type_: str = "a") -> list[Collected]:
+    """Messages as a follower describes them."""
+    return [describe(read(offset, type_=type_), type_of_property) for offset in offsets]
+
+
+def test_batches_are_gathered_into_one_transaction() -> None:
+    """What arrives while the store is busy is stored at once, with one move of the position."""
+    _, intake = intake_of()
+    assert intake.take("orders", described(10, 11), 0.0) == 2
+    assert intake.take("orders", [*described(14), *described(15, type_="z")], 0.0) == 2
+    [gathered] = intake.next()
+    advance = gathered.advance
+    assert advance is not None
+    assert [entry.place.offset for entry in gathered.entries] == [10, 11, 14]
+    assert (advance.from_offset, advance.to_offset, advance.passed_over) == (10, 16, 1)
+    assert advance.known_by is not None
+    assert advance.known_by.offset == 15
+    intake.take("orders", described(16), 0.0)
+    intake.add(gathered, intake.stored(gathered, Stored(frozenset(m.place for m in gathered.messages), NOW)), 0.0)
+    assert not intake.is_stored("orders")
+    [second] = intake.next()
+    assert second.advance is not None
+    assert (second.advance.from_offset, second.advance.to_offset) == (16, 17)
+
+
+def test_a_full_type_stops_its_stream_where_it_is() -> None:
+    """The position moves up to the message that has to wait, not over it."""
+    core, intake = intake_of(bulk_messages=1, queue_bulks=1)
+    assert intake.take("orders", described(10), 0.0) == 1
+    [gathered] = intake.next()
+    intake.add(gathered, intake.stored(gathered, Stored(frozenset([MessageId("orders", 10)]), NOW)), 0.0)
+    assert intake.take("orders", [*described(11, type_="z"), *described(12, 13)], 0.0) == 1
+    [gathered] = intake.next()
+    assert gathered.advance is not None
+    assert (gathered.entries, gathered.advance.to_offset) == ([], 12)
+    assert core.take("a") is not None
+    assert intake.take("orders", described(12), 0.0) == 1
+
+
+def test_a_stream_lost_to_another_member_is_let_go() -> None:
+    """What was gathered of a stream that another member follows now is forgotten here: it is stored there."""
+    core, intake = intake_of()
+    intake.take("orders", described(10), 0.0)
+    [gathered] = intake.next()
+    intake.take("orders", described(11), 0.0)
+    assert core.held_messages == 2
+    intake.lost(gathered)
+    assert (core.held_messages, intake.is_followed("orders"), intake.is_empty) == (0, False, True)
+
+
+def test_messages_that_were_collected_before_are_let_go() -> None:
+    """A message the store knows already is not consumed a second time."""
+    core, intake = intake_of()
+    assert intake.collect(described(3)[0], 0.0) is Verdict.TAKEN
+    assert intake.collect(described(3)[0], 0.0) is Verdict.KNOWN
+    mark = intake.mark()
+    [gathered] = intake.next()
+    assert intake.stored(gathered, Stored(frozenset(), NOW)) == []
+    assert not intake.is_stored_to(mark)
+    intake.add(gathered, [], 0.0)
+    assert intake.is_stored_to(mark)
+    assert (core.held_messages, core.held_bytes) == (0, 0)
