@@ -1,0 +1,254 @@
+"""Asking what became of a message: by id, one or many, waiting for it, by handlers, and by receipts."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import aio_pika
+import pytest
+import sqlalchemy as sa
+
+import relatum
+from relatum import MessageId
+from relatum.collecting import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
+from relatum.collecting._ports import Entry, Result
+from relatum.collecting._store import CollectorStore
+from relatum.errors import DatabaseUnavailable, InvalidInput, NotFinishedInTime
+from tests.support import broker_connection, wait_until
+
+LEASE_S = 60.0
+BULK = 7
+
+
+class Collecting:
+    """A collector's store, step by step: what its faces would do."""
+
+    def __init__(self, engine: sa.Engine, name: str = "billing") -> None:
+        self.store = CollectorStore(name, engine)
+        self.member = self.store.open(["order"], LEASE_S)
+
+    def collect(self, message_id: str, offset: int = 0) -> None:
+        """Collect a message."""
+        self.store.add(self.member, [Entry(MessageId("orders", offset), message_id, "order", 1)])
+
+    def forward(self, offset: int = 0) -> None:
+        """Hand it to an executor."""
+        self.store.forward(self.member, BULK, [MessageId("orders", offset)])
+
+    def finish(self, status: OutcomeStatus, offset: int = 0, reason: str | None = None) -> None:
+        """Store its result."""
+        self.store.finish(self.member, BULK, [Result(MessageId("orders", offset), status, reason)])
+
+    def all_at_once(self, message_id: str, status: OutcomeStatus, offset: int = 0, reason: str | None = None) -> None:
+        """The whole way."""
+        self.collect(message_id, offset)
+        self.forward(offset)
+        self.finish(status, offset, reason)
+
+
+@pytest.fixture
+def collecting(engine: sa.Engine) -> Collecting:
+    """A collector."""
+    return Collecting(engine)
+
+
+@pytest.fixture
+def outcomes(database_url: str) -> Iterator[Outcomes]:
+    """Where another process asks."""
+    with Outcomes(database_url) as asked:
+        yield asked
+
+
+def test_each_state_is_told_apart(collecting: Collecting, outcomes: Outcomes) -> None:
+    """Unknown, collected, forwarded and each final one: never one for another."""
+    assert outcomes.of("id") == Outcome("id", OutcomeStatus.UNKNOWN)
+    collecting.collect("id")
+    assert outcomes.of("id").status is OutcomeStatus.COLLECTED
+    collecting.forward()
+    assert outcomes.of("id").status is OutcomeStatus.FORWARDED
+    collecting.finish(OutcomeStatus.SUCCEEDED)
+    for offset, status in enumerate((OutcomeStatus.FAILED, OutcomeStatus.DEAD), 1):
+        collecting.all_at_once(status.value, status, offset, "no such order")
+    for status in (OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD):
+        outcome = outcomes.of("id" if status is OutcomeStatus.SUCCEEDED else status.value)
+        assert outcome.status is status
+        assert outcome.is_final
+        assert outcome.reason == (None if status is OutcomeStatus.SUCCEEDED else "no such order")
+
+
+def test_many_are_asked_at_once(collecting: Collecting, outcomes: Outcomes) -> None:
+    """Each id asked has an outcome, in the order asked; more than one question holds them all."""
+    collecting.collect("b", 1)
+    ids = ["b", "a", *(f"id-{n}" for n in range(12_000)), "b"]
+    found = outcomes.of_many(ids)
+    assert list(found) == list(dict.fromkeys(ids))
+    assert [found[each].status for each in ("b", "a")] == [OutcomeStatus.COLLECTED, OutcomeStatus.UNKNOWN]
+    assert outcomes.of_many([]) == {}
+
+
+def test_ids_that_cannot_be_are_unknown_or_refused(outcomes: Outcomes) -> None:
+    """A text no message has is unknown; what is no text is the caller's mistake."""
+    assert outcomes.of("a\0b").status is OutcomeStatus.UNKNOWN
+    with pytest.raises(InvalidInput):
+        outcomes.of(7)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        outcomes.of_many("id")
+
+
+def test_several_collectors_answer_for_themselves(engine: sa.Engine, outcomes: Outcomes) -> None:
+    """Asked for none, the least advanced counts; asked for one, that one."""
+    billing, audit = Collecting(engine), Collecting(engine, "audit")
+    billing.all_at_once("id", OutcomeStatus.SUCCEEDED)
+    audit.collect("id")
+    outcome = outcomes.of("id")
+    assert (outcome.status, outcome.collector) == (OutcomeStatus.COLLECTED, "audit")
+    assert [other.collector for other in outcome.others] == ["billing"]
+    assert outcomes.of("id", collector="billing").status is OutcomeStatus.SUCCEEDED
+    assert outcomes.of("id", collector="nobody").status is OutcomeStatus.UNKNOWN
+
+
+def test_waiting_ends_with_the_final_outcome(collecting: Collecting, outcomes: Outcomes) -> None:
+    """It goes through all that comes before, from another thread or process."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(outcomes.wait, "id", 30)
+        collecting.all_at_once("id", OutcomeStatus.DEAD, reason="no")
+        assert waiting.result(30).status is OutcomeStatus.DEAD
+
+
+@pytest.mark.parametrize("status", [OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED])
+def test_a_wait_in_vain_says_how_far_it_is(collecting: Collecting, outcomes: Outcomes, status: OutcomeStatus) -> None:
+    """The error carries the outcome so far, and waiting again is fine."""
+    if status is not OutcomeStatus.UNKNOWN:
+        collecting.collect("id")
+    if status is OutcomeStatus.FORWARDED:
+        collecting.forward()
+    with pytest.raises(NotFinishedInTime, match=status.value) as caught:
+        outcomes.wait("id", 0)
+    assert caught.value.outcome.status is status
+
+
+def test_a_database_that_is_away_is_waited_for(database_url: str) -> None:
+    """Not for ever: at the end the error says what is wrong."""
+    with Outcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
+        with pytest.raises(DatabaseUnavailable):
+            asked.of("id")
+        started = time.monotonic()
+        with pytest.raises(DatabaseUnavailable):
+            asked.wait("id", 0.3)
+        assert time.monotonic() - started >= 0.3
+
+
+def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting, outcomes: Outcomes) -> None:
+    """A handler of a process that only has the id hears that it was collected, and what became of it, once each."""
+    seen: dict[str, list[OutcomeStatus]] = {"first": [], "second": []}
+    outcomes.register_result_handler(lambda outcome: seen["first"].append(outcome.status), "id")
+    collecting.collect("id")
+    wait_until(lambda: seen["first"] == [OutcomeStatus.COLLECTED], what="the first handler")
+    outcomes.register_result_handler(lambda outcome: seen["second"].append(outcome.status), "id")
+    wait_until(lambda: seen["second"] == [OutcomeStatus.COLLECTED], what="the second handler")
+    collecting.forward()
+    wait_until(lambda: seen["first"][-1] is OutcomeStatus.FORWARDED, what="the next status")
+    collecting.finish(OutcomeStatus.SUCCEEDED)
+    every = [OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED, OutcomeStatus.SUCCEEDED]
+    wait_until(lambda: seen["second"] == every, what="the last status")
+    assert seen["first"] == every
+    # One that comes late is told what is final already.
+    late = threading.Event()
+    outcomes.register_result_handler(lambda outcome: late.set(), "id")
+    assert late.wait(30)
+
+
+def test_a_handler_that_raises_breaks_nothing(
+    collecting: Collecting, outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged with the message's id, and the others are told."""
+    told = threading.Event()
+
+    def broken(outcome: Outcome) -> None:
+        raise ZeroDivisionError
+
+    collecting.all_at_once("id", OutcomeStatus.SUCCEEDED)
+    outcomes.register_result_handler(broken, "id")
+    outcomes.register_result_handler(lambda outcome: told.set(), "id")
+    assert told.wait(30)
+    wait_until(lambda: "message id (succeeded)" in caplog.text, what="the log")
+
+
+def test_closing_ends_the_thread(database_url: str) -> None:
+    """No thread is left behind."""
+    asked = Outcomes(database_url)
+    asked.register_result_handler(print, "id")
+    asked.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "relatum-outcomes"]
+
+
+def test_the_async_twin_answers_the_same(collecting: Collecting, database_url: str) -> None:
+    """One, many, waiting, waiting in vain, and a handler in the loop."""
+
+    async def ask() -> None:
+        async with AsyncOutcomes(database_url) as outcomes:
+            assert (await outcomes.of("id")).status is OutcomeStatus.UNKNOWN
+            with pytest.raises(NotFinishedInTime):
+                await outcomes.wait("id", 0.05)
+            seen: asyncio.Queue[Outcome] = asyncio.Queue()
+            outcomes.register_result_handler(seen.put_nowait, "id")
+            await asyncio.to_thread(collecting.all_at_once, "id", OutcomeStatus.SUCCEEDED)
+            assert (await outcomes.wait("id")).status is OutcomeStatus.SUCCEEDED
+            assert (await outcomes.of_many(["id"]))["id"].is_final
+            async with asyncio.timeout(30):
+                while (await seen.get()).status is not OutcomeStatus.SUCCEEDED:
+                    pass
+
+    asyncio.run(ask())
+
+
+def collected_later(engine: sa.Engine, message_id: str, status: OutcomeStatus) -> threading.Thread:
+    """Collect and consume a message in another thread."""
+    thread = threading.Thread(target=lambda: Collecting(engine).all_at_once(message_id, status, reason="as told"))
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("status", [OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED])
+def test_a_receipt_waits_for_the_outcome(
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str, status: OutcomeStatus
+) -> None:
+    """The publisher learns what became of its message, and until then how far it is."""
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+        receipt = relatum.publish(connection.channel(), "", stream_name, b"pay")
+        with pytest.raises(NotFinishedInTime) as caught:
+            receipt.outcome(timeout_s=0)
+        assert caught.value.outcome.status is OutcomeStatus.UNKNOWN
+        thread = collected_later(engine, receipt.message_id, status)
+        outcome = receipt.outcome(timeout_s=30)
+        assert (outcome.status, outcome.reason) == (status, "as told")
+        assert receipt.outcome(collector="billing") == outcome
+        thread.join()
+        receipt.wait()
+        relatum.release(connection)
+
+
+def test_an_async_receipt_waits_for_the_outcome(
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """The asyncio twin, while the loop goes on."""
+
+    async def publish() -> None:
+        connection = await aio_pika.connect_robust(amqp_url)
+        async with connection:
+            relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+            channel = await connection.channel()
+            message = aio_pika.Message(b"pay")
+            receipt = await relatum.publish_async(channel.default_exchange, message, stream_name)
+            with pytest.raises(NotFinishedInTime):
+                await receipt.outcome(timeout_s=0)
+            thread = collected_later(engine, receipt.message_id, OutcomeStatus.SUCCEEDED)
+            assert (await receipt.outcome(timeout_s=30)).status is OutcomeStatus.SUCCEEDED
+            thread.join()
+            await receipt.wait()
+            relatum.release(connection)
+
+    asyncio.run(publish())
