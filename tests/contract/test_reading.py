@@ -15,6 +15,7 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import Message, StreamBounds, TimeSource
+from relatum.reading._operations import ATTACHES_MAX
 from tests.contract._faces import Face, open_face
 from tests.support import (
     broker_connection,
@@ -264,6 +265,16 @@ class TestReadMany:
         ids = [MessageId(stream_name, offset) for offset in (5, 39, 6, 7, 0, 38, 5)]
         for window in (1, 2, 3, 7, 100):
             assert [result.id for result in face.read_many(ids, window=window)] == ids
+
+    @pytest.mark.parametrize("name", ["blocking-stream", "asyncio-stream"])
+    def test_a_worn_connection_is_replaced_on_the_way(self, amqp_url: str, stream_name: str, name: str) -> None:
+        """More attaches than a connection should have give the same results."""
+        fill(amqp_url, stream_name, 10)
+        ids = [MessageId(stream_name, number % 10) for number in range(ATTACHES_MAX + 20)]
+        with open_face(name, amqp_url) as reader:
+            assert [result.id for result in reader.read_many(ids, window=1)] == ids
+            assert [result.id for result in reader.read_many(ids, window=len(ids))] == ids
+            assert reader.read(stream_name, 9).offset == 9
 
     def test_nothing_asked_for(self, face: Face) -> None:
         """No ids, no results."""

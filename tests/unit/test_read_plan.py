@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from relatum import MessageId
 from relatum.errors import OffsetNotFound
 from relatum.reading._message import Message
+from relatum.reading._operations import ATTACHES_MAX, StreamOperations
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, Request, StreamPlan
 from relatum.reading._window import Window
+from relatum.wire._frames import FIRST
+from relatum.wire._session import Login, StreamSession
 
 ROUND_TRIP_S = 0.2e-3
 
@@ -98,6 +101,35 @@ def test_cost(chunk: int, gap: int, spread: str) -> None:
     assert stream.cost_s <= 1.3 * min(each_s, through_s) + ATTACH_S
 
 
+def test_cost_where_chunks_become_small() -> None:
+    """A request that was made for large chunks ends where it meets small ones and the next offset is far."""
+    chunks, first = [], 0
+    for size in [100] * 20 + [1] * 20_000:
+        chunks.append((first, size))
+        first += size
+    stream = Stream(chunks)
+    offsets = list(range(0, first, 2000))
+    density = Density()
+    density.learn(100, 20_000)
+    found = stream.read(StreamPlan(offsets, density))
+    assert len(found) == len(offsets)
+    assert stream.cost_s <= 3 * len(offsets) * ATTACH_S
+
+
+@pytest.mark.parametrize(
+    ("version", "is_worn"), [("3.10.8", True), ("3.11.28", True), ("3.12.0", False), ("4.3.6", False), ("", False)]
+)
+def test_a_connection_wears_out_where_the_broker_keeps_files_open(version: str, is_worn: bool) -> None:
+    """After so many attaches, not before, and only with a broker that leaks."""
+    session = StreamSession(Login("user", "password"))
+    session.server_properties = {"version": version}
+    operations = StreamOperations(session)
+    for _ in range(ATTACHES_MAX):
+        assert not operations.is_worn
+        operations.attach("stream", FIRST)
+    assert operations.is_worn is is_worn
+
+
 def message(stream: str, offset: int, size: int = 1) -> Message:
     """A message of some bytes."""
     return Message.from_record(stream, offset, b"x" * size)
@@ -129,7 +161,8 @@ def test_window_holds_bounded_bytes_and_still_ends(asked: list[int], bytes_max: 
         for offset in wanted["s"]:
             window.put("s", offset, message("s", offset, 100), 100)
             out += [result.offset for result in window.ready() if isinstance(result, Message)]
-            assert len(window._results) <= max(1, bytes_max // 100)
+            held = sum(result is not None for result in window._results["s"].values())
+            assert held <= max(1, bytes_max // 100)
         window.close()
     assert out == asked
 

@@ -1,13 +1,12 @@
 """Reading many messages over one stream-protocol connection: several attaches in flight, results in order. No I/O."""
 
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from enum import Enum
 from typing import Final
 
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, NotFound, OffsetNotFound
 from relatum.reading._batches import StreamBounds
-from relatum.reading._message import Message
 from relatum.reading._operations import Attach, StreamNotHere, StreamOperations, not_there
 from relatum.reading._plan import Density, Request, StreamPlan
 from relatum.reading._window import Result, Window
@@ -21,8 +20,16 @@ ATTACHES_IN_FLIGHT: Final = 8
 DENSITIES_MAX: Final = 1024
 """Streams whose chunk sizes are remembered."""
 
-Results = Generator[Result | StreamNotHere | None, list[Event], None]
-"""Yields results, and None where bytes must be exchanged; is sent the events that came."""
+
+class Renewal(Enum):
+    """What a batched read yields where its connection is worn and nothing is under way on it."""
+
+    RENEW = "renew"
+
+
+Results = Generator[Result | StreamNotHere | Renewal | None, list[Event], None]
+"""Yields results, None where bytes must be exchanged, and is sent the events that came; and yields `RENEW` where
+`use` must be called with the operations of another connection before it goes on."""
 
 
 class ManyReader:
@@ -32,7 +39,6 @@ class ManyReader:
         operations: A connection's operations; nothing else may use them meanwhile.
         window: What is asked for.
         densities: What is known of streams, kept between calls.
-        clock: Seconds, to learn what attaching and reading on take.
     """
 
     def __init__(
@@ -40,15 +46,16 @@ class ManyReader:
         operations: StreamOperations,
         window: Window,
         densities: dict[str, Density],
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._clock = clock
-        self._idle_since = clock()
         self._operations = operations
         self._window = window
         self._densities = densities
         self._plans: dict[str, StreamPlan] = {}
         self._in_flight: list[tuple[Attach, Request]] = []
+
+    def use(self, operations: StreamOperations) -> None:
+        """Go on over another connection."""
+        self._operations = operations
 
     def run(self) -> Results:
         """Read part after part until no id is left."""
@@ -68,15 +75,19 @@ class ManyReader:
         return self._densities.setdefault(stream, Density())
 
     def _part(self) -> Results:
-        self._ask()
-        while self._in_flight:
-            events = yield None
-            self._take(events)
-            yield from self._window.ready()
+        while True:
+            if self._operations.is_worn and not self._in_flight:
+                yield Renewal.RENEW
             self._ask()
+            if not self._in_flight:
+                return
+            self._take((yield None))
+            yield from self._window.ready()
 
     def _ask(self) -> None:
-        """Send attaches until enough are in flight, each stream in its turn."""
+        """Send attaches until enough are in flight, each stream in its turn; none over a worn connection."""
+        if self._operations.is_worn:
+            return
         for stream, plan in self._plans.items():
             while len(self._in_flight) < ATTACHES_IN_FLIGHT and not self._window.is_full:
                 request = plan.next_request()
@@ -84,23 +95,20 @@ class ManyReader:
                     break
                 start = StartSpec(Start.OFFSET, request.offsets[0])
                 make = self._operations.attach if len(request.offsets) == 1 else self._operations.attach_to_go_on
-                attach = make(stream, start, request.chunks)
-                attach.sent_at = self._clock()
-                self._in_flight.append((attach, request))
+                self._in_flight.append((make(stream, start, request.chunks), request))
 
     def _take(self, events: list[Event]) -> None:
-        now = self._clock()
         is_any_at_barrier = False
         for event in events:
             for attach, request in self._in_flight:
                 attach.take(event)
                 if attach.chunks:
-                    self._keep(attach, request, attach.chunks.pop(), now)
+                    self._keep(attach, request, attach.chunks.pop())
                 is_any_at_barrier |= attach.is_at_barrier
         if is_any_at_barrier:
-            self._in_flight = [pair for pair in self._in_flight if not self._is_over(*pair, now)]
+            self._in_flight = [pair for pair in self._in_flight if not self._is_over(*pair)]
 
-    def _is_over(self, attach: Attach, request: Request, now: float) -> bool:
+    def _is_over(self, attach: Attach, request: Request) -> bool:
         """Go on with a subscription that is at its barrier and not at its goal; True for one that is over."""
         if not attach.is_at_barrier:
             return False
@@ -111,27 +119,18 @@ class ManyReader:
                 self._operations.go_on(attach, chunks)
                 return False
         self._operations.end(attach)
-        self._close(attach, request, now, is_at_end=not has_more)
+        self._close(attach, request, is_at_end=not has_more)
         return True
 
-    def _keep(self, attach: Attach, request: Request, chunk: Chunk, now: float) -> None:
+    def _keep(self, attach: Attach, request: Request, chunk: Chunk) -> None:
         stream = attach.stream
-        if not attach.chunks_seen:
-            attach.first_at = now
         attach.chunks_seen += 1
         attach.reached = chunk.last_offset
         size = chunk.data_end - chunk.data_start
         offsets = self._plans[stream].arrived(request, chunk.first_offset, chunk.record_count, size)
-        put, from_record, time_ms = self._window.put, Message.from_record, chunk.time_ms
-        for offset, record in zip(offsets, records_at(chunk, offsets), strict=True):
-            put(stream, offset, from_record(stream, offset, record, time_ms), len(record))
+        self._window.put_records(stream, offsets, records_at(chunk, offsets), chunk.time_ms)
 
-    def _close(self, attach: Attach, request: Request, now: float, is_at_end: bool) -> None:
-        if attach.chunks_seen:
-            # The broker works attaches off one by one: this one's time begins where the one before ended.
-            attach_s = attach.first_at - max(self._idle_since, attach.sent_at)
-            self._density(attach.stream).learn_times(attach_s, attach.chunks_seen, now - attach.first_at)
-        self._idle_since = now
+    def _close(self, attach: Attach, request: Request, is_at_end: bool) -> None:
         plan = self._plans[attach.stream]
         try:
             attach.check()

@@ -33,6 +33,14 @@ from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMov
 SUBSCRIPTIONS: Final = 256
 """Subscription ids of one connection: one byte."""
 
+ATTACHES_MAX: Final = 500
+"""Attaches after which a connection to a broker that leaks is replaced; a new one takes as long as a few."""
+
+CLOSES_SINCE: Final = (3, 12)
+"""Version from which Unsubscribe surely closes the file it read. RabbitMQ 3.10.8 keeps one open for each attach until
+the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317, mended in
+patch releases of 3.10 and 3.11 that came after November 2022; those are taken for leaking, too, which costs little."""
+
 SHORT_SCAN_CREDIT: Final = 2
 """Chunks a scan with a stop is granted at first."""
 
@@ -53,12 +61,10 @@ class Attach:
         "chunks",
         "chunks_seen",
         "code",
-        "first_at",
         "granted",
         "is_at_barrier",
         "is_done",
         "reached",
-        "sent_at",
         "stream",
         "subscribed",
         "subscription",
@@ -74,7 +80,6 @@ class Attach:
         self.code: int = Code.OK
         self.reached: int | None = None
         self.chunks_seen = 0
-        self.sent_at = self.first_at = 0.0
         self.is_at_barrier = self.is_done = False
 
     def take(self, event: Event) -> None:
@@ -100,6 +105,12 @@ class StreamNotHere(StreamUnavailable):
     """The node has no replica of the stream; another may (field `stream`, in a batched read also `offset`)."""
 
     offset: int
+
+
+def _leaks(version: str) -> bool:
+    """Whether a broker keeps a file open for each attach; a version that cannot be read counts as a new one."""
+    parts = version.split(".")[:2]
+    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < CLOSES_SINCE
 
 
 def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
@@ -132,8 +143,15 @@ class StreamOperations:
     def __init__(self, session: StreamSession) -> None:
         self.session = session
         self._subscription = 0
+        self._attaches = 0
+
+    @property
+    def is_worn(self) -> bool:
+        """True where the connection should be replaced: the broker holds too many files open for it."""
+        return self._attaches >= ATTACHES_MAX and _leaks(self.session.server_properties.get("version", ""))
 
     def _next_subscription(self) -> int:
+        self._attaches += 1
         # Ids are taken in turn, so that what is still under way for an abandoned one is not mistaken.
         self._subscription = (self._subscription + 1) % SUBSCRIPTIONS
         return self._subscription

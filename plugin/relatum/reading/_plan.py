@@ -2,7 +2,8 @@
 
 Attaching costs about as much as reading on over many small chunks or a few large ones. How many records lie in a
 chunk is a stream's own affair, so the plan starts with one attach, learns from the chunks that come, and decides each
-time whether the gap to the next offset wanted is cheaper to read across or to jump.
+time whether the gap to the next offset wanted is cheaper to read across or to jump. What an attach takes beside a
+chunk is assumed, not measured (decision 4).
 """
 
 from bisect import bisect_right
@@ -11,16 +12,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 ATTACH_S: Final = 1e-3
-"""Seconds one attach takes, until it was measured. On an idle machine 0.9 ms (4.3.6) to 1.5 ms (3.10.8)."""
+"""Seconds one attach takes, its first chunk included. On an idle machine 0.9 ms (4.3.6) to 1.5 ms (3.10.8)."""
 
 CHUNK_S: Final = 30e-6
-"""Seconds reading on takes for each chunk, whatever its size, until it was measured: 17 us (4.3.6) to 60 (3.10.8)."""
+"""Seconds reading on takes for each chunk, whatever its size: 17 us (4.3.6) to 60 (3.10.8)."""
 
 BYTE_S: Final = 1e-9
 """Seconds each byte of it adds: 184 kB took 0.2 to 0.4 ms."""
-
-RATIO_RANGE: Final = (4.0, 400.0)
-"""How many chunks can be read on in the time of one attach: bounds of what a measurement may claim."""
 
 CHUNKS_MAX: Final = 4096
 """Chunks asked for at once; a credit is at most 65,535."""
@@ -28,14 +26,8 @@ CHUNKS_MAX: Final = 4096
 UNKNOWN_CHUNKS: Final = 2
 """Chunks asked for at first for neighbouring offsets, while nothing is known of the stream."""
 
-MEASURED_CHUNKS_MIN: Final = 8
-"""Chunks of one request below which the time between them says nothing."""
-
 _SIZE_WEIGHT_MIN: Final = 0.02
 """Weight of the newest chunk in what is known of a stream's chunks; their size changes with the publisher's pace."""
-
-_TIME_WEIGHT: Final = 0.2
-"""Weight of the newest time."""
 
 FIRST_CHUNKS_MAX: Final = 16
 """Chunks asked for at first: what is known of a stream on the whole may be wrong for this part of it."""
@@ -43,19 +35,23 @@ FIRST_CHUNKS_MAX: Final = 16
 GROWTH: Final = 4
 """How many times as many chunks as came so far are asked for next, at most."""
 
+STRAY_CHUNKS_MIN: Final = 8
+"""Chunks after which a request that meets smaller ones than expected may end early."""
+
+STRAY_RATIO: Final = 1.5
+"""How many times as wide as it should be a gap must turn out for that: the jump may be no better where it leads."""
+
 _UNDERSTATE: Final = 0.9
 """Share of the estimated chunks that is asked for. Asking for more costs one round trip, what is too much is wasted."""
 
 
 class Density:
-    """What is known of the chunks of one stream: how large they are, and how long they take."""
+    """What is known of the chunks of one stream: how large they are."""
 
-    __slots__ = ("_attach_s", "_chunk_s", "_seen", "bytes_each", "records_each")
+    __slots__ = ("_seen", "bytes_each", "records_each")
 
     def __init__(self) -> None:
         self._seen = 0
-        self._attach_s: float | None = None
-        self._chunk_s: float | None = None
         self.records_each = 1.0
         self.bytes_each = 0.0
 
@@ -73,26 +69,17 @@ class Density:
         self.records_each += weight * (records - self.records_each)
         self.bytes_each += weight * (size - self.bytes_each)
 
-    def learn_times(self, attach_s: float, chunks: int, reading_s: float) -> None:
-        """Take in that an attach brought its first chunk after one time and its last after another."""
-        self._attach_s = _mean(self._attach_s, attach_s)
-        if chunks >= MEASURED_CHUNKS_MIN:
-            self._chunk_s = _mean(self._chunk_s, reading_s / (chunks - 1))
-
     @property
-    def _ratio(self) -> float:
+    def ratio(self) -> float:
         """How many chunks can be read on in the time of one attach."""
-        if self._chunk_s is None or self._attach_s is None:
-            # Both at once or none: a loaded machine slows them alike, so one measured beside one assumed misleads.
-            ratio = ATTACH_S / (CHUNK_S + BYTE_S * self.bytes_each)
-        else:
-            ratio = self._attach_s / self._chunk_s if self._chunk_s > 0 else RATIO_RANGE[1]
-        return min(max(ratio, RATIO_RANGE[0]), RATIO_RANGE[1])
+        # A slow or busy machine slows both alike, and its pauses mislead more than a ratio that is off by a factor of
+        # two or three, which costs little.
+        return ATTACH_S / (CHUNK_S + BYTE_S * self.bytes_each)
 
     @property
     def gap_max(self) -> float:
         """The widest gap, in offsets, that is cheaper to read across than to jump."""
-        return self._ratio * self.records_each
+        return self.ratio * self.records_each
 
     def chunks_for(self, first: int, last: int) -> int:
         """How many chunks to ask for at first to get from one offset to another."""
@@ -102,10 +89,6 @@ class Density:
             return UNKNOWN_CHUNKS
         expected = (last - first) / self.records_each
         return max(1, min(FIRST_CHUNKS_MAX, round(expected * _UNDERSTATE)))
-
-
-def _mean(known: float | None, new: float) -> float:
-    return new if known is None else known + _TIME_WEIGHT * (new - known)
 
 
 class Request(NamedTuple):
@@ -152,11 +135,17 @@ class StreamPlan:
         return wanted
 
     def more(self, request: Request, reached: int, chunks: int) -> int:
-        """How many chunks to ask for on top of those that came up to an offset; 0 when the request has all it wants."""
+        """How many chunks to ask for on top of those that came up to an offset; 0 when the request should end.
+
+        It ends when it has all it wants, and where chunks are so small that jumping is cheaper after all.
+        """
         first, last = request.offsets[0], request.offsets[-1]
         if reached >= last:
             return 0
         records_each = (reached + 1 - first) / chunks
+        gap = request.offsets[bisect_right(request.offsets, reached)] - reached
+        if chunks >= STRAY_CHUNKS_MIN and gap > STRAY_RATIO * self._density.ratio * records_each:
+            return 0
         expected = (last - reached) / records_each * _UNDERSTATE
         return max(1, min(CHUNKS_MAX, GROWTH * chunks, round(expected)))
 

@@ -13,7 +13,7 @@ from relatum.errors import AccessRefused, BrokerUnavailable, ConnectionLost, Not
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncConnection
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._many import ManyReader
+from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan, StreamNotHere, StreamOperations
 from relatum.reading._plan import Density
@@ -91,7 +91,8 @@ class AsyncStreams:
     async def _release(self, connection: AsyncConnection) -> None:
         if not connection.is_usable:
             return
-        if not self._is_closed and len(self._idle) < CONNECTIONS_KEPT:
+        is_wanted = not self._is_closed and not connection.operations.is_worn
+        if is_wanted and len(self._idle) < CONNECTIONS_KEPT:
             self._idle.append(connection)
         else:
             await connection.close()
@@ -186,13 +187,20 @@ class AsyncStreams:
 
     async def read_many(self, ids: Iterable[MessageId], window: int) -> AsyncGenerator[Result, None]:
         """See `AsyncStreamReader.read_many`."""
-        async with self._connection() as connection:
-            steps = ManyReader(connection.operations, Window(ids, window), self._densities).run()
+        async with contextlib.AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(self._connection())
+            many = ManyReader(connection.operations, Window(ids, window), self._densities)
+            steps = many.run()
             try:
                 step = next(steps)
                 while True:
                     if step is None:
                         step = steps.send(await connection.exchange(time.monotonic() + self._timeout_s))
+                    elif step is Renewal.RENEW:
+                        await stack.aclose()
+                        connection = await stack.enter_async_context(self._connection())
+                        many.use(connection.operations)
+                        step = next(steps)
                     else:
                         yield step if isinstance(step, Message) else await self._settled(step)
                         step = next(steps)

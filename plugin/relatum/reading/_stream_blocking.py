@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -16,7 +16,7 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._amqp_operations import not_a_stream
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._many import ManyReader
+from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan, StreamNotHere, StreamOperations
 from relatum.reading._plan import Density
@@ -98,7 +98,8 @@ class BlockingStreams:
         if not connection.is_usable:
             return
         with self._lock:
-            if not self._is_closed and len(self._idle) < CONNECTIONS_KEPT:
+            is_wanted = not self._is_closed and not connection.operations.is_worn
+            if is_wanted and len(self._idle) < CONNECTIONS_KEPT:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -193,13 +194,20 @@ class BlockingStreams:
 
     def read_many(self, ids: Iterable[MessageId], window: int) -> Iterator[Result]:
         """See `StreamReader.read_many`."""
-        with self._connection() as connection:
-            steps = ManyReader(connection.operations, Window(ids, window), self._densities).run()
+        with ExitStack() as stack:
+            connection = stack.enter_context(self._connection())
+            many = ManyReader(connection.operations, Window(ids, window), self._densities)
+            steps = many.run()
             try:
                 step = next(steps)
                 while True:
                     if step is None:
                         step = steps.send(connection.exchange(time.monotonic() + self._timeout_s))
+                    elif step is Renewal.RENEW:
+                        stack.close()
+                        connection = stack.enter_context(self._connection())
+                        many.use(connection.operations)
+                        step = next(steps)
                     else:
                         yield step if isinstance(step, Message) else self._settled(step)
                         step = next(steps)

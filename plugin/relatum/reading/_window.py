@@ -1,6 +1,6 @@
 """What a batched read holds: the ids asked for, in order, and what has come for them, within bounds. Pure."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
@@ -22,11 +22,13 @@ _Place = tuple[str, int]
 Result = Message | NotFound | AccessRefused
 """What comes of one id: its message, or why there is none."""
 
+_Held = tuple[Result | StreamNotHere, int]
+
 
 class Window:
     """Takes ids from an iterable part by part, and gives back their results in the order of the ids.
 
-    Some thousand ids pass through in the time of one attach, so a place is a plain tuple in here.
+    Some thousand ids pass through in the time of one attach, so this is written to do little for each.
 
     Args:
         ids: What is asked for; may repeat.
@@ -38,9 +40,9 @@ class Window:
         self._source = iter(ids)
         self._waiting: deque[_Place] = deque()
         self._asked: deque[_Place] = deque()
-        self._results: dict[_Place, Result | StreamNotHere] = {}
-        self._sizes: dict[_Place, int] = {}
-        self._uses: dict[_Place, int] = {}
+        # What this part asks for, by stream and offset: its result and the bytes held for it, None until it comes.
+        self._results: dict[str, dict[int, _Held | None]] = {}
+        self._repeats: dict[_Place, int] = {}
         self._held = 0
         self._messages_max = max(1, messages_max)
         self._part = self._messages_max
@@ -50,21 +52,20 @@ class Window:
     def open(self) -> dict[str, list[int]]:
         """Begin the next part: the offsets to read by stream, ascending; empty when all ids are done."""
         self.is_full = False
-        asked, uses = self._asked, self._uses
+        asked = self._asked
         while len(asked) < self._part and self._waiting:
             asked.append(self._waiting.popleft())
-        for stream, offset in islice(self._source, self._part - len(asked)):
-            asked.append((stream, offset))
-        wanted: dict[str, list[int]] = {}
-        for place in asked:
-            if place in uses:
-                uses[place] += 1
+        asked.extend(islice(self._source, self._part - len(asked)))
+        results: dict[str, dict[int, _Held | None]] = {}
+        for stream, offset in asked:
+            if stream in results:
+                results[stream][offset] = None
             else:
-                uses[place] = 1
-                wanted.setdefault(place[0], []).append(place[1])
-        for offsets in wanted.values():
-            offsets.sort()
-        return wanted
+                results[stream] = {offset: None}
+        self._results = results
+        if sum(map(len, results.values())) < len(asked):
+            self._repeats = {place: uses - 1 for place, uses in Counter(asked).items() if uses > 1}
+        return {stream: sorted(offsets) for stream, offsets in results.items()}
 
     def valid(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:
         """What of a part can be asked for; numbers that are no offsets get their error at once."""
@@ -85,33 +86,57 @@ class Window:
 
     def put(self, stream: str, offset: int, result: Result | StreamNotHere, size: int = 0) -> None:
         """Hold a result until its turn; dropped where too much is held already: it will be asked for again."""
-        place = (stream, offset)
-        if place not in self._uses or place in self._results:
+        results = self._results[stream]
+        # None says that it is asked for and has not come.
+        if results.get(offset, 0) is not None:
             return
         held = self._held
         if held and held + size > self._bytes_max:
             self.is_full = True
             return
         self._held = held + size
-        self._results[place] = result
-        self._sizes[place] = size
+        results[offset] = (result, size)
+
+    def put_records(self, stream: str, offsets: list[int], records: list[bytes], time_ms: int) -> None:
+        """As `put` for messages of a chunk that was written at a time."""
+        results, message, bytes_max = self._results[stream], Message.from_record, self._bytes_max
+        held = self._held
+        for offset, record in zip(offsets, records, strict=True):
+            size = len(record)
+            if results.get(offset, 0) is not None:
+                continue
+            if held and held + size > bytes_max:
+                self.is_full = True
+                break
+            held += size
+            results[offset] = (message(stream, offset, record, time_ms), size)
+        self._held = held
 
     def missing(self) -> list[MessageId]:
         """The ids of this part without a result, ascending."""
-        return sorted(MessageId(*place) for place in set(self._uses) - set(self._results))
+        return sorted(
+            MessageId(stream, offset)
+            for stream, results in self._results.items()
+            for offset, held in results.items()
+            if held is None
+        )
 
     def ready(self) -> Iterator[Any]:
         """The results whose turn it is."""
-        asked, results, uses = self._asked, self._results, self._uses
-        while asked and asked[0] in results:
+        asked, repeats = self._asked, self._repeats
+        while asked:
+            stream, offset = asked[0]
+            results = self._results[stream]
+            held = results[offset]
+            if held is None:
+                return
             place = asked.popleft()
-            if uses[place] > 1:
-                uses[place] -= 1
-                yield results[place]
+            if repeats and repeats.get(place):
+                repeats[place] -= 1
             else:
-                del uses[place]
-                self._held -= self._sizes.pop(place)
-                yield results.pop(place)
+                del results[offset]
+                self._held -= held[1]
+            yield held[0]
 
     def close(self) -> None:
         """End the part. After it was too large, what is not done goes back and the next one is half as large."""
@@ -122,6 +147,5 @@ class Window:
         self._waiting.extendleft(reversed(self._asked))
         self._asked.clear()
         self._results.clear()
-        self._sizes.clear()
-        self._uses.clear()
+        self._repeats.clear()
         self._held = 0

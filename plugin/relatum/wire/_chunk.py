@@ -143,7 +143,8 @@ def records_at(chunk: Chunk, offsets: list[int]) -> list[bytes]:
         ChunkCorrupt: Lengths inside the chunk are wrong.
     """
     if chunk.entry_count == chunk.record_count:
-        found = _plain_records_at(chunk, offsets)
+        is_whole = len(offsets) == chunk.record_count
+        found = _plain_records(chunk) if is_whole else _plain_records_at(chunk, offsets)
         if found is not None:
             return found
     records: list[bytes] = []
