@@ -28,6 +28,10 @@ _AFTER_SEPARATOR: Final = chr(ord("|") + 1)
 """What ends the range of a group's values: the character after the one that separates the parts."""
 
 
+_new: Final = tuple.__new__
+"""Makes a place out of its parts; `Membership(…)` is a function of its own, and this is on the publish path."""
+
+
 class GroupFault(StrEnum):
     """Why headers, or a call, cannot make a message one of a group: the field `reason` of `InvalidGroup`."""
 
@@ -96,10 +100,8 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
     if group_id is None:
         return None
     sequence, last = headers.get(GROUP_SEQUENCE_HEADER), headers.get(GROUP_LAST_HEADER)
-    if type(group_id) is str and type(sequence) is int and type(last) is bool:
-        if _GROUP_ID.match(group_id) and 1 <= sequence <= GROUP_SEQUENCE_MAX:
-            return Membership(group_id, sequence, last)
-        return None
+    if _is_plain(group_id, sequence, last):
+        return _new(Membership, (group_id, sequence, last))
     # Other clients and older brokers write the same values as bytes or text.
     try:
         value = GROUP_KEY.canonical_of((group_id, sequence, last))
@@ -155,6 +157,8 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     group_id = headers.get(GROUP_ID_HEADER)
     sequence = headers.get(GROUP_SEQUENCE_HEADER)
     last = headers.get(GROUP_LAST_HEADER)
+    if _is_plain(group_id, sequence, last):
+        return _new(Membership, (group_id, sequence, last))
     if group_id is None:
         if sequence is None and last is None:
             return None
@@ -168,6 +172,17 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     elif type(last) is not bool:
         raise invalid(GroupFault.LAST_NOT_BOOLEAN)
     return Membership(group_id, sequence, last)
+
+
+def _is_plain(group_id: Any, sequence: Any, last: Any) -> bool:
+    """Whether they are a place just as they are, which nearly all are."""
+    return (
+        type(group_id) is str
+        and type(sequence) is int
+        and type(last) is bool
+        and 1 <= sequence <= GROUP_SEQUENCE_MAX
+        and _GROUP_ID.match(group_id) is not None
+    )
 
 
 def checked_sequence(sequence: Any) -> int:

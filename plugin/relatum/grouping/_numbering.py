@@ -11,6 +11,7 @@ from relatum.grouping._membership import (
     new_group_id,
 )
 from relatum.grouping._position import Anomaly, GroupPosition, Ranges
+from relatum.limits import GROUP_SEQUENCE_MAX
 
 _CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
 """What no further message can put right."""
@@ -78,8 +79,10 @@ class Numbering:
             if first < end:
                 heapq.heappush(self._gaps, (first + 1, end))
             return Membership(self.group_id, first, False)
-        number = checked_sequence(self.next_free)
-        self.next_free += 1
+        number = self.next_free
+        if number > GROUP_SEQUENCE_MAX:
+            checked_sequence(number)
+        self.next_free = number + 1
         if last:
             self.last_sequence = number
         return Membership(self.group_id, number, last)

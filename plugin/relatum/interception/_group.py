@@ -9,7 +9,7 @@ from pika.channel import Channel
 
 from relatum.errors import InvalidGroup, PublishOutcomeUnknown
 from relatum.grouping import GroupFault, GroupPosition, Membership, Numbering
-from relatum.interception._pika import copy_with
+from relatum.interception._pika import OwnProperties, copy_with
 from relatum.interception._publish import publisher_of
 
 OnIncomplete: TypeAlias = Literal["raise", "close"]
@@ -131,12 +131,12 @@ class MessageGroup(GroupBase):
         group_id: str | None = None,
         start: int = 1,
     ) -> None:
-        publisher_of(channel)
+        self._publisher = publisher_of(channel)
         super().__init__(on_incomplete, group_id, start)
         self._channel = channel
         self._exchange = exchange
         self._routing_key = routing_key
-        self._newest: tuple[str, str, dict[str, Any]] = (exchange, routing_key, {})
+        self._newest: tuple[str, str, bool, dict[str, Any]] = (exchange, routing_key, True, {})
 
     def put(
         self,
@@ -176,16 +176,17 @@ class MessageGroup(GroupBase):
         """
         exchange = self._exchange if exchange is None else exchange
         routing_key = self._routing_key if routing_key is None else routing_key
-        # Only where the interceptor is at work can a failure say whether the message was sent.
-        publisher_of(self._channel)
+        if not self._publisher.interception.active:
+            # Only where an interceptor is at work can a failure say whether the message was sent.
+            self._publisher = publisher_of(self._channel)
         place = self._numbers.take(last=last)
         try:
-            ours = _grouped(properties, place)
-            result = self._channel.basic_publish(exchange, routing_key, body, ours, mandatory, **kwargs)
+            grouped = _grouped(properties, place)
+            result = self._channel.basic_publish(exchange, routing_key, body, grouped, mandatory, **kwargs)
         except Exception as error:
             self._failed(place, error)
             raise
-        self._newest = (exchange, routing_key, {"mandatory": mandatory, **kwargs})
+        self._newest = (exchange, routing_key, mandatory, kwargs)
         return result
 
     def close(self) -> None:
@@ -195,8 +196,8 @@ class MessageGroup(GroupBase):
             IncompleteGroup: messages of it are missing (fields `missing`, `last_sequence`).
         """
         if self._must_close():
-            exchange, routing_key, options = self._newest
-            self.put(b"", last=True, exchange=exchange, routing_key=routing_key, **options)
+            exchange, routing_key, mandatory, options = self._newest
+            self.put(b"", None, True, exchange=exchange, routing_key=routing_key, mandatory=mandatory, **options)
         self._end()
 
     def __enter__(self) -> Self:
@@ -214,6 +215,6 @@ class MessageGroup(GroupBase):
 def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:
     """A copy of the caller's properties with the headers of a place."""
     if not given:
-        return BasicProperties(headers=place.headers)
+        return OwnProperties(headers=place.headers)
     headers = {**given.headers, **place.headers} if given.headers else place.headers
-    return copy_with(given, headers, given.message_id)
+    return copy_with(given, headers, given.message_id, OwnProperties)

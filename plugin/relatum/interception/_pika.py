@@ -35,6 +35,10 @@ Nothing else that a blocking channel has under way is answered by them.
 _NOTHING: Final = object()
 
 
+class OwnProperties(BasicProperties):  # type: ignore[misc]
+    """Properties that were made here, for one message: what is missing is added to them, not to a copy."""
+
+
 class Publisher:
     """Stands in for `basic_publish` on one channel.
 
@@ -103,8 +107,10 @@ class Publisher:
             stamp = self._stamper.stamp(None, None, None, None, body, receipt)
             return BasicProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
         stamp = self._stamper.stamp(given.headers, given.message_id, given.timestamp, given, body, receipt)
-        stamped = copy_with(given, stamp.headers, stamp.message_id)
-        return stamped, stamp
+        if type(given) is OwnProperties:
+            given.headers, given.message_id = stamp.headers, stamp.message_id
+            return given, stamp
+        return copy_with(given, stamp.headers, stamp.message_id), stamp
 
     def _outcome(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> PublishError:
         """The error of a publish that was sent, as what it says about the message."""
@@ -203,15 +209,20 @@ def strip_returned(error: "UnroutableError | NackError", stamp: Stamp) -> None:
         restore(message.properties, stamp)
 
 
-def copy_with(given: BasicProperties, headers: dict[str, Any], message_id: str | None) -> BasicProperties:
-    """A copy of the properties with other headers and another `message_id`."""
+def copy_with(
+    given: BasicProperties,
+    headers: dict[str, Any],
+    message_id: str | None,
+    kind: type[BasicProperties] = BasicProperties,
+) -> BasicProperties:
+    """A copy of the properties with other headers and another `message_id`; of `kind`, unless they have their own."""
     if type(given) is not BasicProperties:
         copied = copy.copy(given)
         copied.headers = headers
         copied.message_id = message_id
         return copied
     # Through the initialiser: an object whose dictionary was filled otherwise is slower to encode.
-    return BasicProperties(
+    return kind(
         given.content_type,
         given.content_encoding,
         headers,
