@@ -61,6 +61,7 @@ $(made): pyproject.toml tools/make-environment
 	@touch $@
 
 # Spark is 400 MB to download: only what needs it waits for it.
-$(spark): $(made)
+$(spark): pyproject.toml tools/make-environment
+	@mkdir -p .venv/tmp
 	@tools/make-environment .venv spark
-	@touch $@
+	@touch $(made) $@
