@@ -111,7 +111,9 @@ class Model:
         if any(each.offset == offset for each in self.messages):
             return Verdict.KNOWN
         options = self.types[type_]
-        full = options.when_full != "spill" and len(self.waiting(type_)) >= options.queue_bulks
+        filling = [each.size for each in self.of(type_, "open") + self.of(type_, "admitted")]
+        coming = max(len(filling) // options.bulk_messages, sum(filling) // options.bulk_bytes)
+        full = options.when_full != "spill" and len(self.waiting(type_)) + coming >= options.queue_bulks
         if not full and self.held >= self.bytes_max:
             for other, its in self.types.items():
                 for bulk in reversed(self.waiting(other) if its.when_full == "spill" else []):

@@ -41,8 +41,20 @@ class TypeBulks:
         self.open: OpenBulk | None = None
         self.waiting: deque[Bulk] = deque()
         self.running = 0
+        self._admitted = 0
+        self._admitted_bytes = 0
         self._retries: list[tuple[float, int, Collected]] = []
         self._count = 0
+
+    def admit(self, message: Collected) -> None:
+        """Count a message on its way into the store: it will need room in a bulk."""
+        self._admitted += 1
+        self._admitted_bytes += message.bytes
+
+    def arrived(self, message: Collected) -> None:
+        """A message that was counted by `admit` is stored, or will not be."""
+        self._admitted -= 1
+        self._admitted_bytes -= message.bytes
 
     def add(self, message: Collected, now: float) -> None:
         """Put a message into the bulk being filled; begins one where there is none."""
@@ -91,6 +103,15 @@ class TypeBulks:
     def is_queue_full(self) -> bool:
         """Whether as many bulks wait for a worker as may."""
         return len(self.waiting) >= self.options.queue_bulks
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many bulks wait as may, with those that messages on their way will make."""
+        messages, size = self._admitted, self._admitted_bytes
+        if self.open is not None:
+            messages, size = messages + len(self.open.messages), size + self.open.bytes
+        coming = max(messages // self.options.bulk_messages, size // self.options.bulk_bytes)
+        return len(self.waiting) + coming >= self.options.queue_bulks
 
     def take(self) -> Bulk | None:
         """The next bulk for a worker; None where there is none, or where as many run as may."""

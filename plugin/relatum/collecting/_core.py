@@ -79,11 +79,12 @@ class Core:
         if self._is_full(bulks):
             return Verdict.REFUSED if bulks.options.when_full == "refuse" else Verdict.WAIT
         self._hold(message)
+        bulks.admit(message)
         return Verdict.TAKEN
 
     def _is_full(self, bulks: TypeBulks) -> bool:
         may_spill = bulks.options.when_full == "spill"
-        if bulks.is_queue_full and not may_spill:
+        if bulks.is_full and not may_spill:
             return True
         if self.held_bytes >= self.limits.bytes_max:
             self._spill_waiting()
@@ -96,7 +97,12 @@ class Core:
         self._held[message.place] = size
 
     def add(self, messages: Sequence[Collected], now: float) -> None:
-        """Put stored messages into bulks, and close those that reach a limit."""
+        """Put messages that were admitted, and are stored, into bulks, and close those that reach a limit."""
+        for message in messages:
+            self._types[message.type].arrived(message)
+        self._put(messages, now)
+
+    def _put(self, messages: Sequence[Collected], now: float) -> None:
         for message in messages:
             self._add(message, now)
         if messages:
@@ -139,7 +145,7 @@ class Core:
                 self._types[entry.type].retry_at(message, now + entry.due_in_s)
             else:
                 adopted.append(message)
-        self.add(adopted, now)
+        self._put(adopted, now)
 
     def room_for_entries(self, entries_max: int) -> int:
         """How many messages can be taken over now: their bodies are left where they are."""
@@ -148,7 +154,7 @@ class Core:
 
     def types_with_room(self) -> list[str]:
         """The types whose messages can be taken over now."""
-        return [name for name, bulks in self._types.items() if not bulks.is_queue_full]
+        return [name for name, bulks in self._types.items() if not bulks.is_full]
 
     # --- bulks closed ---------------------------------------------------------------------------------------------
 
@@ -164,7 +170,7 @@ class Core:
             if reason is not None:
                 self._close(bulks, reason)
             retries = bulks.retries_due(now)
-            self.add(retries, now)
+            self._put(retries, now)
             has_done |= reason is not None or bool(retries)
         return has_done
 
@@ -237,8 +243,10 @@ class Core:
                 self._release([message])
 
     def cancel(self, messages: Iterable[Collected]) -> None:
-        """Let messages go that were taken and could not be stored, or need not be consumed."""
-        self._release(messages)
+        """Let messages go that were admitted and could not be stored, or need not be consumed."""
+        for message in messages:
+            self._types[message.type].arrived(message)
+            self._release([message])
 
     def _release(self, messages: Iterable[Collected]) -> None:
         for message in messages:

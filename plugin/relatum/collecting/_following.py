@@ -129,4 +129,6 @@ class Follower:
             while not shared.intake.is_stored(self._stream) and not shared.abandoned.is_set():
                 shared.changed.wait(IDLE_S)
             shared.intake.unfollow(self._stream)
-        shared.store.unfollow(member, self._stream)
+        if not shared.abandoned.is_set():
+            # Else the member has left, and with it what it followed.
+            shared.store.unfollow(member, self._stream)

@@ -69,15 +69,15 @@ class Shared:
             Abandoned: The collector was closed meanwhile.
             Conflict: Another member did it first.
         """
-        for pause in backoff():
+        pauses = backoff()
+        while not self.abandoned.is_set():
             try:
                 return call()
             except Conflict:
                 raise
             except Exception as error:  # noqa: BLE001 - logged; a defect of a moment must not lose what is under way
                 log_defect(error, what)
-            if self.abandoned.wait(pause):
-                break
+            self.abandoned.wait(next(pauses))
         raise Abandoned
 
     def notify(self) -> None:
