@@ -1,16 +1,33 @@
 """Consumers that share groups: every complete group is given until it is acknowledged, to one member at a time."""
 
+import asyncio
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import ClaimLost
+import relatum_migrations
+from relatum.errors import ClaimLost, ConfigurationError, GroupConflict, InvalidInput, KeyNotDefined
 from relatum.grouping import GROUP_KEY
-from relatum_consumer import Relations
-from relatum_consumer.grouping import GroupConsumer
-from tests.support import publish_plain, recording, wait_recorded
+from relatum.local import LocalServers
+from relatum.reading import StreamReader
+from relatum.recording import backfill, prune
+from relatum.store import make_engine
+from relatum_consumer import AsyncRelations, Relations
+from relatum_consumer.grouping import GroupConsumer, IncompleteGroupReport, SharedGroup
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
 from tests.support.groups import group_id, of_group, shuffled, whole_group
 
 Record = Callable[..., None]
@@ -35,26 +52,552 @@ def record(amqp_url: str, engine: sa.Engine) -> Record:
     return run
 
 
+@pytest.fixture
+def streams(amqp_url: str) -> Iterator[list[str]]:
+    """The names of two new streams, ascending."""
+    names = sorted(unique_name() for _ in range(2))
+    for name in names:
+        declare_stream(amqp_url, name)
+    yield names
+    for name in names:
+        delete_stream(amqp_url, name)
+
+
+def ids(*numbers: int) -> list[str]:
+    """The ids of groups."""
+    return [group_id(number) for number in numbers]
+
+
+def given(relations: Relations, streams: Any, consumer: str | GroupConsumer = "billing", **options: Any) -> list[str]:
+    """The ids of all groups there are for a consumer, each acknowledged."""
+    found = []
+    for group in relations.groups(streams, consumer=consumer, **options):
+        found.append(group.group_id)
+        group.acknowledge()
+    return found
+
+
+def states(engine: sa.Engine) -> dict[str, str]:
+    """The state of each group a consumer has seen."""
+    with engine.connect() as connection:
+        rows = connection.execute(sa.text("SELECT group_id, state FROM relatum.group_states"))
+        return dict(tuple(row) for row in rows)
+
+
+# --- giving and acknowledging -----------------------------------------------------------------------------
+
+
 def test_each_complete_group_is_given_until_it_is_acknowledged(
     relations: Relations, amqp_url: str, stream_name: str, record: Record
 ) -> None:
-    """In the order of their first messages; what was acknowledged is not given again."""
+    """In the order of their first messages; what was acknowledged is not given again, and incomplete ones never."""
     messages = [*whole_group(1, 3), *whole_group(2, 2), of_group(3, 1), of_group(3, 3, last=True)]
-    publish_plain(amqp_url, stream_name, shuffled(messages, 1))
+    mixed = shuffled(messages, 1)
+    publish_plain(amqp_url, stream_name, mixed)
     record(stream_name)
+    firsts = [body for body, headers in mixed if headers["group_sequence"] == 1 and not body.startswith(b"3-")]
     with relations.groups(stream_name, consumer="billing") as groups:
-        given = list(groups)
-        assert sorted(group.group_id for group in given) == [group_id(1), group_id(2)]
-        assert [len(group) for group in given] == [3 if group.group_id == group_id(1) else 2 for group in given]
-        given[0].acknowledge()
-        given[0].acknowledge()
-    with pytest.raises(ClaimLost):
-        given[1].acknowledge()
+        found = list(groups)
+        assert [group[0].body for group in found] == firsts
+        assert [[message.body.split(b"-")[1] for message in group] for group in found] == [
+            [b"%d" % number for number in range(1, len(group) + 1)] for group in found
+        ]
+        found[0].acknowledge()
+        found[0].acknowledge()
+    with pytest.raises(ClaimLost) as lost:
+        found[1].acknowledge()
+    assert lost.value.group_id == found[1].group_id
     with relations.groups(stream_name, consumer="billing") as groups:
         (again,) = groups
-        assert again.group_id == given[1].group_id
-        assert again.deliveries == 2
+        assert (again.group_id, again.deliveries) == (found[1].group_id, 2)
         again.acknowledge()
-    with closing(relations.groups(stream_name, consumer="billing")) as groups:
-        assert list(groups) == []
-    assert len(list(relations.groups(stream_name, consumer=GroupConsumer("shipping")))) == 2
+    assert given(relations, stream_name) == []
+    assert sorted(given(relations, stream_name, "shipping")) == ids(1, 2), "another name has a position of its own"
+
+
+def test_a_group_completed_behind_the_position_is_given(
+    relations: Relations, amqp_url: str, stream_name: str, record: Record
+) -> None:
+    """The hole of browsing: a group that stands before others that were given is given when it completes."""
+    publish_plain(amqp_url, stream_name, [of_group(1, 1), *whole_group(2, 2)])
+    record(stream_name)
+    assert given(relations, stream_name) == ids(2)
+    publish_plain(amqp_url, stream_name, [of_group(1, 2, last=True), *whole_group(3, 1)])
+    record(stream_name)
+    assert given(relations, stream_name) == ids(1, 3)
+
+
+def test_a_late_duplicate_does_not_open_a_group_again(
+    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine, record: Record
+) -> None:
+    """A message repeated after its group is done changes nothing."""
+    publish_plain(amqp_url, stream_name, whole_group(1, 2))
+    record(stream_name)
+    assert given(relations, stream_name) == ids(1)
+    publish_plain(amqp_url, stream_name, whole_group(1, 2))
+    record(stream_name)
+    assert given(relations, stream_name) == []
+    assert states(engine) == {group_id(1): "done"}
+
+
+def test_groups_over_several_streams_are_one_consumer_s(
+    relations: Relations, amqp_url: str, streams: list[str], record: Record
+) -> None:
+    """A group is given once it is complete with all streams, and its messages are in the order of their numbers."""
+    first, second = streams
+    publish_plain(amqp_url, second, [of_group(1, 2, time_us=20), of_group(2, 1, last=True, time_us=5)])
+    record(first, second)
+    assert given(relations, streams) == ids(2)
+    publish_plain(amqp_url, first, [of_group(1, 1, time_us=10), of_group(1, 3, last=True, time_us=30)])
+    record(first, second)
+    with relations.groups(streams, consumer="billing") as groups:
+        (group,) = groups
+    assert [(message.stream, message.body) for message in group] == [
+        (first, b"1-1"),
+        (second, b"1-2"),
+        (first, b"1-3"),
+    ]
+
+
+def test_what_is_back_filled_later_is_given(
+    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine, record: Record
+) -> None:
+    """Groups that lie before the part a recorder began with are found once that is back-filled."""
+    publish_plain(amqp_url, stream_name, whole_group(1, 2))
+    with recording(amqp_url, engine, stream_name):
+        wait_recorded(amqp_url, engine, stream_name)
+    publish_plain(amqp_url, stream_name, [b"between"])
+    record(stream_name)
+    publish_plain(amqp_url, stream_name, whole_group(2, 2))
+    record(stream_name)
+    assert given(relations, stream_name) == ids(2)
+    backfill(amqp_url, engine, stream_name)
+    assert given(relations, stream_name) == ids(1)
+
+
+def test_where_a_new_consumer_starts(relations: Relations, amqp_url: str, stream_name: str, record: Record) -> None:
+    """A group that stands before the start is none of the consumer's, one behind it is, wherever its other messages."""
+    publish_plain(
+        amqp_url,
+        stream_name,
+        [*whole_group(1, 1), of_group(2, 1), of_group(3, 2, last=True), of_group(2, 2, last=True), of_group(3, 1)],
+    )
+    record(stream_name)
+    assert given(relations, stream_name, start=2) == ids(3)
+    assert given(relations, stream_name) == [], "the start is that of the consumer's name, once for all"
+    assert given(relations, stream_name, "all") == ids(1, 2, 3)
+
+
+def test_physical_order(relations: Relations, amqp_url: str, stream_name: str, record: Record) -> None:
+    """Groups and their messages in the order of arrival."""
+    publish_plain(amqp_url, stream_name, [of_group(2, 2, last=True), *whole_group(1, 1), of_group(2, 1)])
+    record(stream_name)
+    with relations.groups(stream_name, order="physical", consumer="billing") as groups:
+        assert [[message.body for message in group] for group in groups] == [[b"2-2", b"2-1"], [b"1-1"]]
+
+
+# --- members ----------------------------------------------------------------------------------------------
+
+
+def test_members_share_the_groups(amqp_url: str, database_url: str, stream_name: str, record: Record) -> None:
+    """Each group is acknowledged by one member, and every member gets some."""
+    count, members = 60, 3
+    publish_plain(
+        amqp_url, stream_name, shuffled([m for n in range(count) for m in whole_group(n, 3)], 2), confirm=False
+    )
+    record(stream_name)
+    taken: dict[int, list[str]] = {}
+    begun = threading.Barrier(members)
+
+    def work(member: int) -> None:
+        with Relations(amqp_url, database_url) as relations:
+            consumer = GroupConsumer("billing", prefetch=2)
+            mine = taken.setdefault(member, [])
+            begun.wait(10)
+            for group in relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1):
+                mine.append(group.group_id)
+                group.acknowledge()
+
+    threads = [threading.Thread(target=work, args=(member,)) for member in range(members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    counts = Counter(found for mine in taken.values() for found in mine)
+    assert counts == Counter(ids(*range(count)))
+    assert all(taken.values()), {member: len(mine) for member, mine in taken.items()}
+
+
+def test_a_group_is_at_one_member_at_a_time(
+    relations: Relations, amqp_url: str, database_url: str, stream_name: str, record: Record
+) -> None:
+    """What one member has and has not acknowledged is not given to another, however long that takes."""
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 1), *whole_group(2, 1)])
+    record(stream_name)
+    consumer = GroupConsumer("billing", lease_s=1, prefetch=1)
+    with relations.groups(stream_name, consumer=consumer) as mine:
+        first = next(mine)
+        with Relations(amqp_url, database_url) as other:
+            # Twice as long as the lease: it is renewed meanwhile.
+            theirs = list(other.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=2))
+            assert [group.group_id for group in theirs] == ids(2)
+        first.acknowledge()
+
+
+def test_a_lapsed_lease_gives_the_group_to_another(
+    relations: Relations, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, record: Record
+) -> None:
+    """Who could not renew loses the group: another gets it, and the first's acknowledgement is refused."""
+    publish_plain(amqp_url, stream_name, whole_group(1, 2))
+    record(stream_name)
+    with relations.groups(stream_name, consumer=GroupConsumer("billing", lease_s=60)) as mine:
+        first = next(mine)
+        with engine.begin() as connection:  # As time does to a member that is frozen.
+            connection.execute(sa.text("UPDATE relatum.group_states SET lease_expires_at = now() - interval '1 s'"))
+        with Relations(amqp_url, database_url) as other:
+            theirs = other.groups(stream_name, consumer="billing")
+            second = next(theirs)
+            assert (second.group_id, second.deliveries) == (first.group_id, 2)
+            with pytest.raises(ClaimLost):
+                first.acknowledge()
+            second.acknowledge()
+        with pytest.raises(ClaimLost):
+            first.acknowledge()
+    assert states(engine) == {group_id(1): "done"}
+
+
+def test_a_member_gets_back_what_it_had(
+    amqp_url: str, database_url: str, stream_name: str, engine: sa.Engine, record: Record
+) -> None:
+    """A process that comes back under its name need not wait for the lease of the one that died."""
+    publish_plain(amqp_url, stream_name, whole_group(1, 2))
+    record(stream_name)
+    consumer = GroupConsumer("billing", member="host-1", lease_s=600)
+    with Relations(amqp_url, database_url) as died, Relations(amqp_url, database_url) as again:
+        next(died.groups(stream_name, consumer=consumer))
+        assert given(again, stream_name, "billing") == []
+        assert given(again, stream_name, consumer) == ids(1)
+
+
+def test_members_must_agree(relations: Relations, amqp_url: str, streams: list[str], record: Record) -> None:
+    """A consumer reads the same streams in the same order, whoever asks."""
+    record(*streams)
+    assert given(relations, streams) == []
+    assert given(relations, list(reversed(streams))) == []
+    with pytest.raises(ConfigurationError, match="billing"):
+        given(relations, streams[0])
+    with pytest.raises(ConfigurationError, match="logical"):
+        given(relations, streams, order="physical")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"complete_only": False},
+        {"ungrouped": True},
+        {"complete": False},
+        {"consumer": ""},
+        {"consumer": 5},
+        {"on_conflict": "dead_letter"},
+        {"idle_timeout_s": -1},
+    ],
+)
+def test_what_does_not_go_together_is_refused(relations: Relations, options: dict[str, Any]) -> None:
+    """At once, before anything is asked."""
+    with pytest.raises(InvalidInput):
+        relations.groups("any", **{"consumer": "billing"} | options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lease_s": 0.5},
+        {"prefetch": 0},
+        {"prefetch": 1_001},
+        {"prefetch": True},
+        {"member": ""},
+        {"incomplete_after_s": 5},
+        {"on_incomplete": print},
+        {"incomplete_after_s": 5, "on_incomplete": "dead_letter"},
+        {"incomplete_after_s": 5, "on_incomplete": "skip"},
+        {"dead_letter_stream": ""},
+    ],
+)
+def test_options_of_a_consumer_are_checked(options: dict[str, Any]) -> None:
+    """Each limit, and what needs another option."""
+    with pytest.raises(InvalidInput):
+        GroupConsumer("billing", **options)
+
+
+def test_the_key_must_be_defined(relations: Relations, stream_name: str, amqp_url: str, engine: sa.Engine) -> None:
+    """Without it nothing is found, which is said."""
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_until(lambda: not _raises(relations, stream_name, "order_id"), what="the stream is known")
+    with pytest.raises(KeyNotDefined, match="message_group"):
+        next(relations.groups(stream_name, consumer="billing"))
+
+
+def _raises(relations: Relations, stream: str, key: str) -> bool:
+    try:
+        relations.find(key, "x", streams=stream)
+    except KeyNotDefined:
+        return True
+    return False
+
+
+# --- following --------------------------------------------------------------------------------------------
+
+
+def test_following_gives_what_comes_later(
+    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine
+) -> None:
+    """Groups are given as they complete, and the iteration ends when none has come for the time given."""
+    with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
+        publish_plain(amqp_url, stream_name, whole_group(1, 2))
+        wait_recorded(amqp_url, engine, stream_name)
+        groups = relations.groups(stream_name, consumer="billing", follow=True, idle_timeout_s=10)
+        next(groups).acknowledge()
+        publish_plain(amqp_url, stream_name, whole_group(2, 2))
+        next(groups).acknowledge()
+        groups.close()
+        with pytest.raises(StopIteration):
+            next(groups)
+    assert set(states(engine).values()) == {"done"}
+
+
+def test_the_asyncio_face_shares_with_the_blocking_one(
+    amqp_url: str, database_url: str, stream_name: str, record: Record
+) -> None:
+    """Both are members of one consumer, and acknowledge alike."""
+    publish_plain(amqp_url, stream_name, [m for n in range(1, 5) for m in whole_group(n, 2)])
+    record(stream_name)
+
+    async def work() -> list[str]:
+        found = []
+        async with AsyncRelations(amqp_url, database_url) as relations:
+            async with relations.groups(stream_name, consumer=GroupConsumer("billing", prefetch=1)) as groups:
+                async for group in groups:
+                    found.append(group.group_id)
+                    if len(found) == 2:
+                        break
+                    await group.acknowledge()
+            with pytest.raises(ClaimLost):
+                await group.acknowledge()
+        return found
+
+    assert asyncio.run(work()) == ids(1, 2)
+    with Relations(amqp_url, database_url) as relations:
+        assert given(relations, stream_name) == ids(2, 3, 4)
+
+
+# --- groups that do not complete, and groups that are not sound --------------------------------------------
+
+
+def test_somebody_is_told_of_groups_that_do_not_complete(
+    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine, record: Record
+) -> None:
+    """Once; the group stays open, and is given should it complete after all."""
+    publish_plain(amqp_url, stream_name, [of_group(1, 1), of_group(1, 3, last=True)])
+    record(stream_name)
+    told: list[IncompleteGroupReport] = []
+    consumer = GroupConsumer("billing", incomplete_after_s=0.2, on_incomplete=told.append)
+    options: dict[str, Any] = {"follow": True, "idle_timeout_s": 1.5}
+    assert given(relations, stream_name, consumer, **options) == []
+    (report,) = told
+    assert (report.group_id, report.position.missing) == (group_id(1), ((2, 2),))
+    assert [place.offset for place in report.places] == [0, 1]
+    publish_plain(amqp_url, stream_name, [of_group(1, 2)])
+    record(stream_name)
+    assert given(relations, stream_name, consumer) == ids(1)
+    assert len(told) == 1
+
+
+def test_what_is_told_of_may_be_awaited(amqp_url: str, database_url: str, stream_name: str, record: Record) -> None:
+    """The asyncio face takes a coroutine function."""
+    publish_plain(amqp_url, stream_name, [of_group(1, 1)])
+    record(stream_name)
+    told = []
+
+    async def tell(report: IncompleteGroupReport) -> None:
+        await asyncio.sleep(0)
+        told.append(report.group_id)
+
+    async def work() -> None:
+        consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=tell)
+        async with AsyncRelations(amqp_url, database_url) as relations:
+            groups = relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1)
+            assert [group async for group in groups] == []
+
+    asyncio.run(work())
+    assert told == ids(1)
+
+
+def test_groups_that_do_not_complete_become_dead_letters(
+    relations: Relations, amqp_url: str, streams: list[str], engine: sa.Engine, record: Record
+) -> None:
+    """Their messages lie in the dead-letter stream with what is missing; completing them later changes nothing."""
+    stream, dead = streams
+    publish_plain(amqp_url, stream, [of_group(1, 1), of_group(1, 4), *whole_group(2, 1)])
+    record(stream)
+    consumer = GroupConsumer("b", incomplete_after_s=0.2, on_incomplete="dead_letter", dead_letter_stream=dead)
+    assert given(relations, stream, consumer, follow=True, idle_timeout_s=1.5) == ids(2)
+    with StreamReader.open(amqp_url) as reader:
+        letters = list(reader.iterate(dead, 0, stop=2))
+    assert [letter.body for letter in letters] == [b"1-1", b"1-4"]
+    assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"incomplete"}
+    assert letters[0].headers["relatum_dead_group_missing"] == "2-3"
+    assert letters[0].headers["relatum_dead_stream"] == stream
+    publish_plain(amqp_url, stream, [of_group(1, 2), of_group(1, 3), of_group(1, 5, last=True)])
+    record(stream)
+    assert given(relations, stream, consumer) == []
+    assert states(engine) == {group_id(1): "dead", group_id(2): "done"}
+
+
+UNSOUND = [*whole_group(1, 2), of_group(1, 3), *whole_group(2, 1)]
+"""A group with a number past its last, and one that is sound."""
+
+
+def test_an_unsound_group_raises_and_stays(
+    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine, record: Record
+) -> None:
+    """It is nobody's until somebody decides; "skip" does."""
+    publish_plain(amqp_url, stream_name, UNSOUND)
+    record(stream_name)
+    with pytest.raises(GroupConflict) as caught:
+        given(relations, stream_name)
+    assert (caught.value.group_id, caught.value.anomaly) == (group_id(1), "past_last")
+    assert given(relations, stream_name, on_conflict="skip") == ids(2)
+    assert states(engine) == {group_id(1): "dead", group_id(2): "done"}
+
+
+def test_an_unsound_group_becomes_dead_letters(
+    relations: Relations, amqp_url: str, streams: list[str], record: Record
+) -> None:
+    """All its messages, with what is wrong as the reason."""
+    stream, dead = streams
+    publish_plain(amqp_url, stream, UNSOUND)
+    record(stream)
+    consumer = GroupConsumer("billing", dead_letter_stream=dead)
+    assert given(relations, stream, consumer, on_conflict="dead_letter") == ids(2)
+    with StreamReader.open(amqp_url) as reader:
+        letters = list(reader.iterate(dead, 0, stop=3))
+    assert [letter.body for letter in letters] == [b"1-1", b"1-2", b"1-3"]
+    assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"past_last"}
+
+
+def test_duplicates_by_policy(relations: Relations, amqp_url: str, stream_name: str, record: Record) -> None:
+    """The first counts, unless duplicates are an error."""
+    publish_plain(amqp_url, stream_name, [of_group(1, 1), *whole_group(1, 2)])
+    record(stream_name)
+    with pytest.raises(GroupConflict, match="one number"):
+        given(relations, stream_name, on_duplicate="raise")
+    with relations.groups(stream_name, consumer="billing") as groups:
+        (group,) = groups
+    assert [message.offset for message in group] == [0, 2]
+    assert [message.offset for message in group.duplicates] == [1]
+
+
+# --- streams that change ----------------------------------------------------------------------------------
+
+
+@pytest.mark.differs
+def test_a_stream_declared_again_begins_anew(
+    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine, record: Record
+) -> None:
+    """Its groups are others, whatever became of groups of the same ids before."""
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(2, 1)])
+    record(stream_name)
+    assert given(relations, stream_name) == ids(1)
+    delete_stream(amqp_url, stream_name)
+    declare_stream(amqp_url, stream_name)
+    publish_plain(amqp_url, stream_name, [b"other", *whole_group(1, 3), *whole_group(2, 2)])
+    record(stream_name)
+    assert given(relations, stream_name) == ids(1, 2)
+    assert given(relations, stream_name) == []
+    prune(amqp_url, engine)
+    with engine.connect() as connection:
+        assert (
+            connection.execute(sa.text("SELECT count(DISTINCT stream_id) FROM relatum.group_scans")).scalar_one() == 1
+        )
+    assert given(relations, stream_name) == []
+
+
+@pytest.mark.differs
+def test_what_retention_has_dropped_is_named_and_pruned(
+    relations: Relations, amqp_url: str, engine: sa.Engine, record: Record
+) -> None:
+    """A group that lost a message is never given smaller; a state goes when nothing of its group is left."""
+    stream = unique_name()
+    declare_stream(amqp_url, stream, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
+    try:
+        publish_plain(amqp_url, stream, [*whole_group(1, 2), *whole_group(2, 2), of_group(3, 1)])
+        record(stream)
+        consumer = GroupConsumer("billing", prefetch=1)
+        with relations.groups(stream, consumer=consumer) as groups:
+            next(groups).acknowledge()
+            # The second is found ready, and stays so.
+            next(groups)
+        assert states(engine) == {group_id(1): "done", group_id(2): "ready", group_id(3): "open"}
+        publish_plain(amqp_url, stream, ((b"x" * 1_000, {}) for _ in range(400)), confirm=False)
+        publish_plain(amqp_url, stream, [of_group(1, 2, last=True)])
+        with StreamReader.open(amqp_url) as reader:
+            wait_until(lambda: (reader.bounds(stream).first or 0) > 4, limit_s=30, what="retention")
+        record(stream)
+        prune(amqp_url, engine)
+        assert states(engine) == {group_id(1): "done", group_id(2): "ready"}, "a message of the first is retained"
+        with pytest.raises(GroupConflict) as caught:
+            given(relations, stream)
+        assert (caught.value.group_id, caught.value.anomaly) == (group_id(2), "expired")
+        assert given(relations, stream, on_conflict="skip") == []
+        prune(amqp_url, engine)
+        assert states(engine) == {group_id(1): "done"}
+    finally:
+        delete_stream(amqp_url, stream)
+
+
+def test_a_consumer_may_keep_its_own_books(
+    relations: Relations, amqp_url: str, database_url: str, stream_name: str, record: Record
+) -> None:
+    """The role `relatum_consumer` suffices to share groups."""
+    publish_plain(amqp_url, stream_name, whole_group(1, 2))
+    record(stream_name)
+    with psycopg.connect(database_url) as connection:
+        if connection.execute("SELECT FROM pg_roles WHERE rolname = 'relatum_consumer'").rowcount == 0:
+            pytest.skip("this server's user may not make roles")
+    as_consumer = make_engine(f"{database_url}?options=-c%20role%3Drelatum_consumer")
+    try:
+        with Relations(amqp_url, as_consumer) as limited:
+            assert given(limited, stream_name) == ids(1)
+    finally:
+        as_consumer.dispose()
+
+
+@pytest.mark.timeout(180)
+def test_postgresql_may_restart_in_between(private_servers: LocalServers) -> None:
+    """Who follows waits until the database is there again; claims and acknowledgements go on where they were."""
+    servers, stream = private_servers, "orders"
+    relatum_migrations.upgrade(servers.database_url)
+    declare_stream(servers.broker_url, stream)
+    engine = make_engine(servers.database_url)
+    publish_plain(servers.broker_url, stream, [m for n in range(1, 6) for m in whole_group(n, 2)])
+    with recording(servers.broker_url, engine, stream, keys=[GROUP_KEY]):
+        wait_recorded(servers.broker_url, engine, stream)
+    found: list[str] = []
+    with Relations(servers.broker_url, servers.database_url) as relations:
+        consumer = GroupConsumer("billing", prefetch=2, lease_s=30)
+        groups: Iterator[SharedGroup] = relations.groups(stream, consumer=consumer, follow=True, idle_timeout_s=30)
+        for restart in (True, False, True, False, False):
+            group = next(groups)
+            if restart:
+                servers.postgresql.kill()
+                back = threading.Timer(1, servers.postgresql.restart)
+                back.start()
+                group.acknowledge()
+                back.join()
+            else:
+                group.acknowledge()
+            found.append(group.group_id or "")
+    assert found == ids(1, 2, 3, 4, 5)
+    engine.dispose()
+    assert states(engine) == dict.fromkeys(ids(1, 2, 3, 4, 5), "done")
+    engine.dispose()

@@ -13,7 +13,6 @@ from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
     GroupConflict,
-    RelatumError,
     StreamNotFound,
     StreamReplaced,
     Transient,
@@ -101,6 +100,14 @@ class GivenUp:
         return {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A group that is not sound and must not be passed over: the error is raised at its turn."""
+
+    claim: Claim
+    error: GroupConflict
+
+
 Outcome = Given | GivenUp
 
 
@@ -121,7 +128,7 @@ class SharedReading:
         self._consumer: SharedConsumer | None = None
         self._scanner: Scanner | None = None
         self._waiting: deque[Claim] = deque()
-        self._outcomes: deque[Outcome] = deque()
+        self._outcomes: deque[Outcome | Refused] = deque()
         self._idle_at = 0.0
         self.held: dict[str, Claim] = {}
         """What is claimed and not ended, by group: what the leases are renewed of."""
@@ -158,7 +165,11 @@ class SharedReading:
         while True:
             while self._outcomes:
                 outcome = self._outcomes.popleft()
-                if (yield from self._is_mine(outcome.claim)):
+                if not (yield from self._is_mine(outcome.claim)):
+                    continue
+                if isinstance(outcome, Refused):
+                    yield from self._refuse(outcome)
+                else:
                     return outcome
             if not self._waiting:
                 scanner = yield from self._opened()
@@ -252,13 +263,8 @@ class SharedReading:
                 messages += len(all_of(found[claim.group_id]))
         reading = _AtOnce([member for _, group in part for member in all_of(group)])
         for claim, group in part:
-            try:
-                yield from self._read_one(reading, claim, group)
-            except (Transient, StreamReplaced):
-                raise  # It and what follows it is read again.
-            except RelatumError:
-                self._waiting.popleft()
-                raise
+            # Where this raises, the broker or the database went away: it and what follows it is read again.
+            yield from self._read_one(reading, claim, group)
             self._waiting.popleft()
 
     def _read_one(self, reading: Reading, claim: Claim, group: Assembled) -> GroupSteps[None]:
@@ -296,13 +302,22 @@ class SharedReading:
 
     def _conflict(self, claim: Claim, group: Assembled, error: GroupConflict) -> GroupSteps[None]:
         if self._options.on_conflict == "raise":
-            yield from self._end(claim, statements.give_back("ready"))
-            raise error
+            self._outcomes.append(Refused(claim, error))
+            return
         if self._options.on_conflict == "skip":
             yield from self._end(claim, statements.finish("dead"))
             return
         messages = yield from self._retained(group)
         self._outcomes.append(GivenUp(claim, error.anomaly, _told(claim, group), messages))
+
+    def _refuse(self, refused: Refused) -> GroupSteps[None]:
+        """Give back what was claimed and not given, and raise."""
+        behind = [refused.claim, *(outcome.claim for outcome in self._outcomes), *self._waiting]
+        self._outcomes.clear()
+        self._waiting.clear()
+        for claim in behind:
+            yield from self._end(claim, statements.give_back("ready"))
+        raise refused.error
 
     def _retained(self, group: Assembled) -> GroupSteps[tuple[Message, ...]]:
         """What is left of a group's messages, in its order."""

@@ -61,6 +61,8 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             self._keep()
             outcome = await self._run(self._reading.next())
             if outcome is None:
+                if not self._reading.held:
+                    await self.aclose()
                 raise StopAsyncIteration
             if isinstance(outcome, Given):
                 group, claim = outcome.group, outcome.claim
@@ -84,7 +86,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
                 await told
         else:
             assert self._letters is not None, "the options were checked"
-            await asyncio.to_thread(self._letters.publish, outcome.messages, outcome.reason, **outcome.headers)
+            await asyncio.to_thread(_publish, self._letters, outcome)
         await self._run(self._reading.given_up(outcome))
 
     def _keep(self) -> None:
@@ -108,8 +110,6 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             self._keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._keeper
-        if self._letters is not None:
-            await asyncio.to_thread(self._letters.close)
         try:
             await self._run(self._reading.give_back())
         except RelatumError as error:
@@ -122,6 +122,12 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _publish(letters: DeadLetters, outcome: GivenUp) -> None:
+    assert outcome.reason is not None, "dead letters have one"
+    with letters:
+        letters.publish(outcome.messages, outcome.reason, **outcome.headers)
 
 
 async def _keep(shared: "weakref.ref[AsyncSharedGroups]", every_s: float) -> None:

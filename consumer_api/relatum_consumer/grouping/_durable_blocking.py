@@ -78,6 +78,8 @@ class SharedGroups(Iterator[SharedGroup]):
             self._keep()
             outcome = self._run(self._reading.next())
             if outcome is None:
+                if not self._reading.held:
+                    self.close()
                 raise StopIteration
             if isinstance(outcome, Given):
                 group, claim = outcome.group, outcome.claim
@@ -99,7 +101,9 @@ class SharedGroups(Iterator[SharedGroup]):
             self._on_incomplete(outcome.report)
         else:
             assert self._letters is not None, "the options were checked"
-            self._letters.publish(outcome.messages, outcome.reason, **outcome.headers)
+            # They are rare: a connection that is left to time is one more to lose.
+            with self._letters:
+                self._letters.publish(outcome.messages, outcome.reason, **outcome.headers)
         self._run(self._reading.given_up(outcome))
 
     def _keep(self) -> None:
@@ -125,8 +129,6 @@ class SharedGroups(Iterator[SharedGroup]):
         self._stop.set()
         if self._keeper is not None and self._keeper is not threading.current_thread():
             self._keeper.join()
-        if self._letters is not None:
-            self._letters.close()
         try:
             self._run(self._reading.give_back())
         except RelatumError as error:
