@@ -25,7 +25,7 @@ class Anomaly(StrEnum):
 
     @property
     def mq_reason(self) -> int | None:
-        """The reason code of IBM MQ that says the same; None where MQ has none."""
+        """The reason code by which IBM MQ tells a reader of whole groups; None where it tells of nothing."""
         return _MQ_REASONS[self]
 
 
@@ -33,7 +33,7 @@ _MQ_REASONS: Final[dict[Anomaly, int | None]] = {
     Anomaly.DUPLICATE: None,
     Anomaly.TWO_LASTS: None,
     Anomaly.PAST_LAST: None,
-    Anomaly.EXPIRED: None,
+    Anomaly.EXPIRED: 2033,  # MQRC_NO_MSG_AVAILABLE, with MQGMO_ALL_MSGS_AVAILABLE: the group is never there whole
 }
 
 
