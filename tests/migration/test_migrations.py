@@ -63,6 +63,9 @@ def test_the_roles_may_just_what_they_need(database_url: str) -> None:
         assert may("relatum_recorder", "relationships", "INSERT")
         assert not may("relatum_recorder", "relationships", "TRUNCATE")
         assert not may("relatum_recorder", "alembic_version", "UPDATE")
+        for table in ("group_consumers", "group_scans", "group_states"):
+            for role in ("relatum_consumer", "relatum_recorder"):
+                assert may(role, table, "SELECT, INSERT, UPDATE, DELETE"), (role, table)
     engine.dispose()
 
 

@@ -1,0 +1,164 @@
+"""Members of a consumer killed under load: each complete group is given, and acknowledged once; incomplete ones never.
+
+What is compared is what the members wrote down themselves, line by line, with what a bare pika publisher sent.
+"""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pika
+import pytest
+
+from relatum.grouping import GROUP_KEY
+from relatum.store import make_engine
+from tests.support import broker_connection, recording, wait_recorded, wait_until
+from tests.support.groups import Plain, group_id, of_group, whole_group
+
+KILLS = 20
+MEMBERS = 3
+GROUPS_A_SECOND = 60
+SIZE = 4
+EACH_INCOMPLETE = 10
+"""One group in so many never gets all its messages."""
+
+MEMBER = Path(__file__).with_name("_group_member.py")
+
+
+class Load:
+    """Publishes groups, mixed with one another, in a thread, until it is told to stop."""
+
+    def __init__(self, broker_url: str, stream: str) -> None:
+        self._url, self._stream = broker_url, stream
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+        self.complete: set[str] = set()
+        self.incomplete: set[str] = set()
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        chance, number = random.Random(3), 0
+        late: list[Plain] = []
+        with broker_connection(self._url) as connection:
+            channel = connection.channel()
+            while not self._stop.is_set() or late:
+                messages, late = late, []
+                for _ in range(0 if self._stop.is_set() else GROUPS_A_SECOND // 10):
+                    number += 1
+                    group = self._group(number)
+                    # Half of its messages come with those of the groups after it.
+                    chance.shuffle(group)
+                    messages += group[: SIZE // 2]
+                    late += group[SIZE // 2 :]
+                chance.shuffle(messages)
+                for body, headers in messages:
+                    channel.basic_publish("", self._stream, body, pika.BasicProperties(headers=headers))
+                connection.process_data_events(0)
+                self._stop.wait(0.1)
+
+    def _group(self, number: int) -> list[Plain]:
+        if number % EACH_INCOMPLETE:
+            self.complete.add(group_id(number))
+            return whole_group(number, SIZE)
+        self.incomplete.add(group_id(number))
+        return [of_group(number, 1), of_group(number, 3), of_group(number, SIZE, last=True)]
+
+
+class Members:
+    """Processes that share the groups of one consumer."""
+
+    def __init__(self, broker_url: str, database_url: str, stream: str, directory: Path) -> None:
+        self._arguments = [broker_url, database_url, stream, "billing"]
+        self._directory = directory
+        self._started = 0
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start another."""
+        self._started += 1
+        file = self._directory / f"member-{self._started}"
+        with (self._directory / "errors").open("ab") as errors:
+            arguments = [sys.executable, str(MEMBER), *self._arguments, str(file)]
+            self.running.append(subprocess.Popen(arguments, stderr=errors))
+
+    def kill(self, index: int) -> None:
+        """Kill one of them."""
+        process = self.running.pop(index)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def lines(self, word: str) -> list[list[str]]:
+        """What they wrote down."""
+        lines = [line.split() for file in self._directory.glob("member-*") for line in file.read_text().splitlines()]
+        return [line for line in lines if line[0] == word]
+
+    def stop(self) -> None:
+        """End those that still run."""
+        while self.running:
+            self.kill(0)
+
+
+@pytest.mark.timeout(300)
+def test_members_killed_twenty_times_lose_and_double_nothing(
+    amqp_url: str, database_url: str, stream_name: str, tmp_path: Path
+) -> None:
+    """SIGKILL at random moments while groups come; the members that are left do all that is to be done."""
+    engine = make_engine(database_url)
+    members = Members(amqp_url, database_url, stream_name, tmp_path)
+    try:
+        with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
+            with Load(amqp_url, stream_name) as load:
+                kill_at_random(members)
+            wait_recorded(amqp_url, engine, stream_name)
+            assert len(load.complete) > 100
+            # They end by themselves when nothing has come for some seconds, which is longer than any lease.
+            for process in members.running:
+                assert process.wait(90) == 0, (tmp_path / "errors").read_text()
+    finally:
+        members.stop()
+        engine.dispose()
+    given = Counter(line[1] for line in members.lines("given"))
+    done = Counter(line[1] for line in members.lines("done"))
+    assert set(given) == load.complete, "each complete group at least once, and no incomplete one"
+    assert {line[2] for line in members.lines("given")} == {str(SIZE)}, "whole, each time"
+    assert max(done.values()) == 1
+    assert states_of(database_url) == dict.fromkeys(load.complete, "done") | dict.fromkeys(load.incomplete, "open")
+    # A member killed between its acknowledgement and the line that says so leaves one line less.
+    assert len(load.complete) - KILLS <= len(done) <= len(load.complete)
+
+
+def kill_at_random(members: Members) -> None:
+    """Kill one after the other while they work, and start another for each."""
+    chance = random.Random(11)
+    for _ in range(MEMBERS):
+        members.start()
+    for _ in range(KILLS):
+        before = len(members.lines("done"))
+        wait_until(lambda before=before: len(members.lines("done")) > before, limit_s=60, what="they work")
+        time.sleep(chance.random() * 0.2)  # Not a wait for a condition: the moment of death is the test.
+        members.kill(chance.randrange(MEMBERS))
+        members.start()
+
+
+def states_of(database_url: str) -> dict[str, str]:
+    """The state of each group."""
+    engine = make_engine(database_url)
+    try:
+        with engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT group_id, state FROM relatum.group_states")
+            return dict(tuple(row) for row in rows)
+    finally:
+        engine.dispose()
