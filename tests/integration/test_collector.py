@@ -751,6 +751,7 @@ def test_a_collector_in_memory_needs_no_broker() -> None:
         ({"lease_s": 0}, "lease_s"),
         ({"bytes_max": 0}, "bytes_max"),
         ({"bulks_max": 0}, "bulks_max"),
+        ({"keep_s": 0}, "keep_s"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:

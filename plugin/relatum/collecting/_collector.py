@@ -24,10 +24,12 @@ from relatum.collecting._options import (
     CollectorLimits,
     ExecutorOptions,
     WhenFull,
+    check_count,
     check_seconds,
 )
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
+from relatum.collecting._prune import KEEP_S
 from relatum.collecting._shared import Shared, backoff, log_defect, logger
 from relatum.collecting._workers import Worker
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, Transient
@@ -63,6 +65,8 @@ class MessageCollector:
         dead_letter_stream: Where messages are published that are given up. It must exist.
         type_of: Tells a message's type; by default its property `type`.
         lease_s: Seconds after which others take over from a member that died.
+        keep_s: Seconds a finished message is remembered, then it is unknown again; None for ever. The member that
+            joined last decides.
 
     Raises:
         InvalidInput: An option cannot be one.
@@ -83,8 +87,11 @@ class MessageCollector:
         dead_letter_stream: str | None = None,
         type_of: TypeOf = type_of_property,
         lease_s: float = LEASE_S,
+        keep_s: int | None = KEEP_S,
     ) -> None:
         check_seconds("lease_s", lease_s)
+        if keep_s is not None:
+            check_count("keep_s", keep_s)
         self.name = _checked_name(name)
         self._address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
         self._streams = _checked_streams(streams)
@@ -96,7 +103,7 @@ class MessageCollector:
         self._dead_letters: DeadLetters | None = None
         if self._address is not None and dead_letter_stream:
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
-        self._shared = Shared(self._make_store(database), CollectorLimits(bytes_max, bulks_max))
+        self._shared = Shared(self._make_store(database, keep_s), CollectorLimits(bytes_max, bulks_max))
         self._is_durable = database is not None
         self._executors: dict[str, Executor] = {}
         self._followers: dict[str, Follower] = {}
@@ -106,14 +113,14 @@ class MessageCollector:
         self._ended = threading.Event()
         self._is_started = False
 
-    def _make_store(self, database: str | sa.Engine | None) -> Store:
+    def _make_store(self, database: str | sa.Engine | None, keep_s: int | None) -> Store:
         if database is None:
             return MemoryStore(self.name)
         # Imported here: a collector in memory needs no PostgreSQL.
         from relatum.collecting._store import CollectorStore
 
         vhost = "/" if self._address is None else self._address.vhost
-        return CollectorStore(self.name, database, vhost=vhost)
+        return CollectorStore(self.name, database, vhost=vhost, keep_s=keep_s)
 
     # --- who consumes, and who is told ----------------------------------------------------------------------------
 
