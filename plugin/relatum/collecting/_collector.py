@@ -30,7 +30,8 @@ from relatum.collecting._options import (
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._prune import KEEP_S
-from relatum.collecting._shared import Shared, backoff, log_defect, logger
+from relatum.collecting._shared import Shared
+from relatum.collecting._state import backoff, log_defect, logger
 from relatum.collecting._workers import Worker
 from relatum.errors import ConfigurationError, InvalidInput, NotAStream, Transient
 from relatum.limits import INTEGER_MAX

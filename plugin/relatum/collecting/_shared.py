@@ -1,27 +1,18 @@
-"""What the threads of a collector share: the core under its lock, the store, the member, and how they wait."""
+"""What the threads of a collector share: its state under a lock, and how they wait."""
 
-import logging
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from relatum.collecting._bulk import Collected
-from relatum.collecting._core import Core
-from relatum.collecting._handlers import Handlers
-from relatum.collecting._intake import Gathered, Intake
+from relatum.collecting._intake import Gathered
 from relatum.collecting._options import CollectorLimits
-from relatum.collecting._ports import Store, Stored
-from relatum.collecting._results import collected_outcome, outcome_of
+from relatum.collecting._ports import Store
+from relatum.collecting._state import State, backoff, log_defect, logger
 from relatum.collecting._steps import Consumed
-from relatum.errors import Conflict, DatabaseUnavailable, RelatumError
+from relatum.errors import Conflict
 from relatum.recording._writer import ended
-
-logger = logging.getLogger("relatum.collector")
-
-BACKOFF_S: Final = (0.05, 5.0)
-"""Least and most seconds before a server that is away is asked again: doubled each time, half of it by chance."""
 
 T = TypeVar("T")
 
@@ -30,35 +21,18 @@ class Abandoned(Exception):
     """The collector was closed before a server came back; what was under way is left to another member."""
 
 
-def backoff() -> Iterator[float]:
-    """The pauses between tries."""
-    pause, longest = BACKOFF_S
-    while True:
-        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
-        pause = min(pause * 2, longest)
-
-
-class Shared:
-    """The state of a running collector.
+class Shared(State):
+    """The state of a running collector, as its threads share it.
 
     Attributes:
         changed: Its lock guards `core` and `intake`; notified when either changed.
-        core: What is flushed when.
-        intake: What is on its way into the store.
-        store: The store.
-        handlers: Who is told.
-        member: This member's id.
         stopping: Set when nothing new is to be read.
         abandoned: Set when nobody waits for servers any more.
     """
 
     def __init__(self, store: Store, limits: CollectorLimits) -> None:
+        super().__init__(store, limits)
         self.changed = threading.Condition()
-        self.core = Core(limits)
-        self.intake = Intake(self.core)
-        self.store = store
-        self.handlers = Handlers()
-        self.member = 0
         self.stopping = threading.Event()
         self.abandoned = threading.Event()
 
@@ -90,7 +64,7 @@ class Shared:
     def store_gathered(self, gathered: Gathered) -> None:
         """Store messages, tell of them, and hand them to the core: a result is never told before `collected` is."""
         try:
-            stored = self.persist(lambda: self._add(gathered), "messages not stored yet")
+            stored = self.persist(lambda: self.add(gathered), "messages not stored yet")
         except (Conflict, Abandoned) as error:
             logger.warning("messages not stored: %s", ended(error), extra={"stream": gathered.stream})
             with self.changed:
@@ -99,39 +73,13 @@ class Shared:
             return
         with self.changed:
             ours = self.intake.stored(gathered, stored)
-        self._tell_collected(ours)
+        self.handlers.tell(self.collected_outcomes(ours))
         with self.changed:
             self.intake.add(gathered, ours, time.monotonic())
             self.changed.notify_all()
-
-    def _add(self, gathered: Gathered) -> Stored:
-        try:
-            return self.store.add(self.member, gathered.entries, gathered.advance)
-        except Conflict as error:
-            if gathered.advance is not None:
-                raise
-            # This member is gone, and joins anew in a moment. What was given is nowhere else: it must be stored.
-            raise DatabaseUnavailable(str(error)) from error
-
-    def _tell_collected(self, messages: Sequence[Collected]) -> None:
-        wanted = [message for message in messages if self.handlers.is_wanted(message.type)]
-        self.handlers.tell(collected_outcome(self.store.name, message) for message in wanted)
 
     # --- out of it ------------------------------------------------------------------------------------------------
 
     def tell_consumed(self, messages: Sequence[Collected], consumed: Consumed) -> None:
         """Tell the handlers of what has become final."""
-        by_place = {message.place: message for message in messages}
-        self.handlers.tell(
-            outcome_of(self.store.name, by_place[result.place], result, consumed.at)
-            for result in consumed.results
-            if result.status.is_final and self.handlers.is_wanted(by_place[result.place].type)
-        )
-
-
-def log_defect(error: BaseException, what: str) -> None:
-    """Log what ended a thread's work: what Relatum raises in a line, a defect with its traceback."""
-    if isinstance(error, RelatumError):
-        logger.warning("%s: %s", what, ended(error))
-    else:
-        logger.error("%s", what, exc_info=error)
+        self.handlers.tell(self.final_outcomes(messages, consumed))

@@ -1,0 +1,88 @@
+"""What both faces of a collector have: the core, what is on its way into the store, the store, the handlers."""
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from relatum.collecting._bulk import Collected
+from relatum.collecting._core import Core
+from relatum.collecting._handlers import Handlers
+from relatum.collecting._intake import Gathered, Intake
+from relatum.collecting._options import CollectorLimits
+from relatum.collecting._outcome import Outcome
+from relatum.collecting._ports import Store, Stored
+from relatum.collecting._results import collected_outcome, outcome_of
+from relatum.collecting._steps import Consumed
+from relatum.errors import Conflict, DatabaseUnavailable, RelatumError
+from relatum.recording._writer import ended
+
+logger = logging.getLogger("relatum.collector")
+
+BACKOFF_S: Final = (0.05, 5.0)
+"""Least and most seconds before a server that is away is asked again: doubled each time, half of it by chance."""
+
+
+class State:
+    """The state of a collector, however it waits.
+
+    Attributes:
+        core: What is flushed when.
+        intake: What is on its way into the store.
+        store: The store.
+        handlers: Who is told.
+        member: This member's id.
+    """
+
+    def __init__(self, store: Store, limits: CollectorLimits) -> None:
+        self.core = Core(limits)
+        self.intake = Intake(self.core)
+        self.store = store
+        self.handlers = Handlers()
+        self.member = 0
+
+    def add(self, gathered: Gathered) -> Stored:
+        """Store messages; blocking.
+
+        Raises:
+            Conflict: Another member moved the position; nothing was stored.
+            DatabaseUnavailable: To be repeated.
+        """
+        try:
+            return self.store.add(self.member, gathered.entries, gathered.advance)
+        except Conflict as error:
+            if gathered.advance is not None:
+                raise
+            # This member is gone, and joins anew in a moment. What was given is nowhere else: it must be stored.
+            raise DatabaseUnavailable(str(error)) from error
+
+    def collected_outcomes(self, messages: Sequence[Collected]) -> list[Outcome]:
+        """What handlers are to be told of messages that were just stored."""
+        return [
+            collected_outcome(self.store.name, message) for message in messages if self.handlers.is_wanted(message.type)
+        ]
+
+    def final_outcomes(self, messages: Sequence[Collected], consumed: Consumed) -> list[Outcome]:
+        """What handlers are to be told of a bulk's messages that have become final."""
+        by_place = {message.place: message for message in messages}
+        return [
+            outcome_of(self.store.name, by_place[result.place], result, consumed.at)
+            for result in consumed.results
+            if result.status.is_final and self.handlers.is_wanted(by_place[result.place].type)
+        ]
+
+
+def backoff() -> Iterator[float]:
+    """The pauses between tries."""
+    pause, longest = BACKOFF_S
+    while True:
+        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
+        pause = min(pause * 2, longest)
+
+
+def log_defect(error: BaseException, what: str) -> None:
+    """Log what ended some work: what Relatum raises in a line, a defect with its traceback."""
+    if isinstance(error, RelatumError):
+        logger.warning("%s: %s", what, ended(error))
+    else:
+        logger.error("%s", what, exc_info=error)
