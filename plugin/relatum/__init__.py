@@ -11,6 +11,7 @@ from relatum import errors
 from relatum._ids import MessageId
 
 if TYPE_CHECKING:
+    from relatum.collecting import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
     from relatum.grouping import GROUP_KEY, new_group_id
     from relatum.interception import (
         AsyncMessageGroup,
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 __all__ = [
     "GROUP_KEY",
     "AsyncMessageGroup",
+    "AsyncOutcomes",
     "AsyncReceipt",
     "KeyDefinition",
     "MessageGroup",
     "MessageId",
+    "Outcome",
+    "OutcomeStatus",
+    "Outcomes",
     "Receipt",
     "errors",
     "intercept",
@@ -43,9 +48,13 @@ __all__ = [
 _HOMES = {
     "GROUP_KEY": "relatum.grouping",
     "AsyncMessageGroup": "relatum.interception",
+    "AsyncOutcomes": "relatum.collecting",
     "AsyncReceipt": "relatum.interception",
     "KeyDefinition": "relatum.keys",
     "MessageGroup": "relatum.interception",
+    "Outcome": "relatum.collecting",
+    "OutcomeStatus": "relatum.collecting",
+    "Outcomes": "relatum.collecting",
     "Receipt": "relatum.interception",
     "intercept": "relatum.interception",
     "new_group_id": "relatum.grouping",

@@ -27,6 +27,7 @@ COMMANDS = (
     "related",
     "read",
     "status",
+    "outcome",
     "backfill",
     "verify",
     "prune",

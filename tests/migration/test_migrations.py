@@ -40,6 +40,20 @@ def test_up_and_down_and_up_again(empty_database_url: str) -> None:
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
 
 
+@pytest.mark.parametrize("revision", ["0001", "0002"])
+def test_each_step_back_and_on_again(empty_database_url: str, revision: str) -> None:
+    """Each release's tables go alone, without those below them, and come again."""
+    relatum_migrations.upgrade(empty_database_url)
+    relatum_migrations.downgrade(empty_database_url, revision)
+    assert relatum_migrations.current(empty_database_url) == revision
+    engine = make_engine(empty_database_url)
+    assert "relationships" in sa.inspect(engine).get_table_names("relatum")
+    assert "collected_messages" not in sa.inspect(engine).get_table_names("relatum")
+    engine.dispose()
+    relatum_migrations.upgrade(empty_database_url)
+    assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+
+
 def test_the_sql_for_review_makes_the_same_schema(empty_database_url: str) -> None:
     """What a DBA runs by hand is what the command runs."""
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
@@ -63,6 +77,13 @@ def test_the_roles_may_just_what_they_need(database_url: str) -> None:
         assert may("relatum_recorder", "relationships", "INSERT")
         assert not may("relatum_recorder", "relationships", "TRUNCATE")
         assert not may("relatum_recorder", "alembic_version", "UPDATE")
+        for table in ("collectors", "collector_members", "collector_sources", "collected_messages"):
+            assert may("relatum_collector", table, "UPDATE")
+            assert may("relatum_consumer", table, "SELECT")
+            assert not may("relatum_consumer", table, "DELETE")
+            assert may("relatum_recorder", table, "DELETE")
+            assert not may("relatum_recorder", table, "UPDATE")
+        assert not may("relatum_collector", "relationships", "SELECT")
         for table in ("group_consumers", "group_scans", "group_states"):
             for role in ("relatum_consumer", "relatum_recorder"):
                 assert may(role, table, "SELECT, INSERT, UPDATE, DELETE"), (role, table)

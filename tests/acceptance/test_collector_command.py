@@ -1,0 +1,103 @@
+"""`relatum status --collector`, `relatum outcome` and `relatum prune`, of what a collector left in the database."""
+
+import pytest
+import sqlalchemy as sa
+
+from relatum import MessageId
+from relatum.collecting import OutcomeStatus
+from relatum.collecting._ports import Advance, Entry, Result
+from relatum.collecting._store import CollectorStore
+from relatum.command import ExitCode
+from tests.acceptance._command import Relatum
+from tests.support import publish_plain
+
+BULK = 7
+
+
+@pytest.fixture
+def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
+    """The command on this test's database."""
+    return Relatum(amqp_url, stream_url, database_url)
+
+
+@pytest.fixture
+def stream(amqp_url: str, stream_name: str) -> str:
+    """A stream with ten messages."""
+    publish_plain(amqp_url, stream_name, [b"%d" % n for n in range(10)])
+    return stream_name
+
+
+@pytest.fixture
+def collected(engine: sa.Engine, stream: str) -> CollectorStore:
+    """A collector that has read six of them: each in another state, one of no type, one of a type nobody runs."""
+    store = CollectorStore("billing", engine, keep_s=3600)
+    member = store.open(["order"], 60)
+    store.follow(member, stream, 0)
+    kinds = ("succeeded", "failed", "dead", "forwarded", "collected")
+    entries = [Entry(MessageId(stream, offset), kind, "order", 1) for offset, kind in enumerate(kinds)]
+    store.add(member, [*entries, Entry(MessageId(stream, 9), "other", "invoice", 1)])
+    store.add(member, [], Advance(stream, 0, 6, passed_over=1))
+    store.forward(member, BULK, [entry.place for entry in entries[:4]])
+    results = [Result(entry.place, OutcomeStatus(entry.message_id)) for entry in entries[:3]]
+    store.finish(member, BULK, results)
+    return store
+
+
+def test_outcomes_are_shown_and_end_with_what_needs_doing(relatum: Relatum, collected: CollectorStore) -> None:
+    """Each status is told apart; a failure counts before what is unknown, and that before what is not final."""
+    succeeded = relatum.run("outcome", "succeeded")
+    assert succeeded.returncode == ExitCode.OK, succeeded.stderr
+    assert "billing" in succeeded.stdout
+    codes = {
+        ("forwarded",): ExitCode.NOT_YET,
+        ("collected", "succeeded"): ExitCode.NOT_YET,
+        ("nobody", "forwarded"): ExitCode.NOT_THERE,
+        ("failed", "nobody"): ExitCode.UNSUCCESSFUL,
+        ("dead",): ExitCode.UNSUCCESSFUL,
+    }
+    for ids, code in codes.items():
+        assert relatum.run("outcome", *ids).returncode == code, ids
+    document = relatum.json("outcome", "dead", "nobody")
+    assert [(each["message_id"], each["status"], each["is_final"]) for each in document] == [
+        ("dead", "dead", True),
+        ("nobody", "unknown", False),
+    ]
+    assert document[0]["attempts"] == 1
+    assert relatum.json("outcome", "dead", "--collector", "audit")[0]["status"] == "unknown"
+
+
+def test_status_shows_collectors(relatum: Relatum, collected: CollectorStore, stream: str) -> None:
+    """Members, positions with their lag, messages by state, and what nobody runs an executor for."""
+    [status] = relatum.json("status", "--collector")
+    assert (status["collector"], status["keep_s"]) == ("billing", 3600)
+    assert status["counts"] == {"collected": 2, "forwarded": 1, "succeeded": 1, "failed": 1, "dead": 1}
+    assert status["unattended"] == {"invoice": 1}
+    assert status["oldest_unfinished_at"]
+    [source] = status["sources"]
+    assert (source["stream"], source["position"], source["lag_offsets"]) == (stream, 6, 4)
+    assert (source["passed_over"], source["refused"]) == (1, 0)
+    [member] = status["members"]
+    assert member["is_alive"]
+    assert source["follower"] == member["holder"]
+    assert relatum.json("status", "--collector", "billing") == [status]
+    shown = relatum.ok("status", "--collector", "billing")
+    assert "lag 4 offsets" in shown
+    assert "invoice" in shown
+    assert relatum.run("status", "--collector", "nobody").returncode == ExitCode.NOT_THERE
+
+
+def test_prune_forgets_what_was_finished_long_ago(
+    relatum: Relatum, collected: CollectorStore, engine: sa.Engine
+) -> None:
+    """Only what was finished longer ago than it is kept; asked for afterwards it is unknown."""
+    assert relatum.json("prune") == {}
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "UPDATE relatum.collected_messages SET finished_at = now() - interval '61 minutes' "
+                "WHERE message_id = 'succeeded'"
+            )
+        )
+    assert relatum.json("prune") == {"": 1}
+    assert relatum.run("outcome", "succeeded").returncode == ExitCode.NOT_THERE
+    assert relatum.run("outcome", "failed").returncode == ExitCode.UNSUCCESSFUL
