@@ -68,8 +68,10 @@ def recorder(broker_url: str, stream_url: str, database_url: str, stream: str) -
             process.wait()
 
 
-def catch_up(broker_url: str, stream_url: str, database_url: str, stream: str, messages: int) -> CatchUp:
-    """Record a whole stream by a recorder process, and check that each message has its two rows."""
+def catch_up(
+    broker_url: str, stream_url: str, database_url: str, stream: str, messages: int, *, rows_each: int = 2
+) -> CatchUp:
+    """Record a whole stream by a recorder process, and check that each message has its rows."""
     with (
         psycopg.connect(database_url, autocommit=True) as connection,
         recorder(broker_url, stream_url, database_url, stream) as pid,
@@ -78,7 +80,7 @@ def catch_up(broker_url: str, stream_url: str, database_url: str, stream: str, m
         ended_at, last = _wait_covered(connection, stream, messages)
         found = CatchUp(last - first, ended_at - begun_at, peak_rss_bytes(pid))
         row = connection.execute("SELECT count(*), max(stream_offset) FROM relatum.relationships").fetchone()
-        assert row == (2 * messages, messages - 1), f"{row} are in the table of {messages} messages"
+        assert row == (rows_each * messages, messages - 1), f"{row} are in the table of {messages} messages"
     return found
 
 

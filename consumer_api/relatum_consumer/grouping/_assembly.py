@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from relatum._ids import MessageId
@@ -17,9 +18,15 @@ UNGROUPED: Final = Membership("", 0)
 
 
 class Member(NamedTuple):
-    """A message of a group as the table has it, or one that is in no group."""
+    """A message of a group as the table has it, or one that is in no group.
 
-    membership: Membership
+    It is one flat tuple: a hundred thousand are held at once, and each object more is one more for Python's garbage
+    collector to visit again and again.
+    """
+
+    group_id: str
+    sequence: int
+    last: bool
     stream: str
     offset: int
     time_us: int | None
@@ -28,6 +35,14 @@ class Member(NamedTuple):
     def id(self) -> MessageId:
         """Where the message lies."""
         return MessageId(self.stream, self.offset)
+
+    @property
+    def membership(self) -> Membership:
+        """Its place in the group."""
+        return Membership(*self[:3])
+
+
+_STREAM_AND_OFFSET: Final = itemgetter(3, 4)
 
 
 class Place(NamedTuple):
@@ -62,18 +77,26 @@ class Clock:
 
 def in_arrival(members: Iterable[Member]) -> list[Member]:
     """The members in the order they arrived: in a stream by offset; streams merged by time, then by name."""
-    by_offset = sorted(members, key=lambda member: (member.stream, member.offset))
+    by_offset = sorted(members, key=_STREAM_AND_OFFSET)
     if not by_offset or by_offset[0].stream == by_offset[-1].stream:
         return by_offset
     clock = Clock()
     return sorted(by_offset, key=lambda member: clock.place(member.stream, member.offset, member.time_us))
 
 
+def distinct(members: Iterable[Member]) -> list[Member]:
+    """The members, each once.
+
+    A row and the message it is of, read before it was recorded, may differ in what they know of the time.
+    """
+    return list({(member.stream, member.offset): member for member in members}.values())
+
+
 def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
     """The members of each group."""
     groups: dict[str, list[Member]] = defaultdict(list)
     for member in members:
-        groups[member.membership.group_id].append(member)
+        groups[member.group_id].append(member)
     return groups
 
 
@@ -114,7 +137,7 @@ class Assembled:
 def assemble(
     group_id: str, members: Iterable[Member], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
 ) -> Assembled:
-    """A group out of its rows, which come in any order; one that comes twice counts once.
+    """A group out of its rows, which come in any order, each once.
 
     Args:
         group_id: The group.
@@ -122,17 +145,14 @@ def assemble(
         order: "logical" puts members in the order of their numbers, "physical" in that of their arrival.
         floors: The first retained offset by stream: rows before it have expired.
     """
-    # A row and a message that was read before it was recorded may differ in what they know of the time.
-    arrived = in_arrival({(member.stream, member.offset): member for member in members}.values())
+    arrived = in_arrival(members)
     expired: list[Member] = []
     if floors:
         expired = [member for member in arrived if is_expired(member, floors)]
         if expired:
             arrived = [member for member in arrived if not is_expired(member, floors)]
     chosen: dict[int, Member] = {}
-    duplicates = tuple(
-        member for member in arrived if chosen.setdefault(member.membership.sequence, member) is not member
-    )
+    duplicates = tuple(member for member in arrived if chosen.setdefault(member.sequence, member) is not member)
     # A dictionary keeps the order things came in: that of arrival.
     ordered = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
     head = next(iter(ordered), None) if order == "physical" else chosen.get(1)
@@ -144,7 +164,7 @@ def assemble(
 
 def alone(stream: str, offset: int, time_us: int | None) -> Assembled:
     """A message that is in no group, as a group of one."""
-    member = Member(UNGROUPED, stream, offset, time_us)
+    member = Member(*UNGROUPED, stream, offset, time_us)
     return Assembled(None, None, (member,), head=member)
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
+from relatum._ids import MessageId
 from relatum.errors import GroupConflict, RelatumError, Transient
 from relatum.grouping import Anomaly, membership
 from relatum.reading import Message
@@ -153,9 +155,13 @@ class Reading:
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
-        self._ids = [member.id for member in members]
+        self._members = members
         self._at = 0
         self._is_open = False
+
+    @property
+    def _ids(self) -> list[MessageId]:
+        return [member.id for member in self._members]
 
     def take(self, count: int) -> GroupSteps[list[Message | RelatumError]]:
         """The next so many messages, or for each the error that says why there is none."""
@@ -165,7 +171,8 @@ class Reading:
         while True:
             try:
                 if not self._is_open:
-                    yield OpenMany(self._ids[self._at :] if self._at else self._ids, BATCH_MESSAGES)
+                    ids = (member.id for member in islice(self._members, self._at, None))
+                    yield OpenMany(ids, BATCH_MESSAGES)
                     self._is_open = True
                 results: list[Message | RelatumError] = yield TakeMany(count)
             except Transient:
@@ -203,8 +210,9 @@ def checked(member: Member, message: Message) -> Message:
     Raises:
         StreamReplaced: it is not.
     """
-    if (membership(message.headers) or UNGROUPED) != member.membership:
+    if (membership(message.headers) or UNGROUPED) != member[:3]:
         raise replaced(*member.id)
-    if member.time_us is not None and message.time_us is not None and message.time_us != member.time_us:
+    # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.
+    if member.time_us is not None and message.time_us not in (member.time_us, None):
         raise replaced(*member.id)
     return message

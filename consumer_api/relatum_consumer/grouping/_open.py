@@ -130,7 +130,7 @@ def _give(ready: Sequence[Member], given: set[MessageId], options: GroupOptions)
     messages, floors = yield from read_members(Reading(ready), ready, is_named=options.names is not None)
     if floors:
         if options.on_conflict == "raise":
-            raise conflict(ready[0].membership.group_id, Anomaly.EXPIRED)
+            raise conflict(ready[0].group_id, Anomaly.EXPIRED)
         return False
     for member, message in zip(ready, messages, strict=True):
         given.add(member.id)

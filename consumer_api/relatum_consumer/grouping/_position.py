@@ -15,7 +15,7 @@ from relatum_consumer._proof import uncovered
 from relatum_consumer._related import Question, answer
 from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.grouping import _statements as statements
-from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble
+from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble, distinct
 from relatum_consumer.grouping._delivery import Reading, all_of, as_group, read_members, without_copies
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._limits import REPORTS_MAX
@@ -49,17 +49,20 @@ def standing(
     members = yield from _recorded_members(catalog, key_id, group_id, names)
     for gap in gaps:
         found: list[Member] = yield Sift(gap.stream, gap.start, gap.stop, member_of)
-        members += [member for member in found if member.membership.group_id == group_id]
+        members += [member for member in found if member.group_id == group_id]
     floors = yield from _floors(members, is_named=names is not None)
-    return assemble(group_id, members, order, floors)
+    return assemble(group_id, distinct(members), order, floors)
 
 
 def _recorded_members(catalog: Catalog, key_id: int, group_id: str, names: Names) -> GroupSteps[list[Member]]:
     streams = {stream.stream_id: stream.name for stream in (yield from catalog.streams(names))}
     parameters = {"key_id": key_id, "group_ids": [group_id], "stream_ids": list(streams)}
     rows = yield Select(statements.members(), parameters)
-    places = ((parse_value(value), *rest) for value, *rest in rows)
-    return [Member(place, streams[number], offset, time_us) for place, number, offset, time_us in places if place]
+    members = []
+    for value, stream_id, offset, time_us in rows:
+        if place := parse_value(value):
+            members.append(Member(*place, streams[stream_id], offset, time_us))
+    return members
 
 
 def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str, int]]:
@@ -88,8 +91,8 @@ def settled(group: Assembled, *, is_named: bool) -> GroupSteps[GroupPosition]:
     """A group's position, with copies that an exchange routed to other streams told from duplicates."""
     found = group.position
     assert found is not None, "a group has a position"
-    numbers = {member.membership.sequence for member in group.duplicates}
-    disputed = [member for member in group.members if member.membership.sequence in numbers]
+    numbers = {member.sequence for member in group.duplicates}
+    disputed = [member for member in group.members if member.sequence in numbers]
     if len({member.stream for member in (*disputed, *group.duplicates)}) < 2:
         return found
     members = (*disputed, *group.duplicates)

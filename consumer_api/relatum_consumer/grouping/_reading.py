@@ -245,7 +245,7 @@ class Following:
 
     def _completed(self, rows: Iterable[Member], stream: str, low: int) -> GroupSteps[list[Assembled]]:
         """The groups that are complete with the rows, and were not before `low` of the stream."""
-        ids = list(dict.fromkeys(row.membership.group_id for row in rows))
+        ids = list(dict.fromkeys(row.group_id for row in rows))
         members = (yield from self._view.members_of(ids)) if ids else {}
         found = []
         for group_id, all_rows in members.items():

@@ -1,6 +1,6 @@
 """What reading groups asks of the outside world, besides what every look-up does."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,7 +25,7 @@ class Sift:
 class OpenMany:
     """Begin to read many messages, planned together; what was begun before ends. Answer: None."""
 
-    ids: Sequence[MessageId]
+    ids: Iterable[MessageId]
     window: int
 
 

@@ -81,7 +81,7 @@ class Scan:
     def _window(self, stream: str, low: int, high: int) -> GroupSteps[list[Candidate]]:
         found: dict[int, tuple[str | None, int | None]] = {}
         for member in (yield from rows_between(self._view, stream, low, high, firsts_only=self._firsts_only)):
-            found[member.offset] = (member.membership.group_id, member.time_us)
+            found[member.offset] = (member.group_id, member.time_us)
         if self._ungrouped:
             for offset, time_us in (yield Sift(stream, low, high, without_group)):
                 found[offset] = (None, time_us)
@@ -110,7 +110,7 @@ def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: b
     members = {
         member.offset: member
         for member in view.unrecorded_between(stream, low, high)
-        if not firsts_only or member.membership.sequence == 1
+        if not firsts_only or member.sequence == 1
     }
     for stream_id, name in view.stream_ids.items():
         if name == stream:
@@ -121,7 +121,7 @@ def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: b
             for value, offset, time_us in rows:
                 place = parse_value(value)
                 if place is not None:
-                    members[offset] = Member(place, stream, offset, time_us)
+                    members[offset] = Member(*place, stream, offset, time_us)
     return [members[offset] for offset in sorted(members)]
 
 

@@ -71,16 +71,13 @@ def members() -> str:
     return compiled(sa.select(*found.c).select_from(wanted.join(found, sa.true())))
 
 
-WELL_FORMED: Final = r"^[0-9a-f]{48}\|[1-9][0-9]{0,8}\|(true|false)$"
-"""Values a group's message has. Other publishers may set the same headers to anything."""
-
-
 @lru_cache
 def unfinished() -> str:
     """Ids of the groups in the streams `stream_ids` that are not whole, or not sound: at most `limit`, oldest first.
 
     Whole and sound is a group whose one last number is its highest and whose numbers are as many. Only groups whose
-    first message is of a time before `before`, or of none. It reads every row of the key.
+    first message is of a time before `before`, or of none. It reads every row of the key. An id may be none: other
+    publishers set the same headers.
     """
     rows = relationships.c
     group_id, sequence, last = (sa.func.split_part(rows.value, _BAR, sa.literal_column(str(n))) for n in (1, 2, 3))
@@ -92,7 +89,10 @@ def unfinished() -> str:
         .where(
             rows.key_id == _KEY_ID,
             rows.stream_id == sa.any_(_STREAM_IDS),
-            rows.value.regexp_match(sa.literal_column(f"'{WELL_FORMED}'")),
+            # Other publishers may set the same headers to anything; this is a tenth of what a regular expression costs.
+            sa.func.length(sequence).between(sa.literal_column("1"), sa.literal_column("9")),
+            sa.func.translate(sequence, sa.literal_column("'0123456789'"), sa.literal_column("''"))
+            == sa.literal_column("''"),
         )
         .group_by(group_id)
         .having(

@@ -16,7 +16,7 @@ from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import Uncovered, all_names, uncovered
 from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.grouping import _statements as statements
-from relatum_consumer.grouping._assembly import Member, by_group
+from relatum_consumer.grouping._assembly import Member, by_group, distinct
 from relatum_consumer.grouping._limits import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.grouping._requests import GroupSteps, Sift
 
@@ -60,17 +60,16 @@ class View:
             {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.stream_ids)},
         )
         names, stops = self.stream_ids, self.stops
-        found = []
+        groups: dict[str, list[Member]] = defaultdict(list)
         for value, stream_id, offset, time_us in rows:
             stream = names[stream_id]
             place = parse_value(value)
             if place is not None and offset < stops[stream]:
-                found.append(Member(place, stream, offset, time_us))
-        groups = by_group(found)
+                groups[place[0]].append(Member(*place, stream, offset, time_us))
         if self.unrecorded_groups:
             for group_id in group_ids:
                 if held := self.unrecorded_groups.get(group_id):
-                    groups[group_id] += held
+                    groups[group_id] = distinct((*groups[group_id], *held))
         return groups
 
 
@@ -162,4 +161,4 @@ def _unrecorded(view: View, gaps: Sequence[Uncovered]) -> GroupSteps[list[Member
 def member_of(message: Message) -> Member | None:
     """A message's place in its group and in its stream; None where it is in no group."""
     place = membership(message.headers)
-    return None if place is None else Member(place, message.stream, message.offset, message.time_us)
+    return None if place is None else Member(*place, message.stream, message.offset, message.time_us)

@@ -1,0 +1,105 @@
+"""Messages of groups made by hand, and a naive assembly of everything a stream holds, to compare with."""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from relatum.grouping import Membership
+from tests.support._streams import broker_connection
+
+Plain = tuple[bytes, dict[str, Any]]
+Place = tuple[str, int]
+
+
+def group_id(number: int) -> str:
+    """A group id that says which one it is."""
+    return f"{number:048x}"
+
+
+def of_group(number: int, sequence: int, *, last: bool = False, time_us: int | None = None) -> Plain:
+    """A message of a group, as a bare publisher sends it."""
+    headers = Membership(group_id(number), sequence, last).headers
+    time = {} if time_us is None else {"relatum_time": time_us}
+    return b"%d-%d" % (number, sequence), headers | time
+
+
+def whole_group(number: int, size: int, **options: Any) -> list[Plain]:
+    """All messages of a group in order."""
+    return [of_group(number, sequence, last=sequence == size, **options) for sequence in range(1, size + 1)]
+
+
+def shuffled(messages: Iterable[Plain], seed: int) -> list[Plain]:
+    """The messages in another order, the same for one seed."""
+    mixed = list(messages)
+    random.Random(seed).shuffle(mixed)
+    return mixed
+
+
+class Naive:
+    """Groups as a naive reader finds them: everything read by bare pika, and sorted by hand.
+
+    Times must grow with the offsets of each stream.
+
+    Args:
+        amqp_url: The broker.
+        streams: Each stream with how many messages it has.
+    """
+
+    def __init__(self, amqp_url: str, streams: Mapping[str, int]) -> None:
+        self.groups: dict[str, list[Found]] = defaultdict(list)
+        self.alone: list[Found] = []
+        for stream, count in streams.items():
+            for offset, headers in _headers_of(amqp_url, stream, count):
+                place = headers["relatum_time"], stream, offset
+                if "group_id" in headers:
+                    found = Found(*place, headers["group_sequence"], headers["group_last"])
+                    self.groups[headers["group_id"]].append(found)
+                else:
+                    self.alone.append(Found(*place, 1, True))
+
+    def complete(self, order: str, *, ungrouped: bool = False) -> list[list[Place]]:
+        """Where the messages of each complete group lie, groups and messages in order."""
+        whole = []
+        for members in self.groups.values():
+            first: dict[int, Found] = {}
+            for member in sorted(members):
+                first.setdefault(member.sequence, member)
+            lasts = [number for number, member in first.items() if member.last]
+            if lasts and set(first) == set(range(1, lasts[0] + 1)):
+                whole.append((first[1] if order == "logical" else min(first.values()), first))
+        if ungrouped:
+            whole += [(found, {1: found}) for found in self.alone]
+        whole.sort(key=lambda each: each[0])
+        by_number = order == "logical"
+        return [
+            [each.place for each in sorted(first.values(), key=lambda each: each.sequence if by_number else each)]
+            for _, first in whole
+        ]
+
+
+class Found(NamedTuple):
+    """A message that the naive reader found; they compare by arrival."""
+
+    time_us: int
+    stream: str
+    offset: int
+    sequence: int
+    last: bool
+
+    @property
+    def place(self) -> Place:
+        """Where it lies."""
+        return self.stream, self.offset
+
+
+def _headers_of(amqp_url: str, stream: str, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1_000)
+        deliveries = channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=10)
+        for method, properties, _ in islice(deliveries, count):
+            assert method is not None, "the stream has as many messages as were published"
+            channel.basic_ack(method.delivery_tag)
+            yield properties.headers["x-stream-offset"], properties.headers
