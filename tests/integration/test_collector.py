@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import Bulk, Failure, FlushReason, MessageCollector, Outcome, OutcomeStatus
+from relatum.collecting._options import ENTRY_BYTES
 from relatum.collecting._ports import Advance, Entry
 from relatum.collecting._store import CollectorStore
 from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
@@ -112,7 +113,7 @@ FOREVER: dict[str, Any] = {"max_age_s": 600.0, "bulk_messages": 1000}
         (FlushReason.MESSAGES, FOREVER | {"bulk_messages": 3}, {}),
         (FlushReason.AGE, FOREVER | {"max_age_s": 0.3}, {}),
         (FlushReason.IDLE, FOREVER | {"idle_s": 0.3}, {}),
-        (FlushReason.TOTAL_BYTES, FOREVER, {"bytes_max": 3 * 512 + 100}),
+        (FlushReason.TOTAL_BYTES, FOREVER, {"bytes_max": 3 * ENTRY_BYTES + 100}),
     ],
 )
 def test_a_bulk_is_flushed(
@@ -684,6 +685,40 @@ def test_a_stream_declared_again_is_collected_from_its_beginning(
         wait_status(collector, SUCCEEDED, *"cde")
         assert collector.outcome("a").status is SUCCEEDED
     assert consumer.bodies == list("abcde")
+
+
+def test_retention_that_was_faster_is_noticed(
+    amqp_url: str,
+    stream_name: str,
+    collector_of: Callable[..., MessageCollector],
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Messages that were dropped before they were collected are missing, and it is said which."""
+    delete_stream(amqp_url, stream_name)
+    declare_stream(amqp_url, stream_name, x_max_length_bytes=2000, x_stream_max_segment_size_bytes=1000)
+    store = CollectorStore("billing", database_url)
+    member = store.open(["order"], 0.2)
+    store.follow(member, stream_name, 0)
+    store.close(member)
+    store.dispose()
+    count = 0
+
+    def first_offset() -> int:
+        nonlocal count
+        publish(amqp_url, stream_name, f"{count:03}" + "x" * 500)
+        count += 1
+        with StreamReader.open(amqp_url) as reader:
+            return reader.bounds(stream_name).first or 0
+
+    wait_until(lambda: first_offset() > 0, what="messages dropped by retention", limit_s=60)
+    consumer, collector = Consumer(), collector_of()
+    collector.register_executor("order", consumer, max_age_s=0.01)
+    with caplog.at_level("WARNING", "relatum.collector"), collector:
+        wait_until(lambda: consumer.bodies and consumer.bodies[-1].startswith(f"{count - 1:03}"))
+    [record] = [record for record in caplog.records if "retention" in record.message]
+    assert vars(record)["from"] == 0
+    assert vars(record)["to"] == int(consumer.bodies[0][:3]) > 0
 
 
 def test_a_message_given_twice_is_consumed_once(

@@ -459,6 +459,22 @@ def test_adopted_messages_have_no_body_and_their_own_time() -> None:
     assert [(each.place.offset, each.attempts, each.body) for each in bulk.messages] == [(1, 1, None)]
 
 
+def test_a_message_that_came_back_is_consumed_again_where_its_result_did_not_count() -> None:
+    """A message lost to another member and taken back from it is not forgotten while its first bulk still runs."""
+    core = core_of(ExecutorOptions(type="a", bulk_messages=1, workers=2))
+    put(core, 0)
+    put(core, 1)
+    lost, kept = taken(core), taken(core)
+    core.adopt([Entry(MessageId(STREAM, n), f"m{n}", "a", 10, attempts=1) for n in (0, 1)], 0.0)
+    assert core.take("a") is None
+    core.settle(kept, results(kept, OutcomeStatus.SUCCEEDED), 0.0)
+    core.settle(lost, [], 0.0)
+    again = taken(core)
+    assert (offsets(again), core.held_messages) == ([0], 1)
+    core.settle(again, results(again, OutcomeStatus.SUCCEEDED), 0.0)
+    assert (core.held_messages, core.take("a")) == (0, None)
+
+
 def test_room_for_entries_ends_at_the_limit() -> None:
     """No more is taken over than fits, and nothing once the collector stops."""
     core = core_of(ExecutorOptions(type="a", queue_bulks=1, bulk_messages=1), bytes_max=4 * ENTRY_BYTES)

@@ -43,6 +43,7 @@ class Core:
         self.is_stopping = False
         self._types: dict[str, TypeBulks] = {}
         self._held: dict[MessageId, int] = {}
+        self._came_back: dict[MessageId, Entry] = {}
 
     # --- what it is told and asked at the beginning -------------------------------------------------------------
 
@@ -135,7 +136,11 @@ class Core:
         """Take messages over whose bodies are still in their streams; a worker reads them."""
         adopted: list[Collected] = []
         for entry in entries:
-            if entry.place in self._held or entry.type not in self._types:
+            if entry.type not in self._types:
+                continue
+            if entry.place in self._held:
+                # Lost to another member, and back from it: what is in memory may be past the point where it counts.
+                self._came_back[entry.place] = entry
                 continue
             message = Collected(
                 entry.place, entry.message_id, entry.type, entry.bytes, None, entry.attempts, entry.collected_at
@@ -241,6 +246,9 @@ class Core:
                 bulks.retry_at(message, now + again[message.place])
             else:
                 self._release([message])
+        came_back = [self._came_back.pop(message.place, None) for message in bulk.taken]
+        ended = {result.place for result in results}
+        self.adopt((entry for entry in came_back if entry is not None and entry.place not in ended), now)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Let messages go that were admitted and could not be stored, or need not be consumed."""

@@ -99,13 +99,27 @@ class Follower:
         with shared.changed:
             shared.intake.follow(self._stream, followed)
         logger.info("following", extra={"stream": self._stream, "from": followed.next_offset})
+        expected = followed.next_offset
         for batch in reader.batches(self._stream, followed.next_offset, follow=True, idle_s=IDLE_S):
             if shared.stopping.is_set() or shared.member != member:
                 return
-            if batch is not None and not self._take(batch):
-                return
+            if batch is not None:
+                self._look_for_hole(expected, batch.first_offset)
+                expected = batch.last_offset + 1
+                if not self._take(batch):
+                    return
             if batch is None and not shared.intake.is_followed(self._stream):
                 return
+
+    def _look_for_hole(self, expected: int, found: int) -> None:
+        """Say where retention was faster; streams have gaps in good health, too, so the stream is asked."""
+        if found <= expected:
+            return
+        with self._open_reader() as observer:
+            first = observer.bounds(self._stream).first
+        if first is not None and first > expected:
+            extra = {"stream": self._stream, "from": expected, "to": first}
+            logger.warning("retention dropped messages before they were collected", extra=extra)
 
     def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""

@@ -1,5 +1,6 @@
 """Messages on their way into the store: gathered while the last ones are committed, then committed together. No I/O."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,7 +38,8 @@ def describe(message: Message, type_of: TypeOf) -> Collected:
     """
     kind, message_id = "", f"{message.stream}:{message.offset}"
     with suppress(DataError):
-        kind, message_id = type_of(message) or "", id_of(message)
+        # Interned: as many messages as there are would each keep a copy of the few types.
+        kind, message_id = sys.intern(type_of(message) or ""), id_of(message)
     raw, size = message.raw, 0
     if raw is not None:
         message, size = Message.from_record(message.stream, message.offset, raw, message.chunk_ms), len(raw)
