@@ -28,7 +28,7 @@ _AFTER_SEPARATOR: Final = chr(ord("|") + 1)
 """What ends the range of a group's values: the character after the one that separates the parts."""
 
 
-_new: Final = tuple.__new__
+new_place: Final = tuple.__new__
 """Makes a place out of its parts; `Membership(…)` is a function of its own, and this is on the publish path."""
 
 
@@ -101,7 +101,7 @@ def membership(headers: Mapping[str, Any]) -> Membership | None:
         return None
     sequence, last = headers.get(GROUP_SEQUENCE_HEADER), headers.get(GROUP_LAST_HEADER)
     if _is_plain(group_id, sequence, last):
-        return _new(Membership, (group_id, sequence, last))
+        return new_place(Membership, (group_id, sequence, last))
     # Other clients and older brokers write the same values as bytes or text.
     try:
         value = GROUP_KEY.canonical_of((group_id, sequence, last))
@@ -158,7 +158,7 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     sequence = headers.get(GROUP_SEQUENCE_HEADER)
     last = headers.get(GROUP_LAST_HEADER)
     if _is_plain(group_id, sequence, last):
-        return _new(Membership, (group_id, sequence, last))
+        return new_place(Membership, (group_id, sequence, last))
     if group_id is None:
         if sequence is None and last is None:
             return None

@@ -9,6 +9,7 @@ from relatum.grouping._membership import (
     checked_group_id,
     checked_sequence,
     new_group_id,
+    new_place,
 )
 from relatum.grouping._position import Anomaly, GroupPosition, Ranges
 from relatum.limits import GROUP_SEQUENCE_MAX
@@ -85,7 +86,7 @@ class Numbering:
         self.next_free = number + 1
         if last:
             self.last_sequence = number
-        return Membership(self.group_id, number, last)
+        return new_place(Membership, (self.group_id, number, last))
 
     def give_back(self, place: Membership) -> None:
         """Take note that the message of a number that was taken is nowhere."""

@@ -7,6 +7,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
+from relatum._names import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.errors import InvalidGroup, PublishOutcomeUnknown
 from relatum.grouping import GroupFault, GroupPosition, Membership, Numbering
 from relatum.interception._pika import OwnProperties, copy_with
@@ -216,5 +217,6 @@ def _grouped(given: BasicProperties | None, place: Membership) -> BasicPropertie
     """A copy of the caller's properties with the headers of a place."""
     if not given:
         return OwnProperties(headers=place.headers)
-    headers = {**given.headers, **place.headers} if given.headers else place.headers
+    headers = dict(given.headers) if given.headers else {}
+    headers[GROUP_ID_HEADER], headers[GROUP_SEQUENCE_HEADER], headers[GROUP_LAST_HEADER] = place
     return copy_with(given, headers, given.message_id, OwnProperties)
