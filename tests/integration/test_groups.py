@@ -2,19 +2,41 @@
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import aclosing, contextmanager, suppress
+from datetime import timedelta
+from itertools import islice
 from typing import Any
 
+import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum import MessageId
-from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup, InvalidInput, KeyNotDefined, StreamNotFound
+from relatum.errors import (
+    GroupConflict,
+    IncompleteGroup,
+    InvalidGroup,
+    InvalidInput,
+    KeyNotDefined,
+    OffsetExpired,
+    StreamNotFound,
+)
 from relatum.grouping import GROUP_KEY, Anomaly, GroupStatus
-from relatum.store import make_engine
+from relatum.keys import moment
+from relatum.recording import prune
+from relatum.store import add_keys
 from relatum_consumer import AsyncRelations, Relations, Status
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
 from tests.support.groups import Naive, group_id, of_group, shuffled, whole_group
 from tests.support.relations import FACES, open_relations
 
@@ -106,3 +128,423 @@ def test_groups_are_what_a_naive_reader_of_everything_finds(
             found = relations.groups(list(messages), order=order, ungrouped=True)
             assert places(found) == naive.complete(order, ungrouped=True)
         record(*messages)
+
+
+def test_a_stream_s_own_order_is_that_of_its_offsets_whatever_its_times_are(
+    amqp_url: str, stream_name: str, record: Record, relations: Relations
+) -> None:
+    """Times that run backwards change neither the order of groups nor that of arrival."""
+    messages = [of_group(n, s, last=s == 2, time_us=1_000 - 10 * n - s) for n, s in [(1, 2), (2, 1), (1, 1), (2, 2)]]
+    publish_plain(amqp_url, stream_name, messages)
+    record(stream_name)
+    assert bodies(relations.groups(stream_name)) == [[b"2-1", b"2-2"], [b"1-1", b"1-2"]]
+    assert bodies(relations.groups(stream_name, order="physical")) == [[b"1-2", b"1-1"], [b"2-1", b"2-2"]]
+
+
+# --- where reading begins, and what it needs --------------------------------------------------------------
+
+
+def test_reading_begins_with_the_first_group_that_stands_at_the_start(
+    amqp_url: str, stream_name: str, record: Record, relations: Relations
+) -> None:
+    """By offset and by time; a group behind the start is whole though some of it lies before."""
+    order = [(1, 1), (2, 2), (1, 2), (2, 1), (3, 1), (3, 2)]
+    publish_plain(amqp_url, stream_name, [of_group(n, s, last=s == 2, time_us=s + n * 1_000_000) for n, s in order])
+    record(stream_name)
+    ids = lambda **options: [group.group_id for group in relations.groups(stream_name, **options)]  # noqa: E731
+    one, two, three = (group_id(number) for number in (1, 2, 3))
+    assert ids(start=0) == [one, two, three]
+    assert ids(start=1) == [two, three]
+    assert ids(start=3) == [two, three]
+    assert ids(start=4) == [three]
+    assert ids(start=5) == []
+    assert ids(start=1, order="physical") == [two, three]
+    assert ids(start=2, order="physical") == [three]
+    moment = relations.read(stream_name, 3).time
+    assert ids(start=moment) == [two, three]
+    assert ids(start=relations.read(stream_name, 4).time, order="physical") == [three]
+
+
+def test_bad_arguments_are_refused_before_anything_is_read(relations: Relations, stream_name: str) -> None:
+    """Each by the error that says so, at the call."""
+    for options in (
+        {"order": "random"},
+        {"start": -1},
+        {"start": True},
+        {"start": "first"},
+        {"timeout_s": -1},
+        {"idle_timeout_s": float("nan")},
+        {"on_duplicate": "last"},
+        {"on_conflict": "ignore"},
+        {"on_conflict": "dead_letter"},
+    ):
+        with pytest.raises(InvalidInput):
+            relations.groups(stream_name, **options)
+    with pytest.raises(InvalidInput):
+        relations.groups([stream_name, "other"], start=5)
+    for bad in ("", "abc", "G" * 48, group_id(1).upper().replace("0", "A"), 7, None):
+        with pytest.raises(InvalidGroup):
+            relations.group(bad)  # type: ignore[arg-type]
+    for sequence in (0, 1_000_000_000, True, "1"):
+        with pytest.raises(InvalidGroup):
+            relations.grouped(group_id(1), sequence)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        relations.incomplete_groups(older_than=-1)
+
+
+def test_without_the_key_of_groups_nothing_is_guessed(relations: Relations, stream_name: str) -> None:
+    """The error names the key and says how it is defined."""
+    for ask in (
+        lambda: list(relations.groups(stream_name)),
+        lambda: relations.group(group_id(1)),
+        lambda: relations.grouped(group_id(1), 1),
+        lambda: relations.group_position(group_id(1)),
+        lambda: relations.incomplete_groups(older_than=0),
+    ):
+        with pytest.raises(KeyNotDefined, match="GROUP_KEY") as error:
+            ask()
+        assert error.value.key == "message_group"
+
+
+def test_a_stream_that_is_not_there_is_an_error(relations: Relations, record: Record, stream_name: str) -> None:
+    """Where it is named."""
+    record(stream_name)
+    with pytest.raises(StreamNotFound):
+        list(relations.groups("relatum-no-such-stream"))
+    assert list(relations.groups()) == []
+
+
+# --- one group --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_group_s_position_says_where_to_go_on(
+    amqp_url: str, streams: list[str], record: Record, relations: Relations, is_recorded: bool
+) -> None:
+    """Highest contiguous number, what is missing, whether the last was seen; also of what is not recorded."""
+    record(*streams)
+    publish_plain(amqp_url, streams[0], [of_group(1, 1), of_group(1, 4), of_group(2, 1)])
+    publish_plain(amqp_url, streams[1], [of_group(1, 2), of_group(1, 7, last=True)])
+    if is_recorded:
+        record(*streams)
+    place = relations.group_position(group_id(1))
+    assert (place.contiguous, place.next_sequence, place.seen) == (2, 3, 4)
+    assert (place.missing, place.last_sequence, place.is_complete) == (((3, 3), (5, 6)), 7, False)
+    assert relations.group_position(group_id(1), streams=streams[0]).contiguous == 1
+    assert relations.group_position(group_id(2)).last_sequence is None
+    assert relations.group_position(group_id(3)).next_sequence == 1
+    if not is_recorded:
+        assert relations.group_position(group_id(1), complete=False).next_sequence == 1
+
+
+def test_a_group_is_found_by_its_id_and_a_message_by_id_and_number(
+    amqp_url: str, streams: list[str], record: Record, relations: Relations
+) -> None:
+    """Complete or not; each message with its status in the group."""
+    publish_plain(amqp_url, streams[0], [of_group(1, 3, last=True), of_group(1, 1), (b"alone", {"group_last": 7})])
+    publish_plain(amqp_url, streams[1], [of_group(1, 2), of_group(2, 2)])
+    record(*streams)
+    group = relations.group(group_id(1))
+    assert [message.body for message in group] == [b"1-1", b"1-2", b"1-3"]
+    assert [message.body for message in relations.group(group_id(1), order="physical", streams=streams[0])] == [
+        b"1-3",
+        b"1-1",
+    ]
+    assert group.is_complete
+    assert group.at(2) == group[1]
+    assert group.at(4) is None
+    assert [group.status_of(message) for message in group] == [
+        GroupStatus.IN_GROUP,
+        GroupStatus.IN_GROUP,
+        GroupStatus.LAST_IN_GROUP,
+    ]
+    assert group.status_of(relations.read(streams[0], 2)) is GroupStatus.NOT_IN_GROUP
+    part = relations.group(group_id(2))
+    assert (len(part), part.is_complete, part.position.missing) == (1, False, ((1, 1),))
+    assert len(relations.group(group_id(9))) == 0
+    assert relations.grouped(group_id(1), 3).ids == ((streams[0], 0),)
+    assert relations.grouped(group_id(1), 2, streams=streams[1]).first == group[1]
+    assert relations.grouped(group_id(1), 4).status is Status.ABSENT
+
+
+# --- what is wrong with groups ----------------------------------------------------------------------------
+
+
+def test_duplicates_are_kept_apart_or_an_error(
+    amqp_url: str, stream_name: str, record: Record, relations: Relations
+) -> None:
+    """The message that arrived first is taken; the others are named."""
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(1, 1), *whole_group(2, 1)])
+    record(stream_name)
+    first, second = relations.groups(stream_name)
+    assert [message.offset for message in first] == [0, 1]
+    assert [message.offset for message in first.duplicates] == [2]
+    assert first.position.anomalies == (Anomaly.DUPLICATE,)
+    assert second.duplicates == ()
+    assert Anomaly.DUPLICATE in relations.group_position(group_id(1)).anomalies
+    with pytest.raises(GroupConflict) as error:
+        list(relations.groups(stream_name, on_duplicate="raise"))
+    assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.DUPLICATE)
+
+
+def test_a_message_routed_to_two_streams_is_no_duplicate(
+    amqp_url: str, streams: list[str], record: Record, relations: Relations
+) -> None:
+    """Its copies have one message_id; another message with that number is a duplicate all the same."""
+    named = lambda name, place: (  # noqa: E731
+        b"",
+        pika.BasicProperties(message_id=name, headers=of_group(*place, last=place[1] == 2)[1]),
+    )
+    for stream in streams[:2]:
+        publish_plain(amqp_url, stream, [named("a", (1, 1)), named("b", (1, 2)), named("c", (2, 1))])
+    publish_plain(amqp_url, streams[1], [named("d", (2, 1)), named("e", (2, 2))])
+    record(*streams)
+    first, second = relations.groups(streams)
+    assert (len(first), first.duplicates, first.position.anomalies) == (2, (), ())
+    assert [message.properties.message_id for message in second.duplicates] == ["d"]
+    assert relations.group_position(group_id(1)).anomalies == ()
+    assert relations.group_position(group_id(2)).anomalies == (Anomaly.DUPLICATE,)
+    with pytest.raises(GroupConflict):
+        list(relations.groups(streams, on_duplicate="raise"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "anomaly"),
+    [
+        ([of_group(2, 1), of_group(2, 2, last=True), of_group(2, 3, last=True)], Anomaly.TWO_LASTS),
+        ([of_group(2, 1), of_group(2, 2, last=True), of_group(2, 3)], Anomaly.PAST_LAST),
+    ],
+)
+def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
+    amqp_url: str, stream_name: str, record: Record, relations: Relations, messages: Any, anomaly: Anomaly
+) -> None:
+    """At its turn, named; the groups before it are given."""
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), *messages, *whole_group(3, 2)])
+    record(stream_name)
+    assert [group.group_id for group in relations.groups(stream_name, on_conflict="skip")] == [group_id(1), group_id(3)]
+    with pytest.raises(GroupConflict) as error:
+        list(relations.groups(stream_name))
+    assert (error.value.group_id, error.value.anomaly) == (group_id(2), anomaly)
+    assert anomaly in relations.group_position(group_id(2)).anomalies
+    (report,) = relations.incomplete_groups(older_than=0)
+    assert (report.group_id, report.position.anomalies) == (group_id(2), (anomaly,))
+
+
+@pytest.mark.differs
+def test_a_group_that_retention_took_from_is_never_given_smaller(
+    amqp_url: str, database_url: str, engine: sa.Engine, record: Record
+) -> None:
+    """Its state is EXPIRED: an error, or passed over; its rows pruned, it is incomplete."""
+    stream, other = unique_name(), unique_name()
+    declare_stream(amqp_url, stream, x_max_length_bytes=1_000_000, x_stream_max_segment_size_bytes=500_000)
+    declare_stream(amqp_url, other)
+    try:
+        # The first message, and so the place, of group 1 is in the stream that is retained.
+        publish_plain(amqp_url, stream, [of_group(1, 2, last=True), *whole_group(2, 1)])
+        publish_plain(amqp_url, other, [of_group(1, 1), *whole_group(3, 1)])
+        record(stream, other)
+        with Relations(amqp_url, database_url) as relations:
+            assert len(list(relations.groups())) == 3
+            publish_plain(amqp_url, stream, [(b"x" * 20_000, {"n": n}) for n in range(150)])
+            wait_until(lambda: OffsetExpired is type(next(relations.read_many([(stream, 0)]))), what="retention")
+            assert [group.group_id for group in relations.groups(on_conflict="skip")] == [group_id(3)]
+            with pytest.raises(GroupConflict) as error:
+                list(relations.groups())
+            assert (error.value.group_id, error.value.anomaly) == (group_id(1), Anomaly.EXPIRED)
+            group = relations.group(group_id(1))
+            assert [message.body for message in group] == [b"1-1"]
+            assert (group.expired, group.position.anomalies) == (((stream, 0),), (Anomaly.EXPIRED,))
+            # It was complete, and whoever wanted it could have had it.
+            assert relations.incomplete_groups(older_than=0) == []
+            prune(amqp_url, engine)
+            assert [group.group_id for group in relations.groups()] == [group_id(3)]
+            (report,) = relations.incomplete_groups(older_than=0)
+            assert (report.group_id, report.position.last_sequence) == (group_id(1), None)
+    finally:
+        delete_stream(amqp_url, stream)
+        delete_stream(amqp_url, other)
+
+
+def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
+    amqp_url: str, streams: list[str], record: Record, relations: Relations
+) -> None:
+    """Oldest first, with their times and places; a group that is complete in what is not recorded is none of them."""
+    now = time.time_ns() // 1_000
+    old, young = now - 3_600_000_000, now - 60_000_000
+    record(*streams)
+    publish_plain(amqp_url, streams[0], [of_group(1, 1, time_us=young), of_group(2, 3, last=True, time_us=old)])
+    publish_plain(amqp_url, streams[1], [of_group(2, 1, time_us=young), *whole_group(3, 2, time_us=old)])
+    publish_plain(amqp_url, streams[0], [of_group(4, 1, time_us=old)])
+    record(*streams)
+    publish_plain(amqp_url, streams[1], [of_group(4, 2, last=True, time_us=now), of_group(5, 9, time_us=old + 1)])
+    reports = relations.incomplete_groups(older_than=0)
+    assert [report.group_id for report in reports] == [group_id(n) for n in (2, 5, 1)]
+    assert reports[0].position.missing == ((2, 2),)
+    assert reports[0].places == ((streams[0], 1), (streams[1], 0))
+    assert (reports[0].first_seen, reports[0].last_seen) == (moment(old), moment(young))
+    assert [report.group_id for report in relations.incomplete_groups(older_than=timedelta(minutes=30))] == [
+        group_id(2),
+        group_id(5),
+    ]
+    assert relations.incomplete_groups(older_than=7_200) == []
+    only = relations.incomplete_groups(streams[1], older_than=0)
+    assert [report.group_id for report in only] == [group_id(n) for n in (5, 2, 4)]
+
+
+# --- groups as they come ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def publishing_on_time(amqp_url: str, stream: str, messages: Any) -> Iterator[threading.Event]:
+    """Publish one message after the other in a thread, each when the event is set."""
+    go = threading.Event()
+
+    def run() -> None:
+        for message in messages:
+            assert go.wait(30), "the test goes on"
+            go.clear()
+            publish_plain(amqp_url, stream, [message])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield go
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("order", ["logical", "physical"])
+def test_a_group_is_given_as_it_comes(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, order: Any
+) -> None:
+    """Each message when all before it are there; the next is waited for."""
+    publish_plain(amqp_url, stream_name, [of_group(1, 1), of_group(2, 1), of_group(1, 2)])
+    later = [of_group(1, 4, last=True), of_group(1, 3)]
+    with (
+        recording(amqp_url, engine, stream_name, keys=KEYS),
+        publishing_on_time(amqp_url, stream_name, later) as go,
+        Relations(amqp_url, database_url) as relations,
+    ):
+        wait_recorded(amqp_url, engine, stream_name)
+        groups = relations.groups(stream_name, complete_only=False, timeout_s=20, order=order)
+        given = []
+        for message in next(groups):
+            given.append(message.body)
+            if len(given) == 2:
+                go.set()
+                if order == "logical":
+                    wait_until(lambda: not go.is_set(), what="the first")
+                    go.set()
+            elif order == "physical" and len(given) == 3:
+                go.set()
+        expected = [b"1-1", b"1-2", b"1-3", b"1-4"] if order == "logical" else [b"1-1", b"1-2", b"1-4", b"1-3"]
+        assert given == expected
+        assert next(groups).group_id == group_id(2)
+        groups.close()
+
+
+def test_what_does_not_come_in_time_is_an_incomplete_group(
+    amqp_url: str, stream_name: str, record: Record, database_url: str
+) -> None:
+    """What was there was given; the error says what is missing; what is only in the stream counts as there."""
+    publish_plain(amqp_url, stream_name, [of_group(1, 1), of_group(1, 4, last=True), of_group(2, 1), (b"alone", {})])
+    record(stream_name)
+    publish_plain(amqp_url, stream_name, [of_group(1, 2)])
+    with Relations(amqp_url, database_url) as relations:
+        first, second, alone = relations.groups(stream_name, complete_only=False, timeout_s=0, ungrouped=True)
+        given: list[bytes] = []
+        with pytest.raises(IncompleteGroup) as error:
+            given.extend(message.body for message in first)
+        assert given == [b"1-1", b"1-2"]
+        assert (error.value.group_id, error.value.missing, error.value.last_sequence) == (group_id(1), ((3, 3),), 4)
+        with pytest.raises(IncompleteGroup) as error:
+            list(second)
+        assert (error.value.missing, error.value.last_sequence) == ((), None)
+        assert [message.body for message in alone] == [b"alone"]
+        assert alone.group_id is None
+
+
+def test_groups_come_one_message_after_the_other_with_asyncio(
+    amqp_url: str, stream_name: str, record: Record, database_url: str
+) -> None:
+    """The same through the other face."""
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 3), of_group(2, 1)])
+    record(stream_name)
+
+    async def read() -> list[bytes]:
+        given = []
+        async with (
+            AsyncRelations(amqp_url, database_url) as relations,
+            aclosing(relations.groups(stream_name, complete_only=False, timeout_s=0)) as groups,
+        ):
+            async for group in groups:
+                with suppress(IncompleteGroup):
+                    given += [message.body async for message in group]
+                    given.append(b"end")
+        return given
+
+    assert asyncio.run(read()) == [b"1-1", b"1-2", b"1-3", b"end"]
+
+
+# --- following --------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_completed_later_is_not_lost(
+    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str]
+) -> None:
+    """Behind the position, in another stream; each group is given once, a late duplicate gives none again."""
+    first, second, _ = streams
+    publish_plain(amqp_url, first, [of_group(1, 1), *whole_group(2, 2), of_group(1, 3, last=True)])
+    publish_plain(amqp_url, second, [of_group(3, 2, last=True)])
+    add_keys(engine, KEYS)
+    with recording(amqp_url, engine, *streams), Relations(amqp_url, database_url) as relations:
+        groups = relations.groups([first, second], follow=True, idle_timeout_s=30)
+        assert next(groups).group_id == group_id(2)
+        publish_plain(amqp_url, first, [of_group(2, 1), *whole_group(4, 1)])
+        assert next(groups).group_id == group_id(4)
+        publish_plain(amqp_url, second, [of_group(1, 2)])
+        found = next(groups)
+        assert places([found]) == [[(first, 0), (second, 1), (first, 3)]]
+        publish_plain(amqp_url, first, [of_group(3, 1)])
+        assert next(groups).group_id == group_id(3)
+        for stream in streams:
+            wait_recorded(amqp_url, engine, stream)
+        groups.close()
+
+
+def test_following_ends_when_nothing_came_for_the_time_given(
+    amqp_url: str, stream_name: str, record: Record, relations: Relations
+) -> None:
+    """After what there is; also where groups are given as they come."""
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), of_group(2, 1)])
+    record(stream_name)
+    follow = {"follow": True, "idle_timeout_s": 0.1}
+    assert [group.group_id for group in relations.groups(stream_name, **follow)] == [group_id(1)]
+    both = relations.groups(stream_name, complete_only=False, **follow)
+    assert [group.group_id for group in both] == [group_id(1), group_id(2)]
+
+
+def test_whatever_order_messages_come_in_each_group_is_given_once_while_following(
+    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str]
+) -> None:
+    """As many as there are, none twice, none in part, from parts of streams that are recorded at any time."""
+    messages = shuffled([message for number in range(40) for message in whole_group(number, 6)], seed=5)
+    add_keys(engine, KEYS)
+    with recording(amqp_url, engine, *streams, keys=KEYS), Relations(amqp_url, database_url) as relations:
+        groups = relations.groups(streams, follow=True, ungrouped=True, idle_timeout_s=30)
+        publisher = threading.Thread(target=_publish_each, args=(amqp_url, streams, messages))
+        publisher.start()
+        found = list(islice(groups, 41))
+        publisher.join()
+        groups.close()
+        for stream in streams:
+            wait_recorded(amqp_url, engine, stream)
+    given = [group.group_id for group in found]
+    assert sorted(each for each in given if each is not None) == [group_id(number) for number in range(40)]
+    assert given.count(None) == 1
+    assert all(len(group) == (1 if group.group_id is None else 6) for group in found)
+
+
+def _publish_each(amqp_url: str, streams: list[str], messages: list[Any]) -> None:
+    publish_plain(amqp_url, streams[2], [(b"alone", {})])
+    for part in range(0, len(messages), 20):
+        publish_plain(amqp_url, streams[part // 20 % 3], messages[part : part + 20])

@@ -1,0 +1,77 @@
+"""Putting groups together from their rows, held against what is said of it."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum.errors import InvalidInput
+from relatum.grouping import Anomaly
+from relatum_consumer.grouping._assembly import Member, assemble, distinct, in_arrival
+from relatum_consumer.grouping._options import GroupOptions
+
+ID = "0" * 48
+
+times = st.none() | st.integers(-5, 5)
+members = st.lists(
+    st.builds(Member, st.just(ID), st.integers(1, 6), st.booleans(), st.sampled_from("abc"), st.integers(0, 20), times),
+    max_size=15,
+).map(distinct)
+
+
+@given(members)
+def test_arrival_keeps_each_stream_s_own_order(rows: Sequence[Member]) -> None:
+    """In a stream by offset, whatever times and other streams there are; nothing is lost."""
+    arrived = in_arrival(rows)
+    assert sorted(arrived, key=id) == sorted(rows, key=id)
+    for stream in "abc":
+        offsets = [member.offset for member in arrived if member.stream == stream]
+        assert offsets == sorted(offsets)
+
+
+@given(members)
+def test_streams_are_merged_by_time_where_times_grow(rows: Sequence[Member]) -> None:
+    """Then arrival is the order of time, stream and offset."""
+    growing = [row._replace(time_us=row.offset * 10) for row in rows]
+    assert in_arrival(growing) == sorted(growing, key=lambda row: (row.time_us, row.stream, row.offset))
+
+
+@given(members, st.randoms(use_true_random=False), st.sampled_from(["logical", "physical"]))
+def test_a_group_does_not_depend_on_the_order_of_its_rows(rows: list[Member], random: object, order: str) -> None:
+    """The same group from any order, every row in exactly one place."""
+    group = assemble(ID, rows, order)  # type: ignore[arg-type]
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    assert assemble(ID, rows, order) == group  # type: ignore[arg-type]
+    assert sorted((*group.members, *group.duplicates), key=id) == sorted(rows, key=id)
+    numbers = [member.sequence for member in group.members]
+    assert sorted(numbers) == sorted({row.sequence for row in rows})
+    if order == "logical":
+        assert numbers == sorted(numbers)
+        assert (group.head is None) == (1 not in numbers)
+
+
+@given(members, st.integers(0, 21))
+def test_what_has_expired_is_none_of_the_members(rows: list[Member], floor: int) -> None:
+    """It is kept apart, and the group is complete only without it."""
+    group = assemble(ID, rows, floors={"a": floor})
+    assert all(member.stream != "a" or member.offset >= floor for member in (*group.members, *group.duplicates))
+    assert set(group.expired) == {row for row in rows if row.stream == "a" and row.offset < floor}
+    assert group.was_complete or not group.is_complete or Anomaly.TWO_LASTS in assemble(ID, rows).anomalies
+    assert group.was_complete == assemble(ID, rows).is_complete
+
+
+def test_an_expired_number_that_is_there_again_is_there() -> None:
+    """A duplicate that is retained stands in for it."""
+    rows = [Member(ID, 1, True, "a", 1, None), Member(ID, 1, True, "a", 9, None)]
+    group = assemble(ID, rows, floors={"a": 5})
+    assert group.is_complete
+    assert group.anomalies == ()
+    assert [member.offset for member in group.members] == [9]
+
+
+@pytest.mark.parametrize("start", [-1, True, "first", 2**63, 1.5])
+def test_a_start_is_an_offset_or_a_moment(start: object) -> None:
+    """Anything else is refused."""
+    with pytest.raises(InvalidInput):
+        GroupOptions(("stream",), start=start)  # type: ignore[arg-type]
