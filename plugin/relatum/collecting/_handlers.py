@@ -3,13 +3,14 @@
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from inspect import isawaitable
 
 from relatum.collecting._outcome import Outcome
 
 logger = logging.getLogger("relatum.collector")
 
 Handler = Callable[[Outcome], object]
-"""Is called with an outcome: first `collected`, later the final one."""
+"""Is called with an outcome: first `collected`, later the final one. With asyncio it may be a coroutine function."""
 
 
 class Handlers:
@@ -41,6 +42,17 @@ class Handlers:
             for handler in self._handlers_of(outcome):
                 try:
                     handler(outcome)
+                except Exception:
+                    logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
+
+    async def tell_async(self, outcomes: Iterable[Outcome]) -> None:
+        """Call the handlers of each outcome in the running loop; what they return is awaited where it can be."""
+        for outcome in outcomes:
+            for handler in self._handlers_of(outcome):
+                try:
+                    answer = handler(outcome)
+                    if isawaitable(answer):
+                        await answer
                 except Exception:
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from relatum._dead_letters import DeadLetters
@@ -106,10 +107,10 @@ class Worker:
             case Execute(of):
                 return call(self._executor, of)
             case Join():
-                run = JoinedRun(shared.store, member, step, self._executor, self._bury)
+                run = JoinedRun(shared.store, member, step, self._executor, partial(bury, self._dead_letters))
                 return shared.persist(run.run, "results not committed yet")
             case Bury(letters):
-                return shared.persist(lambda: self._bury(letters), "dead letters not published yet")
+                return shared.persist(lambda: bury(self._dead_letters, letters), "dead letters not published yet")
             case Finish(bulk_id, results):
                 return shared.persist(lambda: shared.store.finish(member, bulk_id, results), "results not stored yet")
 
@@ -123,12 +124,23 @@ class Worker:
             self._reader.close()
             self._reader = None
             raise
-        for each in found.values():
-            if isinstance(each, AccessRefused):
-                raise each  # It passes, or somebody sees to it; the message is not lost.
-        return found
+        return not_refused(found)
 
-    def _bury(self, letters: Sequence[tuple[Message, str]]) -> None:
-        for message, reason in letters:
-            assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
-            self._dead_letters.publish([message], reason)
+
+def not_refused(found: dict[MessageId, Found]) -> dict[MessageId, Found]:
+    """What was read.
+
+    Raises:
+        AccessRefused: The broker refused to show some of it. That passes, or somebody sees to it: nothing is lost.
+    """
+    for each in found.values():
+        if isinstance(each, AccessRefused):
+            raise each
+    return found
+
+
+def bury(dead_letters: DeadLetters | None, letters: Sequence[tuple[Message, str]]) -> None:
+    """Publish messages to the dead-letter stream."""
+    for message, reason in letters:
+        assert dead_letters is not None, "messages are dead only where there is a stream for them"
+        dead_letters.publish([message], reason)

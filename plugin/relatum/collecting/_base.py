@@ -1,0 +1,250 @@
+"""What both faces of the message collector are told: options, executors, handlers. And what they can be asked."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final, Generic, Literal, TypeVar
+
+import sqlalchemy as sa
+
+from relatum._dead_letters import DeadLetters
+from relatum.collecting._handlers import Handler
+from relatum.collecting._intake import TypeOf, type_of_property
+from relatum.collecting._memory import MemoryStore
+from relatum.collecting._options import (
+    BULK_BYTES,
+    BULK_MESSAGES,
+    BULKS_MAX,
+    BYTES_MAX,
+    CollectorLimits,
+    ExecutorOptions,
+    WhenFull,
+    check_count,
+    check_seconds,
+)
+from relatum.collecting._ports import Store
+from relatum.collecting._prune import KEEP_S
+from relatum.collecting._state import State, log_defect
+from relatum.errors import ConfigurationError, InvalidInput, Transient
+from relatum.limits import INTEGER_MAX
+from relatum.reading import BrokerAddress, StreamBounds
+
+LEASE_S: Final = 15.0
+"""Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
+
+StartAt = Literal["first", "next"] | int
+"""Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
+
+
+StateT = TypeVar("StateT", bound=State)
+ExecutorT = TypeVar("ExecutorT")
+
+
+class CollectorBase(ABC, Generic[StateT, ExecutorT]):
+    """The options of a collector, its executors and handlers.
+
+    Args: as for `MessageCollector`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        database: str | sa.Engine | None = None,
+        broker: str | BrokerAddress | None = None,
+        stream_url: str | None = None,
+        streams: Sequence[str] = (),
+        start: StartAt = "first",
+        bytes_max: int = BYTES_MAX,
+        bulks_max: int = BULKS_MAX,
+        dead_letter_stream: str | None = None,
+        type_of: TypeOf = type_of_property,
+        lease_s: float = LEASE_S,
+        keep_s: int | None = KEEP_S,
+    ) -> None:
+        check_seconds("lease_s", lease_s)
+        if keep_s is not None:
+            check_count("keep_s", keep_s)
+        self.name = _checked_name(name)
+        self._address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+        self._streams = _checked_streams(streams)
+        self._start = _checked_start(start)
+        self._type_of = type_of
+        self._lease_s = lease_s
+        if self._address is None and (self._streams or dead_letter_stream):
+            raise ConfigurationError("streams are followed, and dead letters published, on a broker: give `broker`")
+        self._dead_letters: DeadLetters | None = None
+        if self._address is not None and dead_letter_stream:
+            self._dead_letters = DeadLetters(self._address, dead_letter_stream)
+        self._shared = self._prepare(self._make_store(database, keep_s), CollectorLimits(bytes_max, bulks_max))
+        self._is_durable = database is not None
+        self._executors: dict[str, ExecutorT] = {}
+        self._is_started = False
+
+    @abstractmethod
+    def _prepare(self, store: Store, limits: CollectorLimits) -> StateT:
+        """Make what the face has of its own; gives its state."""
+
+    def _make_store(self, database: str | sa.Engine | None, keep_s: int | None) -> Store:
+        if database is None:
+            return MemoryStore(self.name)
+        # Imported here: a collector in memory needs no PostgreSQL.
+        from relatum.collecting._store import CollectorStore
+
+        vhost = "/" if self._address is None else self._address.vhost
+        return CollectorStore(self.name, database, vhost=vhost, keep_s=keep_s)
+
+    def _initial(self, bounds: StreamBounds) -> int:
+        """Where to begin with a stream that was never followed."""
+        if self._start == "next":
+            return 0 if bounds.last is None else bounds.last + 1
+        return bounds.first or 0 if self._start == "first" else self._start
+
+    # --- who consumes, and who is told ----------------------------------------------------------------------------
+
+    def register_executor(
+        self,
+        type: str,  # noqa: A002 - RabbitMQ's word for it
+        executor: ExecutorT,
+        *,
+        bulk_bytes: int = BULK_BYTES,
+        bulk_messages: int = BULK_MESSAGES,
+        max_age_s: float = 1.0,
+        idle_s: float | None = None,
+        workers: int = 1,
+        queue_bulks: int = 8,
+        when_full: WhenFull = "block",
+        one_at_a_time: bool = False,
+        joins_transaction: bool = False,
+        attempts: int = 3,
+        backoff_s: float = 1.0,
+    ) -> None:
+        """Consume the messages of a type by an executor. To be called before `start`.
+
+        Args:
+            type: The messages' type.
+            executor: Is called with each `Bulk`, in a thread of the type; with asyncio it may be a coroutine function.
+                It returns None where all its messages succeeded, a result for each message in order, or a mapping; it
+                may note results as it goes. A result is None, a `Failure` or an exception. Raising fails the messages
+                that have no result yet.
+            bulk_bytes: A bulk of that many bytes is closed.
+            bulk_messages: A bulk of that many messages is closed.
+            max_age_s: A bulk whose first message waited that long is closed.
+            idle_s: A bulk to which nothing was added for that long is closed; None for never.
+            workers: Bulks handed to the executor at the same time, each in a thread.
+            queue_bulks: Closed bulks that may wait for a worker before the type counts as full.
+            when_full: What happens then: "block" makes `collect` wait and followed streams stop; "refuse" refuses the
+                message; "spill" takes it, and drops bodies from memory that are read again from their streams.
+            one_at_a_time: Hand on one bulk at a time, whatever `workers` says.
+            joins_transaction: The executor writes by `bulk.connection`, in the transaction that stores its results:
+                each message is consumed exactly once.
+            attempts: Times a message is handed to the executor before it is given up.
+            backoff_s: Seconds before the second attempt; twice as many before each further one, at most an hour.
+
+        Raises:
+            InvalidInput: The type has an executor already, or an option cannot be one.
+            ConfigurationError: "spill" without a broker, `joins_transaction` without a database, or the collector runs.
+        """
+        if self._is_started:
+            raise ConfigurationError("executors are registered before the collector starts")
+        if not callable(executor):
+            raise InvalidInput(f"an executor is called with each bulk; {executor!r} cannot be called")
+        if when_full == "spill" and self._address is None:
+            raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
+        if joins_transaction and not self._is_durable:
+            raise ConfigurationError("a collector in memory has no transaction to join: give it a database")
+        options = ExecutorOptions(
+            type=type,
+            bulk_bytes=bulk_bytes,
+            bulk_messages=bulk_messages,
+            max_age_s=max_age_s,
+            idle_s=idle_s,
+            workers=workers,
+            queue_bulks=queue_bulks,
+            when_full=when_full,
+            one_at_a_time=one_at_a_time,
+            joins_transaction=joins_transaction,
+            attempts=attempts,
+            backoff_s=backoff_s,
+        )
+        self._shared.core.register(options)
+        self._executors[type] = executor
+
+    def register_result_handler(
+        self,
+        handler: Handler,
+        *,
+        type: str | None = None,  # noqa: A002
+        message_id: str | None = None,
+    ) -> None:
+        """Tell a handler of outcomes that this member stores: when a message is collected, and when it is final.
+
+        Handlers are called on the collector's threads, one after the other: one that takes long holds up a worker. One
+        that raises is logged. Other processes ask `Outcomes`.
+
+        Args:
+            handler: Is called with each `Outcome`.
+            type: Only of messages of this type.
+            message_id: Only of this message; the handler goes after its final outcome.
+
+        Raises:
+            InvalidInput: Both a type and a message id were given.
+        """
+        if type is not None and message_id is not None:
+            raise InvalidInput("a result handler is of a type, of a message, or of all: not of two of them")
+        self._shared.handlers.register(handler, type=type, message_id=message_id)
+
+    def _leave(self) -> None:
+        """Let others take over, and let go of all servers; blocking."""
+        try:
+            self._shared.store.close(self._shared.member)
+        except Transient as error:
+            # The lease lapses by itself.
+            log_defect(error, "lease not given back")
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+        self._shared.store.dispose()
+
+    # --- what it knows --------------------------------------------------------------------------------------------
+
+    @property
+    def held_messages(self) -> int:
+        """Messages this member has taken and is not done with."""
+        return self._shared.core.held_messages
+
+    @property
+    def held_bytes(self) -> int:
+        """What counts towards `bytes_max`."""
+        return self._shared.core.held_bytes
+
+    @property
+    def passed_over(self) -> int:
+        """Messages this member met whose type has no executor."""
+        return self._shared.intake.passed_over
+
+    @property
+    def refused(self) -> int:
+        """Messages this member refused for lack of room."""
+        return self._shared.intake.refused
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
+        raise InvalidInput(f"a collector's name is a text of 1 to {NAME_BYTES_MAX} bytes, not {name!r}")
+    return name
+
+
+NAME_BYTES_MAX: Final = 255
+"""Bytes of a collector's name, as of a stream's."""
+
+
+def _checked_streams(streams: Sequence[str]) -> list[str]:
+    if isinstance(streams, str):
+        raise InvalidInput(f"streams is a list of names, not {streams!r}")
+    return list(dict.fromkeys(streams))
+
+
+def _checked_start(start: StartAt) -> StartAt:
+    is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
+    if start not in ("first", "next") and not is_offset:
+        raise InvalidInput(f"a collector starts at 'first', 'next' or an offset, not {start!r}")
+    return start
