@@ -118,7 +118,7 @@ class Follower:
         with self._open_reader() as observer:
             first = observer.bounds(self._stream).first
         if first is not None and first > expected:
-            extra = {"stream": self._stream, "from": expected, "to": first}
+            extra = {"stream": self._stream, "from": expected, "to": found}
             logger.warning("retention dropped messages before they were collected", extra=extra)
 
     def _take(self, batch: RecordBatch) -> bool:
