@@ -11,7 +11,14 @@ from relatum import errors
 from relatum._ids import MessageId
 
 if TYPE_CHECKING:
-    from relatum.collecting import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
+    from relatum.collecting import (
+        AsyncMessageCollector,
+        AsyncOutcomes,
+        MessageCollector,
+        Outcome,
+        Outcomes,
+        OutcomeStatus,
+    )
     from relatum.grouping import GROUP_KEY, new_group_id
     from relatum.interception import (
         AsyncMessageGroup,
@@ -27,10 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP_KEY",
+    "AsyncMessageCollector",
     "AsyncMessageGroup",
     "AsyncOutcomes",
     "AsyncReceipt",
     "KeyDefinition",
+    "MessageCollector",
     "MessageGroup",
     "MessageId",
     "Outcome",
@@ -47,10 +56,12 @@ __all__ = [
 
 _HOMES = {
     "GROUP_KEY": "relatum.grouping",
+    "AsyncMessageCollector": "relatum.collecting",
     "AsyncMessageGroup": "relatum.interception",
     "AsyncOutcomes": "relatum.collecting",
     "AsyncReceipt": "relatum.interception",
     "KeyDefinition": "relatum.keys",
+    "MessageCollector": "relatum.collecting",
     "MessageGroup": "relatum.interception",
     "Outcome": "relatum.collecting",
     "OutcomeStatus": "relatum.collecting",

@@ -1,5 +1,6 @@
 """The message collector: messages of a type go to its executor in bulks, and what became of each can be asked."""
 
+from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
 from relatum.collecting._collector import MessageCollector
 from relatum.collecting._outcome import Outcome, OutcomeStatus
@@ -8,6 +9,7 @@ from relatum.collecting._prune import forget_finished
 from relatum.collecting._status import CollectorStatus, MemberStatus, SourceStatus, collector_status
 
 __all__ = [
+    "AsyncMessageCollector",
     "AsyncOutcomes",
     "Bulk",
     "Collected",

@@ -1,0 +1,245 @@
+"""The message collector, with asyncio."""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from relatum.collecting._async_executing import AsyncExecutor
+from relatum.collecting._async_following import AsyncFollower
+from relatum.collecting._async_keeping import keep_until_end, store_until_end, tick_until_end
+from relatum.collecting._async_shared import AsyncShared
+from relatum.collecting._async_workers import AsyncWorker
+from relatum.collecting._base import CollectorBase
+from relatum.collecting._collector import CLOSE_S
+from relatum.collecting._core import Verdict
+from relatum.collecting._intake import describe
+from relatum.collecting._options import CollectorLimits
+from relatum.collecting._outcome import Outcome
+from relatum.collecting._ports import Store
+from relatum.collecting._state import backoff, log_defect, logger
+from relatum.errors import ConfigurationError, NotAStream, Transient
+from relatum.reading import AsyncStreamReader, Message
+
+_END_S = 5.0
+"""Seconds that cancelled tasks, and calls in threads, are waited for at the end."""
+
+
+class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
+    """The asyncio twin of `MessageCollector`: the same names, options and promises, in one event loop.
+
+    An executor that is a coroutine function is awaited in the loop; any other is called in a thread. With
+    `joins_transaction` its `bulk.connection` is a blocking one: a coroutine function uses it in threads
+    (`await asyncio.to_thread(bulk.connection.execute, statement)`), a plain function as it is. Handlers are called in
+    the loop; one that is a coroutine function is awaited. PostgreSQL is asked, and dead letters are published, in
+    threads.
+
+    An async context manager: entering starts it, leaving closes it. Cancelling a call leaves nothing behind; cancelling
+    `close` ends all tasks at once, and what was under way is left to the other members, or to the next start.
+
+    Args: as for `MessageCollector`.
+    """
+
+    def _prepare(self, store: Store, limits: CollectorLimits) -> AsyncShared:
+        self._followers: dict[str, AsyncFollower] = {}
+        self._workers: list[AsyncWorker] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._is_closed = False
+        return AsyncShared(store, limits)
+
+    # --- messages in ----------------------------------------------------------------------------------------------
+
+    async def collect(self, message: Message, *, timeout_s: float | None = None) -> bool:
+        """Take a message; see `MessageCollector.collect`. Cancelled while it waits for room, nothing was taken."""
+        return (await self.collect_many([message], timeout_s=timeout_s))[0]
+
+    async def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
+        """Take messages, in order; see `MessageCollector.collect_many`. Cancelled, the first of them may be taken."""
+        if not self._is_started:
+            raise ConfigurationError("the collector does not run: start it")
+        described = [describe(message, self._type_of) for message in messages]
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        shared, taken = self._shared, []
+        for message in described:
+            while (verdict := shared.intake.collect(message, time.monotonic())) is Verdict.WAIT:
+                shared.changed.notify()
+                remaining = None if until is None else until - time.monotonic()
+                if remaining is not None and remaining <= 0:
+                    break
+                await shared.changed.wait(remaining)
+            taken.append(verdict in (Verdict.TAKEN, Verdict.KNOWN))
+        shared.changed.notify()
+        return taken
+
+    async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
+        """Close the bulk being filled of a type, or of all; see `MessageCollector.flush`."""
+        shared = self._shared
+        mark = shared.intake.mark()
+        while not shared.intake.is_stored_to(mark) and not shared.is_abandoned:
+            await shared.changed.wait(1.0)
+        shared.core.flush(type)
+        shared.changed.notify()
+
+    async def outcome(self, message_id: str) -> Outcome:
+        """What became of a message of this collector, by any member."""
+        return (await asyncio.to_thread(self._shared.store.outcomes_of, [message_id]))[message_id]
+
+    # --- its life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the collector's members, and begin; see `MessageCollector.start`. Cancelled, it was not started."""
+        if self._is_started:
+            raise ConfigurationError("a collector is started once")
+        await self._check_dead_letters()
+        names = await self._find_streams()
+        await self._join_members()
+        self._is_started = True
+        self._start_workers()
+        self._keepers = [
+            _task(store_until_end(self._shared), f"relatum-{self.name}-storer"),
+            _task(tick_until_end(self._shared), f"relatum-{self.name}-ticker"),
+            _task(keep_until_end(self._shared, self._lease_s, self._look), f"relatum-{self.name}-keeper"),
+        ]
+        self._follow(names)
+
+    async def _join_members(self) -> None:
+        shared = self._shared
+        workers = sum(shared.core.options_of(each).bulks_at_once for each in self._executors)
+        shared.begin_threads(workers)
+        opening = shared.submit(partial(shared.store.open, shared.core.types, self._lease_s))
+        try:
+            shared.member = await asyncio.shield(asyncio.wrap_future(opening))
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, opening: "Future[int]") -> None:
+        """Leave again where joining was cancelled on its way."""
+        if opening.exception() is None:
+            with suppress(Transient):
+                self._shared.store.close(opening.result())
+
+    def _start_workers(self) -> None:
+        for type_, executor in self._executors.items():
+            options = self._shared.core.options_of(type_)
+            for _ in range(options.bulks_at_once):
+                open_reader = None if self._address is None else self._open_reader
+                worker = AsyncWorker(
+                    self._shared, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
+                )
+                self._workers.append(worker)
+
+    async def _check_dead_letters(self) -> None:
+        if self._dead_letters is None:
+            return
+        async with await self._open_reader() as reader:
+            try:
+                await reader.bounds(self._dead_letters.stream)
+            except NotAStream:
+                logger.info("dead letters go to a queue", extra={"queue": self._dead_letters.stream})
+
+    async def _open_reader(self) -> AsyncStreamReader:
+        assert self._address is not None, "only what has a broker is read"
+        return await AsyncStreamReader.open(self._address)
+
+    async def _find_streams(self) -> list[str]:
+        """The streams to follow: those named, or the partitions where the name is a super stream's."""
+        if not self._streams:
+            return []
+        async with await self._open_reader() as reader:
+            return [stream for name in self._streams for stream in (await reader.partitions(name) or [name])]
+
+    async def _look(self) -> None:
+        self._follow(await self._find_streams())
+
+    def _follow(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._followers:
+                assert self._address is not None, "streams are followed on a broker"
+                self._followers[name] = AsyncFollower(
+                    self._shared,
+                    name,
+                    address=self._address,
+                    open_reader=self._open_reader,
+                    type_of=self._type_of,
+                    initial=self._initial,
+                )
+
+    async def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Stop in order; see `MessageCollector.close`. Cancelled, it ends all tasks at once."""
+        if not self._is_started or self._is_closed:
+            return True
+        self._is_closed = True
+        try:
+            return await self._drain(timeout_s)
+        finally:
+            await asyncio.shield(_task(self._end(), f"relatum-{self.name}-end"))
+
+    async def _drain(self, timeout_s: float) -> bool:
+        """Take nothing more, close all bulks, and wait for the executors; whether all was done in time."""
+        shared, until = self._shared, time.monotonic() + timeout_s
+        shared.stopping.set()
+        shared.core.stop()
+        shared.changed.notify()
+        await _wait([follower.task for follower in self._followers.values()], until)
+        return await _wait([worker.task for worker in self._workers], until)
+
+    async def _end(self) -> None:
+        """End all tasks, and leave the members."""
+        shared = self._shared
+        shared.stopping.set()
+        shared.core.stop()
+        shared.is_abandoned = True
+        tasks = [*self._keepers, *(worker.task for worker in self._workers)]
+        tasks += [follower.task for follower in self._followers.values()]
+        for task in tasks:
+            task.cancel()
+        await _wait(tasks, time.monotonic() + _END_S)
+        await shared.end_threads(_END_S)
+        await asyncio.to_thread(self._leave)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Start, waiting for servers that are away; go on until `stop` is set; close. Cancelled, it closes, too.
+
+        Raises:
+            RelatumError: what waiting would not cure; see `start`.
+        """
+        for pause in backoff():
+            try:
+                await self.start()
+                break
+            except Transient as error:
+                log_defect(error, "not started yet")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
+                return
+        try:
+            await stop.wait()
+        finally:
+            await self.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _task(coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    return asyncio.create_task(coroutine, name=name)
+
+
+async def _wait(tasks: Iterable[asyncio.Task[None]], until: float) -> bool:
+    """Wait for tasks up to a moment; whether all ended."""
+    waited = list(tasks)
+    if not waited:
+        return True
+    _, pending = await asyncio.wait(waited, timeout=max(0.0, until - time.monotonic()))
+    return not pending

@@ -1,0 +1,159 @@
+"""The tasks that follow streams: one member at a time reads a stream, from the position that all share."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+
+from relatum.collecting._async_shared import AsyncShared
+from relatum.collecting._following import IDLE_S, STANDBY_S
+from relatum.collecting._intake import TypeOf, describe
+from relatum.collecting._ports import Followed
+from relatum.collecting._state import backoff, log_defect, logger
+from relatum.reading import AsyncStreamReader, BrokerAddress, RecordBatch, StreamBounds, StreamReader
+from relatum.recording._opening import is_same
+
+OpenAsyncReader = Callable[[], Awaitable[AsyncStreamReader]]
+
+
+class AsyncFollower:
+    """Follows one stream, in a task of its own, until the collector stops.
+
+    Args:
+        shared: What the collector's tasks share.
+        stream: The stream.
+        address: Where it is.
+        open_reader: Opens a reader.
+        type_of: Tells messages' types.
+        initial: Where to begin with it, if it was never followed.
+    """
+
+    def __init__(
+        self,
+        shared: AsyncShared,
+        stream: str,
+        *,
+        address: BrokerAddress,
+        open_reader: OpenAsyncReader,
+        type_of: TypeOf,
+        initial: Callable[[StreamBounds], int],
+    ) -> None:
+        self._shared = shared
+        self._stream = stream
+        self._address = address
+        self._open_reader = open_reader
+        self._type_of = type_of
+        self._initial = initial
+        self._noted = ""
+        self.task = asyncio.create_task(self._run(), name=f"relatum-{stream}")
+
+    async def _run(self) -> None:
+        pauses, stopping = backoff(), self._shared.stopping
+        while not stopping.is_set():
+            try:
+                await self._session()
+                pauses = backoff()
+            except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
+                self._note(error)
+            await self._stops_within(next(pauses))
+
+    async def _stops_within(self, limit_s: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._shared.stopping.wait(), limit_s)
+        return self._shared.stopping.is_set()
+
+    def _note(self, error: Exception) -> None:
+        """Log what ended a session; once, where it is the same again and again."""
+        if str(error) != self._noted:
+            self._noted = str(error)
+            log_defect(error, f"stream {self._stream!r} not followed")
+
+    async def _session(self) -> None:
+        """Follow as soon as no other member does, until something ends it."""
+        shared, member = self._shared, self._shared.member
+        async with await self._open_reader() as reader:
+            initial = self._initial(await reader.bounds(self._stream))
+            follow = partial(shared.store.follow, member, self._stream, initial)
+            while (followed := await shared.in_thread(follow)) is None:
+                if await self._stops_within(STANDBY_S) or shared.member != member:
+                    return
+            self._noted = ""
+            try:
+                await self._follow(reader, await self._known_again(followed))
+            finally:
+                await self._leave(member)
+
+    async def _known_again(self, followed: Followed) -> Followed:
+        """The position, if the stream is the one it was taken in; else one in a new generation."""
+        shared = self._shared
+        if await shared.in_thread(partial(self._is_same, followed)):
+            return followed
+        logger.warning("stream replaced", extra={"stream": self._stream})
+        # Places mean something else from now on: what lay there before is consumed first.
+        while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
+            await shared.changed.wait(IDLE_S)
+        return await shared.in_thread(self._begin_anew)
+
+    def _is_same(self, followed: Followed) -> bool:
+        known_by = followed.known_by
+        if known_by is None:
+            return True
+        with StreamReader.open(self._address) as reader:
+            return is_same(reader, self._stream, known_by, reader.bounds(self._stream))
+
+    def _begin_anew(self) -> Followed:
+        with StreamReader.open(self._address) as reader:
+            first = reader.bounds(self._stream).first or 0
+        return self._shared.store.begin_anew(self._shared.member, self._stream, first)
+
+    async def _follow(self, reader: AsyncStreamReader, followed: Followed) -> None:
+        shared, member = self._shared, self._shared.member
+        shared.intake.follow(self._stream, followed)
+        logger.info("following", extra={"stream": self._stream, "from": followed.next_offset})
+        expected = followed.next_offset
+        read = reader.batches(self._stream, followed.next_offset, follow=True, idle_s=IDLE_S)
+        async with aclosing(read) as batches:
+            async for batch in batches:
+                if shared.stopping.is_set() or shared.member != member:
+                    return
+                if batch is not None:
+                    await self._look_for_hole(reader, expected, batch.first_offset)
+                    expected = batch.last_offset + 1
+                    if not await self._take(batch):
+                        return
+                elif not shared.intake.is_followed(self._stream):
+                    return
+
+    async def _look_for_hole(self, reader: AsyncStreamReader, expected: int, found: int) -> None:
+        """Say where retention was faster; streams have gaps in good health, too, so the stream is asked."""
+        if found <= expected:
+            return
+        first = (await reader.bounds(self._stream)).first
+        if first is not None and first > expected:
+            extra = {"stream": self._stream, "from": expected, "to": found}
+            logger.warning("retention dropped messages before they were collected", extra=extra)
+
+    async def _take(self, batch: RecordBatch) -> bool:
+        """Hand a batch over, waiting for room; False where that has to end."""
+        shared = self._shared
+        messages = [describe(message, self._type_of) for message in batch.each_message()]
+        while messages:
+            if shared.stopping.is_set() or not shared.intake.is_followed(self._stream):
+                return False
+            taken = shared.intake.take(self._stream, messages, time.monotonic())
+            if taken:
+                shared.changed.notify()
+            messages = messages[taken:]
+            if messages:
+                await shared.changed.wait(IDLE_S)
+        return True
+
+    async def _leave(self, member: int) -> None:
+        """Let another member follow, once what was gathered is stored."""
+        shared = self._shared
+        while not shared.intake.is_stored(self._stream) and not shared.is_abandoned:
+            await shared.changed.wait(IDLE_S)
+        shared.intake.unfollow(self._stream)
+        if not shared.is_abandoned:
+            await shared.in_thread(partial(shared.store.unfollow, member, self._stream))

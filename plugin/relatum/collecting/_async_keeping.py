@@ -1,0 +1,74 @@
+"""The tasks beside the work: one stores, one watches the clock, one keeps the lease and takes over from the dead."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from relatum.collecting._async_shared import AsyncShared
+from relatum.collecting._keeping import PARTITIONS_S, TAKE_OVER_MESSAGES, TAKE_OVER_S, WAIT_S
+from relatum.collecting._state import log_defect, logger
+
+
+async def store_until_end(shared: AsyncShared) -> None:
+    """Store what is gathered, again and again: while one lot is committed, the next one is gathered."""
+    while True:
+        while not shared.intake.is_anything_gathered:
+            await shared.changed.wait(WAIT_S)
+        for gathered in shared.intake.next():
+            await shared.store_gathered(gathered)
+
+
+async def tick_until_end(shared: AsyncShared) -> None:
+    """Close bulks when their time has come, and begin retries."""
+    while True:
+        now = time.monotonic()
+        if shared.core.tick(now):
+            shared.changed.notify()
+        deadline = shared.core.deadline()
+        await shared.changed.wait(WAIT_S if deadline is None else max(0.0, min(WAIT_S, deadline - now)))
+
+
+async def keep_until_end(shared: AsyncShared, lease_s: float, look: Callable[[], Awaitable[None]]) -> None:
+    """Renew the lease, take over messages of members whose lease has lapsed, and look for new partitions.
+
+    Args:
+        shared: What the collector's tasks share.
+        lease_s: Seconds the lease holds.
+        look: Looks for new partitions.
+    """
+    renewed_at = looked_at = time.monotonic()
+    while True:
+        await asyncio.sleep(min(TAKE_OVER_S, lease_s / 4))
+        now = time.monotonic()
+        try:
+            if now - renewed_at >= lease_s / 4:
+                await _renew(shared, lease_s)
+                renewed_at = now
+            await take_over(shared)
+            if now - looked_at >= PARTITIONS_S and not shared.stopping.is_set():
+                looked_at = now
+                await look()
+        except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
+            log_defect(error, "lease not kept")
+
+
+async def _renew(shared: AsyncShared, lease_s: float) -> None:
+    if not await shared.in_thread(partial(shared.store.renew, shared.member)):
+        # Another member took all there was. What is still in memory is found to be another's when it is stored.
+        logger.warning("lease lost; joining anew")
+        shared.member = await shared.in_thread(partial(shared.store.open, shared.core.types, lease_s))
+
+
+async def take_over(shared: AsyncShared) -> None:
+    """Take over what members that died have left, as far as there is room."""
+    while True:
+        room, types = shared.core.room_for_entries(TAKE_OVER_MESSAGES), shared.core.types_with_room()
+        if not room or not types:
+            return
+        entries = await shared.in_thread(partial(shared.store.take_over, shared.member, types, room))
+        if not entries:
+            return
+        logger.info("taken over", extra={"messages": len(entries)})
+        shared.core.adopt(entries, time.monotonic())
+        shared.changed.notify()

@@ -1,0 +1,128 @@
+"""The tasks that consume bulks: each takes one of its type, and does its steps."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from relatum._dead_letters import DeadLetters
+from relatum._ids import MessageId
+from relatum.collecting._async_executing import AsyncExecutor, FromThread, call_executor
+from relatum.collecting._async_following import OpenAsyncReader
+from relatum.collecting._async_shared import AsyncShared
+from relatum.collecting._bulk import Bulk
+from relatum.collecting._joined import JoinedRun
+from relatum.collecting._options import ExecutorOptions
+from relatum.collecting._steps import Bury, Consumed, Execute, Finish, Forward, Join, Joined, Load, Step, consume
+from relatum.collecting._workers import WAIT_S, bury, not_refused
+from relatum.errors import RelatumError
+from relatum.reading import AsyncStreamReader
+from relatum.reading._window import Result as Found
+
+
+class AsyncWorker:
+    """Consumes bulks of a type, in a task of its own.
+
+    Args:
+        shared: What the collector's tasks share.
+        options: The type's options.
+        executor: The type's executor.
+        open_reader: Opens a reader for bodies that are not in memory; None where there is no broker.
+        dead_letters: Where messages go that are given up; None for nowhere.
+    """
+
+    def __init__(
+        self,
+        shared: AsyncShared,
+        options: ExecutorOptions,
+        executor: AsyncExecutor,
+        *,
+        open_reader: OpenAsyncReader | None,
+        dead_letters: DeadLetters | None,
+    ) -> None:
+        self._shared = shared
+        self._options = options
+        self._executor = executor
+        self._open_reader = open_reader
+        self._dead_letters = dead_letters
+        self._reader: AsyncStreamReader | None = None
+        self.task = asyncio.create_task(self._run(), name=f"relatum-{options.type}")
+
+    async def _run(self) -> None:
+        try:
+            while (bulk := await self._next()) is not None:
+                await self._consume(bulk)
+        finally:
+            if self._reader is not None:
+                await self._reader.close()
+
+    async def _next(self) -> Bulk | None:
+        """The next bulk; None when the collector stops and there will be none."""
+        shared = self._shared
+        while True:
+            bulk = shared.core.take(self._options.type)
+            if bulk is not None:
+                return bulk
+            if shared.core.is_stopping and shared.intake.is_empty and shared.core.is_idle:
+                return None
+            await shared.changed.wait(WAIT_S)
+
+    async def _consume(self, bulk: Bulk) -> None:
+        # Cancelled on the way, it stays forwarded in the store: another member takes it over.
+        consumed = await self._steps(bulk)
+        await self._shared.tell_consumed(bulk.taken, consumed)
+        self._shared.core.settle(bulk, consumed.results, time.monotonic())
+        self._shared.changed.notify()
+
+    async def _steps(self, bulk: Bulk) -> Consumed:
+        steps = consume(self._options, bulk, may_die=self._dead_letters is not None)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                consumed: Consumed = end.value
+                return consumed
+            answer = await self._perform(step, bulk)
+
+    async def _perform(self, step: Step, bulk: Bulk) -> Any:
+        shared, member = self._shared, self._shared.member
+        match step:
+            case Load(places):
+                return await shared.persist(partial(self._load, places), "messages not read yet")
+            case Forward(bulk_id, places):
+                shared.core.loaded(bulk)
+                forward = partial(shared.store.forward, member, bulk_id, places)
+                return await shared.persist_in_thread(forward, "bulk not forwarded yet")
+            case Execute(of):
+                return await call_executor(shared, self._executor, of)
+            case Join():
+                return await self._join(member, step)
+            case Bury(letters):
+                publish = partial(bury, self._dead_letters, letters)
+                return await shared.persist_in_thread(publish, "dead letters not published yet")
+            case Finish(bulk_id, results):
+                finish = partial(shared.store.finish, member, bulk_id, results)
+                return await shared.persist_in_thread(finish, "results not stored yet")
+
+    async def _join(self, member: int, step: Join) -> Joined:
+        executor = FromThread(self._executor)
+        run = JoinedRun(self._shared.store, member, step, executor, partial(bury, self._dead_letters))
+        try:
+            return await self._shared.persist_in_thread(run.run, "results not committed yet")
+        except asyncio.CancelledError:
+            executor.cancel()
+            raise
+
+    async def _load(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
+        assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
+        if self._reader is None:
+            self._reader = await self._open_reader()
+        try:
+            read = [each async for each in self._reader.read_many(places)]
+        except RelatumError:
+            await self._reader.close()
+            self._reader = None
+            raise
+        return not_refused(dict(zip(places, read, strict=True)))
