@@ -59,7 +59,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def connection(amqp_url: str) -> Iterator[BlockingConnection]:
     """An intercepted connection."""
     with broker_connection(amqp_url) as connection:
-        yield relatum.intercept(connection, keys=["order_id"])
+        yield relatum.intercept(connection, keys=["order_id", relatum.GROUP_KEY])
 
 
 @pytest.fixture
@@ -433,7 +433,7 @@ def test_a_receipt_is_not_given_for_a_bad_place(
 ) -> None:
     """Publishing with a receipt refuses the same headers."""
     with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, database=database_url, recorder="external")
+        relatum.intercept(connection, database=database_url, keys=[relatum.GROUP_KEY], recorder="external")
         channel = connection.channel()
         with pytest.raises(InvalidGroup):
             relatum.publish(channel, "", stream_name, b"", pika.BasicProperties(headers={"group_id": ID}))
@@ -444,9 +444,9 @@ def test_a_receipt_is_not_given_for_a_bad_place(
 
 
 def test_bad_headers_can_be_let_through(amqp_url: str, stream_url: str, stream_name: str) -> None:
-    """With on_invalid="skip", for applications whose own header is called so, the message goes out as it is."""
+    """With on_invalid="skip" the message goes out as it is."""
     with broker_connection(amqp_url) as connection:
-        relatum.intercept(connection, on_invalid="skip")
+        relatum.intercept(connection, keys=[relatum.GROUP_KEY], on_invalid="skip")
         channel = connection.channel()
         channel.confirm_delivery()
         channel.basic_publish("", stream_name, b"", pika.BasicProperties(headers={"group_id": "customers"}))
@@ -530,7 +530,7 @@ def test_a_group_needs_an_intercepted_connection(amqp_url: str, stream_url: str,
 
 def test_a_callback_connection_publishes_groups(amqp_url: str, stream_url: str, stream_name: str) -> None:
     """On the connection's thread a group is put at once, closed by option, and refused like anywhere else."""
-    with running(amqp_url) as (connection, on_thread):
+    with running(amqp_url, keys=[relatum.GROUP_KEY]) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
 
         def publish() -> str:

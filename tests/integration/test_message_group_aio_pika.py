@@ -254,7 +254,7 @@ def test_bad_headers_of_a_group_are_not_sent(amqp_url: str, stream_url: str, str
 
     async def scenario() -> None:
         async with await aio_pika.connect(amqp_url) as connection:
-            relatum.intercept(connection)
+            relatum.intercept(connection, keys=[relatum.GROUP_KEY])
             channel = await connection.channel()
             for headers, reason in refused:
                 with pytest.raises(InvalidGroup) as caught:

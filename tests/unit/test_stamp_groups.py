@@ -16,7 +16,7 @@ from relatum.limits import GROUP_SEQUENCE_MAX
 
 ID = "0123456789abcdef" * 3
 
-KEYS: list[list[KeyDefinition]] = [[], [GROUP_KEY], [KeyDefinition("order_id"), relatum.GROUP_KEY]]
+KEYS: list[list[KeyDefinition]] = [[GROUP_KEY], [KeyDefinition("order_id"), relatum.GROUP_KEY]]
 
 
 def stamp(stamper: Stamper, headers: dict[str, Any]) -> Stamp:
@@ -27,7 +27,7 @@ def stamp(stamper: Stamper, headers: dict[str, Any]) -> Stamp:
 @pytest.mark.parametrize("keys", KEYS)
 @given(st.integers(1, GROUP_SEQUENCE_MAX), st.booleans())
 def test_the_headers_of_a_place_go_out_as_they_are(keys: list[KeyDefinition], sequence: int, last: bool) -> None:
-    """All three given: nothing is added, whether the group's key is among the connection's or not."""
+    """All three given: nothing is added."""
     headers = Membership(ID, sequence, last).headers
     got = stamp(Stamper(keys), headers)
     assert (got.headers, got.added) == (headers, ())
@@ -68,10 +68,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize(("headers", "reason"), BAD)
 def test_bad_headers_are_refused(keys: list[KeyDefinition], headers: dict[str, Any], reason: str) -> None:
-    """Headers that contradict each other are an error with a reason, on every intercepted connection."""
+    """Headers that contradict each other are an error with a reason."""
     with pytest.raises(InvalidGroup) as caught:
         stamp(Stamper(keys), headers)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("headers", [headers for headers, _ in BAD])
+def test_headers_of_these_names_pass_where_groups_are_not_asked_for(headers: dict[str, Any]) -> None:
+    """An application's own headers may have these names: without the key, nothing is checked and nothing added."""
+    got = stamp(Stamper([KeyDefinition("order_id")]), headers)
+    assert (got.headers, got.added) == (headers, ())
 
 
 @pytest.mark.parametrize(("headers", "reason"), BAD)
@@ -86,7 +93,7 @@ def test_bad_headers_can_be_let_through_and_counted(headers: dict[str, Any], rea
 
 def test_a_flag_is_checked_where_the_id_comes_from_the_body() -> None:
     """A header that is lifted out of the body takes part in the check."""
-    stamper = Stamper([KeyDefinition("group_id", lambda body: body.decode())])
+    stamper = Stamper([KeyDefinition("group_id", lambda body: body.decode()), GROUP_KEY])
     got = stamper.stamp({"group_sequence": 1}, None, 0, None, ID.encode())
     assert got.added == ("group_id", "group_last")
     with pytest.raises(InvalidGroup):

@@ -27,6 +27,7 @@ _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 
 _TIME_ADDED: Final = (TIME_HEADER,)
 _LAST_ADDED: Final = (GROUP_LAST_HEADER,)
+_GROUP_HEADERS: Final = frozenset((GROUP_ID_HEADER, GROUP_SEQUENCE_HEADER, GROUP_LAST_HEADER))
 
 _SURE_LENGTH: Final = KEY_VALUE_BYTES_MAX // 4
 """Characters of a text that cannot be over the limit: UTF-8 takes at most four bytes for one."""
@@ -54,7 +55,8 @@ class Stamper:
     """Stamps the messages of one connection.
 
     Args:
-        definitions: The keys whose values are checked, and whose callables are lifted into headers.
+        definitions: The keys whose values are checked, and whose callables are lifted into headers. With
+            `GROUP_KEY` among them, the headers of groups are checked, too.
         on_invalid: `"raise"`: a bad value is `InvalidRelationshipKey` before anything is sent, bad headers of a group
             are `InvalidGroup`. `"skip"`: the message is published with the caller's headers as they are, and
             `skipped` counts the value.
@@ -82,10 +84,12 @@ class Stamper:
         # (header, definition): a text key of one header, the usual kind, is mostly decided by looking at the header.
         self._keys: list[tuple[str | None, KeyDefinition]] = []
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
+        self._checks_groups = False
         for definition in definitions:
             if definition == GROUP_KEY:
-                continue  # Its headers are checked more strictly than a key's, whether it is among the keys or not.
-            if definition.from_body is not None:
+                # Only where it was asked for: other people's messages may have headers of the same names.
+                self._checks_groups = True
+            elif definition.from_body is not None:
                 self._lifted.append((definition.from_body, definition))
             else:
                 self._keys.append((_plain_text_header(definition), definition))
@@ -120,7 +124,7 @@ class Stamper:
         added = self._lift(out, body) if self._lifted else ()
         if out:
             self._limits.check(out, self._read_property, properties)
-            if GROUP_ID_HEADER in out or GROUP_SEQUENCE_HEADER in out or GROUP_LAST_HEADER in out:
+            if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 added += self._check_group(out)
         for header, definition in self._keys:
             if header is not None:
