@@ -1,13 +1,12 @@
 """Consumers that share groups, as steps: what a member claims, gives, acknowledges, gives up and gives back."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from relatum._dead_letters import REASON_CHARACTERS_MAX
 from relatum.errors import (
     ClaimLost,
     ConfigurationError,
@@ -27,14 +26,18 @@ from relatum_consumer.grouping import _durable_statements as statements
 from relatum_consumer.grouping._assembly import Assembled, Member
 from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, read_group
 from relatum_consumer.grouping._durable_options import SharedOptions
+from relatum_consumer.grouping._durable_outcomes import Claim, Given, GivenUp, Outcome, Refused
 from relatum_consumer.grouping._durable_scan import Scanner, SharedConsumer
-from relatum_consumer.grouping._group import Group, IncompleteGroupReport
+from relatum_consumer.grouping._group import IncompleteGroupReport
 from relatum_consumer.grouping._position import report
 from relatum_consumer.grouping._reading import Beginning
 from relatum_consumer.grouping._requests import GroupSteps
 
 POLL_S_MAX: Final = 0.25
 """The longest pause between two looks for groups, in seconds; there may be many members, and each looks."""
+
+SCANS_S: Final = 0.05
+"""Seconds between two looks at the streams, while there are groups to be given."""
 
 MESSAGES_AT_ONCE: Final = 10_000
 """Messages after which a member reads no further group ahead; what it has read is held in memory."""
@@ -48,67 +51,6 @@ IDLE_CHECKS_S: Final = 1.0
 
 RENEWALS: Final = 3
 """How often a lease is renewed in the time it holds: two renewals may fail."""
-
-
-@dataclass(slots=True)
-class Claim:
-    """A group that is this member's.
-
-    Attributes:
-        group_id: The group.
-        number: How often it has been claimed: two claims are never taken for each other.
-        stream_id: Where its first message lies.
-        first_offset: The offset of that.
-        good_until: When the lease runs out, by the monotonic clock; another may have the group then.
-    """
-
-    group_id: str
-    number: int
-    stream_id: int
-    first_offset: int
-    good_until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A group to be given to the caller."""
-
-    claim: Claim
-    group: Group
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A group that is not given: the caller is told, or its messages become dead letters, or neither.
-
-    Attributes:
-        claim: What is to be ended afterwards.
-        reason: Why; None where the caller is to be told of an incomplete group.
-        report: The group.
-        messages: Its messages, where they are to become dead letters.
-    """
-
-    claim: Claim
-    reason: str | None
-    report: IncompleteGroupReport
-    messages: tuple[Message, ...] = ()
-
-    @property
-    def headers(self) -> dict[str, str | int | bool]:
-        """What dead letters say besides the reason."""
-        missing = ",".join(f"{first}-{last}" for first, last in self.report.position.missing)
-        return {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A group that is not sound and must not be passed over: the error is raised at its turn."""
-
-    claim: Claim
-    error: GroupConflict
-
-
-Outcome = Given | GivenUp
 
 
 class SharedReading:
@@ -130,6 +72,7 @@ class SharedReading:
         self._waiting: deque[Claim] = deque()
         self._outcomes: deque[Outcome | Refused] = deque()
         self._idle_at = 0.0
+        self._scanned_at = -math.inf
         self.held: dict[str, Claim] = {}
         """What is claimed and not ended, by group: what the leases are renewed of."""
         self.is_closed = False
@@ -172,15 +115,26 @@ class SharedReading:
                 else:
                     return outcome
             if not self._waiting:
-                scanner = yield from self._opened()
-                yield from scanner.run()
-                yield from self._claim_idle(scanner)
-                if self._outcomes:
-                    continue
-                yield from self._claim()
-            if not self._waiting:
-                return None
+                is_fresh = yield from self._look()
+                if not self._waiting and not self._outcomes:
+                    if not is_fresh:
+                        self._scanned_at = -math.inf
+                        continue
+                    return None
             yield from self._read()
+
+    def _look(self) -> GroupSteps[bool]:
+        """Claim what there is; whether what the streams hold by now was looked at for that."""
+        scanner = yield from self._opened()
+        now = time.monotonic()
+        is_fresh = now - self._scanned_at >= SCANS_S
+        if is_fresh:
+            yield from scanner.run()
+            self._scanned_at = now
+        yield from self._claim_idle(scanner)
+        if not self._outcomes:
+            yield from self._claim()
+        return is_fresh
 
     def _is_mine(self, claim: Claim) -> GroupSteps[bool]:
         """Whether a group is still this member's: it may have been read some time ago."""

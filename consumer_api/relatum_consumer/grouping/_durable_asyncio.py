@@ -15,8 +15,9 @@ from relatum._holders import new_holder
 from relatum.errors import RelatumError, Transient
 from relatum.reading import BrokerAddress
 from relatum_consumer._catalog import Catalog
-from relatum_consumer.grouping._durable import RENEWALS, Claim, Given, GivenUp, SharedReading
+from relatum_consumer.grouping._durable import RENEWALS, SharedReading
 from relatum_consumer.grouping._durable_options import SharedOptions
+from relatum_consumer.grouping._durable_outcomes import Claim, Given, GivenUp
 from relatum_consumer.grouping._group import Group
 
 logger = logging.getLogger("relatum.groups")

@@ -1,0 +1,69 @@
+"""What becomes of the groups a member claims, as values."""
+
+from dataclasses import dataclass
+
+from relatum._dead_letters import REASON_CHARACTERS_MAX
+from relatum.errors import GroupConflict
+from relatum.reading import Message
+from relatum_consumer.grouping._group import Group, IncompleteGroupReport
+
+
+@dataclass(slots=True)
+class Claim:
+    """A group that is this member's.
+
+    Attributes:
+        group_id: The group.
+        number: How often it has been claimed: two claims are never taken for each other.
+        stream_id: Where its first message lies.
+        first_offset: The offset of that.
+        good_until: When the lease runs out, by the monotonic clock; another may have the group then.
+    """
+
+    group_id: str
+    number: int
+    stream_id: int
+    first_offset: int
+    good_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A group to be given to the caller."""
+
+    claim: Claim
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A group that is not given: the caller is told, or its messages become dead letters, or neither.
+
+    Attributes:
+        claim: What is to be ended afterwards.
+        reason: Why; None where the caller is to be told of an incomplete group.
+        report: The group.
+        messages: Its messages, where they are to become dead letters.
+    """
+
+    claim: Claim
+    reason: str | None
+    report: IncompleteGroupReport
+    messages: tuple[Message, ...] = ()
+
+    @property
+    def headers(self) -> dict[str, str | int | bool]:
+        """What dead letters say besides the reason."""
+        missing = ",".join(f"{first}-{last}" for first, last in self.report.position.missing)
+        return {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A group that is not sound and must not be passed over: the error is raised at its turn."""
+
+    claim: Claim
+    error: GroupConflict
+
+
+Outcome = Given | GivenUp
