@@ -473,6 +473,29 @@ def test_handlers_are_told_of_each_message(
         assert [status for each, status in told["all"] if each == message_id] == [COLLECTED, end]
 
 
+class Broken(dict[Any, Any]):
+    """An executor's answer that cannot be looked at."""
+
+    def __contains__(self, key: object) -> bool:
+        raise RuntimeError("no such question")
+
+
+@pytest.mark.parametrize("options", [{}, {"joins_transaction": True}])
+def test_a_defect_in_a_worker_leaves_nothing_undecided(
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector], options: dict[str, Any]
+) -> None:
+    """An error where none is expected is the result of the bulk's messages, and the worker goes on."""
+    publish(amqp_url, stream_name, *"ab")
+    collector = collector_of()
+    answer = Consumer(lambda bulk: Broken() if bulk.messages[0].message_id == "a" else None)
+    collector.register_executor("order", answer, bulk_messages=1, attempts=2, backoff_s=0.01, **options)
+    with collector:
+        [a] = wait_status(collector, FAILED, "a")
+        wait_status(collector, SUCCEEDED, "b")
+        wait_until(lambda: collector.held_messages == 0, what="nothing held")
+    assert (a.attempts, a.reason) == (2, "RuntimeError: no such question")
+
+
 # --- exactly once, with the executor's own writes -----------------------------------------------------------------
 
 

@@ -13,7 +13,20 @@ from relatum.collecting._intake import Intake, describe, id_of, type_of_property
 from relatum.collecting._options import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._outcome import OutcomeStatus
 from relatum.collecting._ports import Followed, Stored
-from relatum.collecting._steps import Bury, Consumed, Execute, Executed, Finish, Forward, Join, Joined, Load, consume
+from relatum.collecting._steps import (
+    Bury,
+    Consumed,
+    Execute,
+    Executed,
+    Finish,
+    Forward,
+    Join,
+    Joined,
+    Load,
+    Steps,
+    consume,
+    fail,
+)
 from relatum.errors import OffsetExpired
 from relatum.reading import Message, Properties
 
@@ -108,7 +121,10 @@ class Script:
 
     def run(self, options: ExecutorOptions, bulk: Bulk, *, may_die: bool = False) -> Consumed:
         """Consume the bulk."""
-        steps = consume(options, bulk, may_die=may_die)
+        return self.perform_all(consume(options, bulk, may_die=may_die))
+
+    def perform_all(self, steps: Steps) -> Consumed:
+        """Perform the steps; gives what they came to."""
         answer: Any = None
         while True:
             try:
@@ -237,6 +253,39 @@ def test_a_joined_executor_that_raised_has_failures_stored_after_it() -> None:
     options = ExecutorOptions(type="a", joins_transaction=True, attempts=1)
     assert ends(script.run(options, bulk_of(1))) == {0: (OutcomeStatus.FAILED, "ValueError: bad", None)}
     assert script.kinds == ["Forward", "Join", "Finish"]
+
+
+class Inscrutable(Exception):
+    """An exception that fails at saying what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [TypeError("a defect"), Inscrutable()])
+@pytest.mark.parametrize("is_forwarded", [False, True])
+def test_a_defect_ends_the_attempt(error: Exception, is_forwarded: bool) -> None:
+    """Wherever a bulk's consumption breaks off, its attempt counts once, and its messages failed for that reason."""
+    bulk, script = bulk_of(2), Script()
+    steps = consume(OPTIONS, bulk, may_die=True)
+    if is_forwarded:
+        steps.send(script.perform(next(steps)))
+    ended = script.perform_all(fail(OPTIONS, bulk, error))
+    assert script.kinds == ["Forward", "Finish"]
+    assert [each.attempts for each in bulk.messages] == [1, 1]
+    assert {status for status, *_ in ends(ended).values()} == {OutcomeStatus.COLLECTED}
+    assert (ended.results[0].reason or "").startswith(type(error).__name__)
+
+
+def test_an_answer_that_cannot_be_looked_at_breaks_off() -> None:
+    """What an executor's own classes raise is the face's to turn into results: it is not taken for success."""
+
+    class Broken(dict[Any, Any]):
+        def __contains__(self, key: object) -> bool:
+            raise RuntimeError("no such question")
+
+    with pytest.raises(RuntimeError, match="no such question"):
+        Script(Broken()).run(OPTIONS, bulk_of(1))
 
 
 # --- messages on their way into the store -----------------------------------------------------------------------

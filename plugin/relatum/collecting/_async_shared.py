@@ -17,7 +17,7 @@ from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
 from relatum.collecting._state import State, backoff, log_defect, logger
 from relatum.collecting._steps import Consumed
-from relatum.errors import Conflict
+from relatum.errors import Conflict, RelatumError
 from relatum.recording._writer import ended
 
 THREADS: Final = 8
@@ -90,8 +90,8 @@ class AsyncShared(State):
         """Do a blocking call in a thread. Where this is cancelled, the call goes on to its end."""
         return await asyncio.wrap_future(self.submit(call))
 
-    async def persist(self, call: Callable[[], Awaitable[T]], what: str) -> T:
-        """Repeat a call until it succeeds: what it does must be done, whatever is in its way.
+    async def persist(self, call: Callable[[], Awaitable[T]], what: str, *, raises_defects: bool = False) -> T:
+        """Repeat a call until it succeeds; see `Shared.persist`.
 
         Raises:
             Conflict: Another member did it first.
@@ -102,13 +102,15 @@ class AsyncShared(State):
                 return await call()
             except Conflict:
                 raise
-            except Exception as error:  # noqa: BLE001 - logged; a defect of a moment must not lose what is under way
+            except Exception as error:
+                if raises_defects and not isinstance(error, RelatumError):
+                    raise
                 log_defect(error, what)
             await asyncio.sleep(next(pauses))
 
-    async def persist_in_thread(self, call: Callable[[], T], what: str) -> T:
+    async def persist_in_thread(self, call: Callable[[], T], what: str, *, raises_defects: bool = False) -> T:
         """Repeat a blocking call until it succeeds; see `persist`."""
-        return await self.persist(partial(self.in_thread, call), what)
+        return await self.persist(partial(self.in_thread, call), what, raises_defects=raises_defects)
 
     # --- into the store, and out of it ----------------------------------------------------------------------------
 

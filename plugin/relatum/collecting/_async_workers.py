@@ -14,7 +14,21 @@ from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._bulk import Bulk
 from relatum.collecting._joined import JoinedRun
 from relatum.collecting._options import ExecutorOptions
-from relatum.collecting._steps import Bury, Consumed, Execute, Finish, Forward, Join, Joined, Load, Step, consume
+from relatum.collecting._state import log_defect
+from relatum.collecting._steps import (
+    Bury,
+    Consumed,
+    Execute,
+    Finish,
+    Forward,
+    Join,
+    Joined,
+    Load,
+    Step,
+    Steps,
+    consume,
+    fail,
+)
 from relatum.collecting._workers import WAIT_S, bury, not_refused
 from relatum.errors import RelatumError
 from relatum.reading import AsyncStreamReader
@@ -70,13 +84,19 @@ class AsyncWorker:
 
     async def _consume(self, bulk: Bulk) -> None:
         # Cancelled on the way, it stays forwarded in the store: another member takes it over.
-        consumed = await self._steps(bulk)
+        consumed = await self._consumed(bulk)
         await self._shared.tell_consumed(bulk.taken, consumed)
         self._shared.core.settle(bulk, consumed.results, time.monotonic())
         self._shared.changed.notify()
 
-    async def _steps(self, bulk: Bulk) -> Consumed:
-        steps = consume(self._options, bulk, may_die=self._dead_letters is not None)
+    async def _consumed(self, bulk: Bulk) -> Consumed:
+        try:
+            return await self._steps(bulk, consume(self._options, bulk, may_die=self._dead_letters is not None))
+        except Exception as error:  # noqa: BLE001 - logged, and the messages' result
+            log_defect(error, "bulk not consumed")
+            return await self._steps(bulk, fail(self._options, bulk, error))
+
+    async def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
         answer: Any = None
         while True:
             try:
@@ -90,7 +110,7 @@ class AsyncWorker:
         shared, member = self._shared, self._shared.member
         match step:
             case Load(places):
-                return await shared.persist(partial(self._load, places), "messages not read yet")
+                return await shared.persist(partial(self._load, places), "messages not read yet", raises_defects=True)
             case Forward(bulk_id, places):
                 shared.core.loaded(bulk)
                 forward = partial(shared.store.forward, member, bulk_id, places)
@@ -101,7 +121,7 @@ class AsyncWorker:
                 return await self._join(member, step)
             case Bury(letters):
                 publish = partial(bury, self._dead_letters, letters)
-                return await shared.persist_in_thread(publish, "dead letters not published yet")
+                return await shared.persist_in_thread(publish, "dead letters not published yet", raises_defects=True)
             case Finish(bulk_id, results):
                 finish = partial(shared.store.finish, member, bulk_id, results)
                 return await shared.persist_in_thread(finish, "results not stored yet")
@@ -110,7 +130,7 @@ class AsyncWorker:
         executor = FromThread(self._executor)
         run = JoinedRun(self._shared.store, member, step, executor, partial(bury, self._dead_letters))
         try:
-            return await self._shared.persist_in_thread(run.run, "results not committed yet")
+            return await self._shared.persist_in_thread(run.run, "results not committed yet", raises_defects=True)
         except asyncio.CancelledError:
             executor.cancel()
             raise

@@ -55,12 +55,16 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """The failure an exception stands for."""
-        return cls(f"{type(error).__name__}: {error}")
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - an exception of the user's own may fail at this, too
+            text = "it cannot say why"
+        return cls(f"{type(error).__name__}: {text}")
 
     @property
     def stored_reason(self) -> str:
         """The reason as it is stored: cut to 1,000 characters, without what PostgreSQL's text can't hold."""
-        text = self.reason.replace("\0", "").encode("utf-8", "replace").decode()
+        text = str(self.reason).replace("\0", "").encode("utf-8", "replace").decode()
         return text[:REASON_CHARACTERS_MAX]
 
 
@@ -119,10 +123,11 @@ class Bulk:
         reason: Why the bulk was closed.
         bytes: The messages' bytes.
         connection: With `joins_transaction`: the open transaction to write in; don't commit it. Else None.
+        is_forwarded: Whether it is stored that an executor is handed it.
         taken: All messages the bulk was closed with; `messages` are those of them that are left to be consumed.
     """
 
-    __slots__ = ("_results", "bytes", "connection", "id", "messages", "reason", "taken", "type")
+    __slots__ = ("_results", "bytes", "connection", "id", "is_forwarded", "messages", "reason", "taken", "type")
 
     def __init__(
         self,
@@ -138,6 +143,7 @@ class Bulk:
         self.reason = reason
         self.bytes = sum(message.bytes for message in messages)
         self.connection: sa.Connection | None = None
+        self.is_forwarded = False
         self._results: dict[MessageId, Failure | None] = {}
 
     def succeeded(self, message: Collected) -> None:

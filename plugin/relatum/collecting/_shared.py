@@ -11,7 +11,7 @@ from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
 from relatum.collecting._state import State, backoff, log_defect, logger
 from relatum.collecting._steps import Consumed
-from relatum.errors import Conflict
+from relatum.errors import Conflict, RelatumError
 from relatum.recording._writer import ended
 
 T = TypeVar("T")
@@ -36,8 +36,13 @@ class Shared(State):
         self.stopping = threading.Event()
         self.abandoned = threading.Event()
 
-    def persist(self, call: Callable[[], T], what: str) -> T:
+    def persist(self, call: Callable[[], T], what: str, *, raises_defects: bool = False) -> T:
         """Repeat a call until it succeeds: what it does must be done, whatever is in its way.
+
+        Args:
+            call: What to do.
+            what: What is logged of each try in vain.
+            raises_defects: Raise what is no error of Relatum's, a defect that may be there the next time, too.
 
         Raises:
             Abandoned: The collector was closed meanwhile.
@@ -49,7 +54,9 @@ class Shared(State):
                 return call()
             except Conflict:
                 raise
-            except Exception as error:  # noqa: BLE001 - logged; a defect of a moment must not lose what is under way
+            except Exception as error:
+                if raises_defects and not isinstance(error, RelatumError):
+                    raise
                 log_defect(error, what)
             self.abandoned.wait(next(pauses))
         raise Abandoned

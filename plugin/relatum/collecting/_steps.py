@@ -98,7 +98,11 @@ class Consumed:
     at: datetime | None
 
 
-def consume(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Generator[Step, Any, Consumed]:
+Steps = Generator[Step, Any, Consumed]
+"""The steps of a bulk, to be performed one after the other."""
+
+
+def consume(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
     """Consume a bulk: read what is not in memory, note the attempt, call the executor, store what came of it.
 
     Args:
@@ -107,15 +111,9 @@ def consume(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Generator
         may_die: Whether there is a dead-letter stream.
     """
     lost = yield from _load(bulk)
-    forwarded: Stored = yield Forward(bulk.id, [message.place for message in bulk.messages])
-    bulk.keep(forwarded.places)
-    for message in bulk.messages:
-        message.attempts += 1
-        message.forwarded_at = forwarded.at
-        if is_hopeless(options, message):
-            lost[message.place] = GIVEN_UP
+    end = Consumed([], (yield from _forward(bulk)))
+    lost |= {message.place: GIVEN_UP for message in bulk.messages if is_hopeless(options, message)}
     hopeless = [message for message in bulk.messages if message.place in lost]
-    end = Consumed([], forwarded.at)
     if hopeless:
         decided = decide(options, hopeless, lost, may_die=may_die)
         end = _both(end, (yield from _finish(bulk, decided)))
@@ -123,6 +121,33 @@ def consume(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Generator
     if bulk.messages:
         end = _both(end, (yield from _execute(options, bulk, may_die=may_die)))
     return end
+
+
+def fail(options: ExecutorOptions, bulk: Bulk, error: Exception) -> Steps:
+    """End the attempt of a bulk whose consumption a defect broke off: all its messages failed, for that reason.
+
+    Else they would be with this member for as long as it lives, and nobody would consume them.
+
+    Args:
+        options: The type's options.
+        bulk: The bulk, wherever it was broken off.
+        error: The defect.
+    """
+    yield from _forward(bulk)
+    failed = dict.fromkeys((message.place for message in bulk.messages), Failure.of(error))
+    return (yield from _finish(bulk, decide(options, bulk.messages, failed, may_die=False)))
+
+
+def _forward(bulk: Bulk) -> Generator[Step, Any, datetime]:
+    """Note the attempt, once; only what is still this member's is left to be consumed."""
+    forwarded: Stored = yield Forward(bulk.id, [message.place for message in bulk.messages])
+    bulk.keep(forwarded.places)
+    if not bulk.is_forwarded:
+        for message in bulk.messages:
+            message.attempts += 1
+            message.forwarded_at = forwarded.at
+    bulk.is_forwarded = True
+    return forwarded.at
 
 
 def _load(bulk: Bulk) -> Generator[Step, Any, dict[MessageId, Failure]]:
@@ -143,7 +168,7 @@ def _load(bulk: Bulk) -> Generator[Step, Any, dict[MessageId, Failure]]:
     return lost
 
 
-def _execute(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Generator[Step, Any, Consumed]:
+def _execute(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
     def judge(executed: Executed) -> list[Result]:
         results = results_of(bulk, executed.answer, executed.raised)
         return decide(options, bulk.messages, results, may_die=may_die)
@@ -163,7 +188,7 @@ def letters_of(messages: Sequence[Collected], results: Sequence[Result]) -> list
     return [(message.message, reasons[message.place]) for message in messages if message.place in reasons]
 
 
-def _finish(bulk: Bulk, results: list[Result]) -> Generator[Step, Any, Consumed]:
+def _finish(bulk: Bulk, results: list[Result]) -> Steps:
     letters = letters_of(bulk.messages, results)
     if letters:
         # First: a message that is called dead must be there. Killed between the two, it is published again.

@@ -13,7 +13,8 @@ from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._joined import JoinedRun, call
 from relatum.collecting._options import ExecutorOptions
 from relatum.collecting._shared import Abandoned, Shared
-from relatum.collecting._steps import Bury, Consumed, Execute, Finish, Forward, Join, Load, Step, consume
+from relatum.collecting._state import log_defect
+from relatum.collecting._steps import Bury, Consumed, Execute, Finish, Forward, Join, Load, Step, Steps, consume, fail
 from relatum.errors import AccessRefused, RelatumError
 from relatum.reading import Message, StreamReader
 from relatum.reading._window import Result as Found
@@ -77,14 +78,22 @@ class Worker:
         consumed = Consumed([], None)
         # What is abandoned stays forwarded in the store: another member takes it over.
         with suppress(Abandoned):
-            consumed = self._steps(bulk)
+            consumed = self._consumed(bulk)
         self._shared.tell_consumed(bulk.taken, consumed)
         with self._shared.changed:
             self._shared.core.settle(bulk, consumed.results, time.monotonic())
             self._shared.changed.notify_all()
 
-    def _steps(self, bulk: Bulk) -> Consumed:
-        steps = consume(self._options, bulk, may_die=self._dead_letters is not None)
+    def _consumed(self, bulk: Bulk) -> Consumed:
+        try:
+            return self._steps(bulk, consume(self._options, bulk, may_die=self._dead_letters is not None))
+        except Abandoned:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged, and the messages' result
+            log_defect(error, "bulk not consumed")
+            return self._steps(bulk, fail(self._options, bulk, error))
+
+    def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
         answer: Any = None
         while True:
             try:
@@ -98,7 +107,7 @@ class Worker:
         shared, member = self._shared, self._shared.member
         match step:
             case Load(places):
-                found = shared.persist(lambda: self._load(places), "messages not read yet")
+                found = shared.persist(lambda: self._load(places), "messages not read yet", raises_defects=True)
                 return found
             case Forward(bulk_id, places):
                 with shared.changed:
@@ -108,9 +117,11 @@ class Worker:
                 return call(self._executor, of)
             case Join():
                 run = JoinedRun(shared.store, member, step, self._executor, partial(bury, self._dead_letters))
-                return shared.persist(run.run, "results not committed yet")
+                return shared.persist(run.run, "results not committed yet", raises_defects=True)
             case Bury(letters):
-                return shared.persist(lambda: bury(self._dead_letters, letters), "dead letters not published yet")
+                return shared.persist(
+                    lambda: bury(self._dead_letters, letters), "dead letters not published yet", raises_defects=True
+                )
             case Finish(bulk_id, results):
                 return shared.persist(lambda: shared.store.finish(member, bulk_id, results), "results not stored yet")
 
