@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from relatum._ids import MessageId
 from relatum.grouping import Anomaly, GroupPosition, Membership, assess
@@ -17,12 +17,13 @@ UNGROUPED: Final = Membership("", 0)
 """Stands for the place of a message that is in no group."""
 
 
-class Member(NamedTuple):
-    """A message of a group as the table has it, or one that is in no group.
+Row: TypeAlias = tuple[str, int, bool, str, int, int | None]
+"""The fields of a `Member`. A hundred thousand are held at once: Python's garbage collector visits each object of a
+class again and again, and a plain tuple of texts and numbers but once."""
 
-    It is one flat tuple: a hundred thousand are held at once, and each object more is one more for Python's garbage
-    collector to visit again and again.
-    """
+
+class Member(NamedTuple):
+    """A message of a group as the table has it, or one that is in no group."""
 
     group_id: str
     sequence: int
@@ -75,21 +76,24 @@ class Clock:
         return Place(reached, stream, offset)
 
 
-def in_arrival(members: Iterable[Member]) -> list[Member]:
+_AnyRow = TypeVar("_AnyRow", bound=Row)
+
+
+def in_arrival(members: Iterable[_AnyRow]) -> list[_AnyRow]:
     """The members in the order they arrived: in a stream by offset; streams merged by time, then by name."""
     by_offset = sorted(members, key=_STREAM_AND_OFFSET)
-    if not by_offset or by_offset[0].stream == by_offset[-1].stream:
+    if not by_offset or by_offset[0][3] == by_offset[-1][3]:
         return by_offset
     clock = Clock()
-    return sorted(by_offset, key=lambda member: clock.place(member.stream, member.offset, member.time_us))
+    return sorted(by_offset, key=lambda member: clock.place(*member[3:]))
 
 
-def distinct(members: Iterable[Member]) -> list[Member]:
+def distinct(members: Iterable[_AnyRow]) -> list[_AnyRow]:
     """The members, each once.
 
     A row and the message it is of, read before it was recorded, may differ in what they know of the time.
     """
-    return list({(member.stream, member.offset): member for member in members}.values())
+    return list({member[3:5]: member for member in members}.values())
 
 
 def by_group(members: Iterable[Member]) -> dict[str, list[Member]]:
@@ -107,8 +111,8 @@ class Assembled:
     Attributes:
         group_id: Its id; None for a message that is in no group.
         position: How far it is, and what is wrong with it; None for a message that is in no group.
-        members: Those retained, one for each number, the one that arrived first; in the order asked for.
-        duplicates: Others of the same numbers, in the order of arrival.
+        rows: Those retained, one for each number, the one that arrived first; in the order asked for.
+        duplicate_rows: Others of the same numbers, in the order of arrival.
         expired: Those that retention has dropped, in the order of arrival.
         was_complete: Whether each number from 1 to the last is there, or was until retention dropped it.
         head: The member whose place is the group's: in logical order the first of number 1, in physical order the
@@ -117,11 +121,21 @@ class Assembled:
 
     group_id: str | None
     position: GroupPosition | None
-    members: tuple[Member, ...]
-    duplicates: tuple[Member, ...] = ()
+    rows: tuple[Row, ...]
+    duplicate_rows: tuple[Row, ...] = ()
     expired: tuple[Member, ...] = ()
     was_complete: bool = True
     head: Member | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The rows as members."""
+        return tuple(Member(*row) for row in self.rows)
+
+    @property
+    def duplicates(self) -> tuple[Member, ...]:
+        """The rows of duplicates as members."""
+        return tuple(Member(*row) for row in self.duplicate_rows)
 
     @property
     def is_complete(self) -> bool:
@@ -135,7 +149,7 @@ class Assembled:
 
 
 def assemble(
-    group_id: str, members: Iterable[Member], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
+    group_id: str, members: Iterable[Row], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
 ) -> Assembled:
     """A group out of its rows, which come in any order, each once.
 
@@ -146,20 +160,27 @@ def assemble(
         floors: The first retained offset by stream: rows before it have expired.
     """
     arrived = in_arrival(members)
-    expired: list[Member] = []
+    expired: list[Row] = []
     if floors:
-        expired = [member for member in arrived if is_expired(member, floors)]
+        expired = [row for row in arrived if _is_expired(row, floors)]
         if expired:
-            arrived = [member for member in arrived if not is_expired(member, floors)]
-    chosen: dict[int, Member] = {}
-    duplicates = tuple(member for member in arrived if chosen.setdefault(member.sequence, member) is not member)
+            arrived = [row for row in arrived if not _is_expired(row, floors)]
+    chosen: dict[int, Row] = {}
+    duplicates = tuple(row for row in arrived if chosen.setdefault(row[1], row) is not row)
     # A dictionary keeps the order things came in: that of arrival.
-    ordered = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
-    head = next(iter(ordered), None) if order == "physical" else chosen.get(1)
-    there, gone = [member.membership for member in arrived], [member.membership for member in expired]
+    rows = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
+    head = next(iter(rows), None) if order == "physical" else chosen.get(1)
+    there, gone = [Membership(*row[:3]) for row in arrived], [Membership(*row[:3]) for row in expired]
     position = assess(group_id, there, expired=gone)
-    was_complete = assess(group_id, there + gone).is_complete if gone else position.is_complete
-    return Assembled(group_id, position, tuple(ordered), duplicates, tuple(expired), was_complete, head)
+    return Assembled(
+        group_id,
+        position,
+        tuple(rows),
+        duplicates,
+        tuple(Member(*row) for row in expired),
+        assess(group_id, there + gone).is_complete if gone else position.is_complete,
+        None if head is None else Member(*head),
+    )
 
 
 def alone(stream: str, offset: int, time_us: int | None) -> Assembled:
@@ -168,6 +189,5 @@ def alone(stream: str, offset: int, time_us: int | None) -> Assembled:
     return Assembled(None, None, (member,), head=member)
 
 
-def is_expired(member: Member, floors: Mapping[str, int]) -> bool:
-    """Whether retention has dropped a member's message."""
-    return member.offset < floors.get(member.stream, 0)
+def _is_expired(row: Row, floors: Mapping[str, int]) -> bool:
+    return row[4] < floors.get(row[3], 0)

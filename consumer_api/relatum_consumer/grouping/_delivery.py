@@ -10,7 +10,7 @@ from relatum.grouping import Anomaly, membership
 from relatum.reading import Message
 from relatum_consumer._proof import replaced
 from relatum_consumer._related import first_retained
-from relatum_consumer.grouping._assembly import UNGROUPED, Assembled, GroupOrder, Member, assemble
+from relatum_consumer.grouping._assembly import UNGROUPED, Assembled, GroupOrder, Member, Row, assemble
 from relatum_consumer.grouping._group import Group, sequence_of
 from relatum_consumer.grouping._limits import BATCH_MESSAGES, READ_RETRIES
 from relatum_consumer.grouping._options import OnConflict, OnDuplicate
@@ -71,7 +71,7 @@ def deliver(groups: Sequence[Assembled], policy: Policy) -> GroupSteps[None]:
         StreamReplaced: a message does not carry what its row says.
         StreamNotFound: a stream that was named was deleted.
     """
-    reading = Reading([member for group in groups if _is_readable(group) for member in all_of(group)])
+    reading = Reading([row for group in groups if _is_readable(group) for row in group.rows + group.duplicate_rows])
     for group in groups:
         if not _is_readable(group):
             # It is not given; but what is wrong with it is said at its turn.
@@ -115,7 +115,7 @@ def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
     A message that an exchange routed to several streams lies in each of them and is no duplicate: its copies have the
     same `message_id` and lie in different streams.
     """
-    chosen, others = tuple(messages[: len(group.members)]), messages[len(group.members) :]
+    chosen, others = tuple(messages[: len(group.rows)]), messages[len(group.rows) :]
     position = group.position
     duplicates: tuple[Message, ...] = ()
     if others:
@@ -154,14 +154,14 @@ class Reading:
     gone on with where it was, on a new one.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Row]) -> None:
         self._members = members
         self._at = 0
         self._is_open = False
 
     @property
     def _ids(self) -> list[MessageId]:
-        return [member.id for member in self._members]
+        return [MessageId(row[3], row[4]) for row in self._members]
 
     def take(self, count: int) -> GroupSteps[list[Message | RelatumError]]:
         """The next so many messages, or for each the error that says why there is none."""
@@ -171,7 +171,7 @@ class Reading:
         while True:
             try:
                 if not self._is_open:
-                    ids = (member.id for member in islice(self._members, self._at, None))
+                    ids = (MessageId(row[3], row[4]) for row in islice(self._members, self._at, None))
                     yield OpenMany(ids, BATCH_MESSAGES)
                     self._is_open = True
                 results: list[Message | RelatumError] = yield TakeMany(count)

@@ -252,7 +252,7 @@ class Following:
             group = assemble(group_id, all_rows, self._options.order, self._view.floors)
             if not group.was_complete or not self._beginning.admits(group.head):
                 continue
-            before = [row for row in all_rows if row.stream != stream or row.offset < low]
+            before = [row for row in all_rows if row[3] != stream or row[4] < low]
             if not assemble(group_id, before).was_complete:
                 found.append(group)
         return found

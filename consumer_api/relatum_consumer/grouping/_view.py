@@ -16,7 +16,7 @@ from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import Uncovered, all_names, uncovered
 from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.grouping import _statements as statements
-from relatum_consumer.grouping._assembly import Member, by_group, distinct
+from relatum_consumer.grouping._assembly import Member, Row, by_group, distinct
 from relatum_consumer.grouping._limits import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.grouping._requests import GroupSteps, Sift
 
@@ -53,19 +53,19 @@ class View:
         held = self.unrecorded.get(stream, [])
         return held[bisect_left(held, low, key=_offset) : bisect_left(held, high, key=_offset)]
 
-    def members_of(self, group_ids: Sequence[str]) -> GroupSteps[dict[str, list[Member]]]:
+    def members_of(self, group_ids: Sequence[str]) -> GroupSteps[dict[str, list[Row]]]:
         """All rows of groups, by group; those of none are left out."""
         rows = yield Select(
             statements.members(),
             {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.stream_ids)},
         )
         names, stops = self.stream_ids, self.stops
-        groups: dict[str, list[Member]] = defaultdict(list)
+        groups: dict[str, list[Row]] = defaultdict(list)
         for value, stream_id, offset, time_us in rows:
             stream = names[stream_id]
             place = parse_value(value)
             if place is not None and offset < stops[stream]:
-                groups[place[0]].append(Member(*place, stream, offset, time_us))
+                groups[place[0]].append((*place, stream, offset, time_us))
         if self.unrecorded_groups:
             for group_id in group_ids:
                 if held := self.unrecorded_groups.get(group_id):
