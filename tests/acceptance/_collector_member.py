@@ -1,0 +1,122 @@
+"""A member of a collector, as a process of its own; ends in order on SIGTERM.
+
+Arguments: face, broker, stream protocol, database, port of the ledger, streams. Messages of the type "joined" are
+written to the table `booked` in the transaction that stores their results; those of the type "plain" are sent to the
+ledger. Of either, one in 50 fails at its first attempt, and one in 97 for good.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import sqlalchemy as sa
+
+from relatum import AsyncMessageCollector, MessageCollector
+from relatum.collecting import Bulk, Collected, Failure
+
+BOOK = sa.text("INSERT INTO booked VALUES (:id)")
+BULKS: dict[str, Any] = {"bulk_messages": 40, "max_age_s": 0.05, "workers": 2, "attempts": 12, "backoff_s": 0.05}
+
+
+def failure_of(message: Collected) -> Failure | None:
+    """What becomes of a message, by its number."""
+    number = int(message.message_id.rpartition("-")[2])
+    if number % 97 == 0:
+        return Failure("never", retry=False)
+    return Failure("not yet") if number % 50 == 0 and message.attempts == 1 else None
+
+
+def book(bulk: Bulk) -> list[Failure | None]:
+    """Write to PostgreSQL, in the transaction that was joined."""
+    assert bulk.connection is not None
+    results = [failure_of(each) for each in bulk.messages]
+    booked = [{"id": each.message_id} for each, result in zip(bulk.messages, results, strict=True) if result is None]
+    if booked:
+        bulk.connection.execute(BOOK, booked)
+    return results
+
+
+async def book_in_thread(bulk: Bulk) -> list[Failure | None]:
+    """The same from a loop."""
+    return await asyncio.to_thread(book, bulk)
+
+
+def line_of(bulk: Bulk, results: list[Failure | None]) -> bytes:
+    """What the ledger is sent: the ids of the messages that succeed."""
+    ids = [each.message_id for each, result in zip(bulk.messages, results, strict=True) if result is None]
+    return " ".join(ids).encode() + b"\n"
+
+
+def note(port: int, bulk: Bulk) -> list[Failure | None]:
+    """Have the ledger write down what succeeds; what it does not answer for failed."""
+    results = [failure_of(each) for each in bulk.messages]
+    line = line_of(bulk, results)
+    with socket.create_connection(("127.0.0.1", port), 5) as connection, connection.makefile("rwb") as ledger:
+        ledger.write(line)
+        ledger.flush()
+        if ledger.readline() != line:
+            raise ConnectionError("the ledger ended")
+    return results
+
+
+async def note_from_loop(port: int, bulk: Bulk) -> list[Failure | None]:
+    """The same from a loop."""
+    results = [failure_of(each) for each in bulk.messages]
+    line = line_of(bulk, results)
+    answers, ledger = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        ledger.write(line)
+        if await answers.readline() != line:
+            raise ConnectionError("the ledger ended")
+    finally:
+        ledger.close()
+    return results
+
+
+def with_threads(port: int, options: dict[str, Any]) -> None:
+    """Run `MessageCollector` until SIGTERM."""
+    collector = MessageCollector("billing", **options)
+    collector.register_executor("joined", book, joins_transaction=True, **BULKS)
+    collector.register_executor("plain", lambda bulk: note(port, bulk), **BULKS)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    collector.run(stop)
+
+
+async def with_asyncio(port: int, options: dict[str, Any]) -> None:
+    """Run `AsyncMessageCollector` until SIGTERM."""
+    collector = AsyncMessageCollector("billing", **options)
+
+    async def send(bulk: Bulk) -> list[Failure | None]:
+        return await note_from_loop(port, bulk)
+
+    collector.register_executor("joined", book_in_thread, joins_transaction=True, **BULKS)
+    collector.register_executor("plain", send, **BULKS)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await collector.run(stop)
+
+
+def main(face: str, broker: str, stream_url: str, database: str, port: str, *streams: str) -> None:
+    """Work until killed or told to end."""
+    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
+    options = {
+        "database": database,
+        "broker": broker,
+        "stream_url": stream_url,
+        "streams": streams,
+        "lease_s": 1.0,
+    }
+    if face == "threads":
+        with_threads(int(port), options)
+    else:
+        asyncio.run(with_asyncio(int(port), options))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,313 @@
+"""Killing a collector's members, the process its executor talks to, PostgreSQL and the broker, under load.
+
+At the end each message in the streams has exactly one final status, and it agrees with what the executors did: what one
+wrote in the transaction it joined is there once, what another sent elsewhere at least once. Two members share the
+collector, one of each face. The streams are read by bare pika, the tables by bare psycopg; the statuses are what a
+producer is told.
+"""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import pika
+import pika.exceptions
+import psycopg
+import pytest
+
+import relatum_migrations
+from relatum import Outcome, Outcomes, OutcomeStatus
+from relatum.local import LocalServers
+from relatum.local._identity import free_port
+from tests.support import declare_stream, delete_stream, stream_available, unique_name, wait_until
+
+# A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"),
+    pytest.mark.timeout(300),
+]
+
+KILLS = 20
+BROKER_KILLS = 3
+PUBLISHED_A_SECOND = 400
+FACES = ("threads", "asyncio")
+
+MEMBER = Path(__file__).with_name("_collector_member.py")
+LEDGER = Path(__file__).with_name("_collector_ledger.py")
+
+CONSUMING = """
+SELECT split_part(m.holder, ':', 2)::int
+FROM relatum.collector_members m JOIN relatum.collected_messages c USING (member_id)
+WHERE c.state = 'forwarded' LIMIT 1
+"""
+"""The process id of a member with a bulk at its executor."""
+
+
+@dataclass
+class Servers:
+    """Where everything is, and what the test made there."""
+
+    broker_url: str
+    stream_url: str
+    database_url: str
+    directory: Path
+    streams: list[str] = field(default_factory=lambda: [unique_name("orders"), unique_name("parcels")])
+    port: int = field(default_factory=lambda: free_port((0,)))
+
+    def make(self) -> Self:
+        """Declare the streams, and make the table joined executors write to."""
+        for stream in self.streams:
+            declare_stream(self.broker_url, stream)
+        with psycopg.connect(self.database_url) as connection:
+            # Without a unique index: what is written twice must be seen.
+            connection.execute("CREATE TABLE booked (message_id text NOT NULL)")
+        return self
+
+    @property
+    def ledger(self) -> Path:
+        """The file that plain executors have written to."""
+        return self.directory / "ledger"
+
+    def start_member(self, face: str) -> "subprocess.Popen[bytes]":
+        """Start a member of the collector."""
+        arguments = [face, self.broker_url, self.stream_url, self.database_url, str(self.port), *self.streams]
+        with (self.directory / "members.log").open("ab") as log:
+            return subprocess.Popen([sys.executable, MEMBER, *arguments], stdout=log, stderr=log)
+
+    def start_ledger(self) -> "subprocess.Popen[bytes]":
+        """Start the process that plain executors talk to."""
+        return subprocess.Popen([sys.executable, "-I", "-S", LEDGER, str(self.port), self.ledger])
+
+
+class Load:
+    """Publishes numbered messages in a thread, through whatever happens to the broker."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+        self.published = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Publish no more."""
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with suppress(pika.exceptions.AMQPError, OSError):
+                connection = pika.BlockingConnection(pika.URLParameters(self._servers.broker_url))
+                self._publish(connection)
+                connection.close()
+            self._stop.wait(0.1)
+
+    def _publish(self, connection: pika.BlockingConnection) -> None:
+        channel = connection.channel()
+        while not self._stop.is_set():
+            for _ in range(PUBLISHED_A_SECOND // 20):
+                number = self.published = self.published + 1
+                type_ = "joined" if number // 2 % 2 else "plain"
+                properties = pika.BasicProperties(type=type_, message_id=f"{type_}-{number}")
+                channel.basic_publish("", self._servers.streams[number % 2], b"x" * 200, properties)
+            connection.process_data_events(0)
+            self._stop.wait(1 / 20)
+
+
+@contextmanager
+def running(servers: Servers) -> "Iterator[tuple[list[subprocess.Popen[bytes]], list[subprocess.Popen[bytes]]]]":
+    """Two members and a ledger, each in a list whose items the test may replace; all ended afterwards."""
+    members = [servers.start_member(face) for face in FACES]
+    ledgers = [servers.start_ledger()]
+    try:
+        yield members, ledgers
+    finally:
+        for process in (*members, *ledgers):
+            process.send_signal(signal.SIGTERM)
+        for process in (*members, *ledgers):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+            process.kill()
+            process.wait()
+
+
+def kill_at_random(times: int, longest_s: float, kill: Callable[[random.Random], None]) -> None:
+    """Kill again and again, at moments that nobody has chosen."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(times):
+        time.sleep(chance.uniform(0.05, longest_s))  # Not a wait for a condition: the moment of death is the test.
+        kill(chance)
+
+
+def replace_by(
+    process: "subprocess.Popen[bytes]", start: "Callable[[], subprocess.Popen[bytes]]"
+) -> "subprocess.Popen[bytes]":
+    """Kill a process, and start it again."""
+    process.kill()
+    process.wait()
+    return start()
+
+
+# --- what must hold at the end ----------------------------------------------------------------------------------
+
+
+def ids_in_streams(servers: Servers) -> list[str]:
+    """The ids of all messages, read by a bare pika consumer."""
+    found: list[str] = []
+    connection = pika.BlockingConnection(pika.URLParameters(servers.broker_url))
+    for stream in servers.streams:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=1000)
+        for method, properties, _ in channel.consume(
+            stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=1
+        ):
+            if method is None:
+                break
+            channel.basic_ack(method.delivery_tag)
+            found.append(properties.message_id)
+        channel.cancel()
+    connection.close()
+    return found
+
+
+def final_outcomes(servers: Servers, ids: list[str]) -> dict[str, Outcome]:
+    """What producers are told, once nothing is open any more."""
+    with Outcomes(servers.database_url) as outcomes:
+        wait_until(
+            lambda: all(outcome.is_final for outcome in outcomes.of_many(ids).values()),
+            limit_s=60,
+            every_s=0.2,
+            what="a final status of every message",
+        )
+        return outcomes.of_many(ids)
+
+
+def column(servers: Servers, query: str) -> list[str]:
+    """The values of a query's only column."""
+    with psycopg.connect(servers.database_url) as connection:
+        return [row[0] for row in connection.execute(query)]
+
+
+def assert_all_accounted_for(servers: Servers) -> int:
+    """Compare the streams, the statuses and what the executors did; gives how many messages there were."""
+    ids = ids_in_streams(servers)
+    assert len(set(ids)) == len(ids), "each id was published once"
+    outcomes = final_outcomes(servers, ids)
+    assert not [outcome for outcome in outcomes.values() if outcome.others], "one status for each message"
+    assert sorted(column(servers, "SELECT message_id FROM relatum.collected_messages")) == sorted(ids)
+    ended = {status: {id_ for id_, outcome in outcomes.items() if outcome.status is status} for status in OutcomeStatus}
+    never = {id_ for id_ in ids if int(id_.rpartition("-")[2]) % 97 == 0}
+    assert ended[OutcomeStatus.FAILED] == never
+    assert {outcomes[id_].reason for id_ in never} == {"never"}
+    succeeded = ended[OutcomeStatus.SUCCEEDED]
+    assert succeeded == set(ids) - never
+    booked = column(servers, "SELECT message_id FROM booked")
+    assert [id_ for id_, times in Counter(booked).items() if times > 1] == [], "written more than once"
+    assert set(booked) == {id_ for id_ in succeeded if id_.startswith("joined")}
+    assert set(servers.ledger.read_text().split()) == {id_ for id_ in succeeded if id_.startswith("plain")}
+    assert "Traceback" not in (log := (servers.directory / "members.log").read_text()), log[-5000:]
+    return len(ids)
+
+
+# --- the kills --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(amqp_url: str, stream_url: str, database_url: str, tmp_path: Path) -> Iterator[Servers]:
+    """The servers of this run: they are not killed."""
+    servers = Servers(amqp_url, stream_url, database_url, tmp_path).make()
+    yield servers
+    for stream in servers.streams:
+        delete_stream(amqp_url, stream)
+
+
+@pytest.fixture
+def own(private_servers: LocalServers, tmp_path: Path) -> Servers:
+    """Servers of this test's own, to be killed."""
+    relatum_migrations.upgrade(private_servers.database_url)
+    return Servers(
+        private_servers.broker_url, private_servers.stream_url, private_servers.database_url, tmp_path
+    ).make()
+
+
+def test_members_killed_twenty_times_lose_and_double_nothing(shared: Servers) -> None:
+    """The other member takes over what the dead one had, and each message ends once."""
+    working = 0
+    with running(shared) as (members, _), Load(shared) as load:
+        wait_until(lambda: column(shared, "SELECT message_id FROM booked"), limit_s=30, what="the first results")
+
+        def kill(chance: random.Random) -> None:
+            nonlocal working
+            busy = [int(pid) for pid in column(shared, CONSUMING)]
+            index = next((n for n, each in enumerate(members) if each.pid in busy), chance.randrange(2))
+            working += bool(busy)
+            members[index] = replace_by(members[index], lambda: shared.start_member(FACES[index]))
+
+        kill_at_random(KILLS, 1.5, kill)
+        load.stop()
+        assert assert_all_accounted_for(shared) == load.published
+    assert working >= KILLS // 4, "some died with a bulk at their executor"
+
+
+def test_the_executors_process_killed_twenty_times_loses_nothing(shared: Servers) -> None:
+    """What it did not answer for is sent again; what it answered for is told to the producer."""
+    with running(shared) as (_, ledgers), Load(shared) as load:
+        wait_until(lambda: shared.ledger.exists() and shared.ledger.read_text(), limit_s=30, what="the first results")
+
+        def kill(chance: random.Random) -> None:
+            ledgers[0] = replace_by(ledgers[0], shared.start_ledger)
+
+        kill_at_random(KILLS, 0.6, kill)
+        load.stop()
+        assert assert_all_accounted_for(shared) == load.published
+    again = "SELECT message_id FROM relatum.collected_messages WHERE attempts > 1"
+    planned = load.published // 50
+    assert len(column(shared, again)) > planned, "some attempts failed because the process was away"
+
+
+def test_a_database_killed_twenty_times_loses_and_doubles_nothing(own: Servers, private_servers: LocalServers) -> None:
+    """Collecting goes on when PostgreSQL is back; a commit whose answer was lost is found, not repeated."""
+    with running(own), Load(own) as load:
+        wait_until(lambda: column(own, "SELECT message_id FROM booked"), limit_s=30, what="the first results")
+
+        def kill(chance: random.Random) -> None:
+            private_servers.postgresql.kill()
+            private_servers.postgresql.restart()
+
+        kill_at_random(KILLS, 0.8, kill)
+        load.stop()
+        assert assert_all_accounted_for(own) == load.published
+
+
+def test_a_killed_broker_loses_and_doubles_nothing(own: Servers, private_servers: LocalServers) -> None:
+    """Whatever the broker kept is collected once."""
+    with running(own), Load(own) as load:
+        wait_until(lambda: column(own, "SELECT message_id FROM booked"), limit_s=30, what="the first results")
+
+        def kill(chance: random.Random) -> None:
+            private_servers.rabbitmq.kill()
+            private_servers.rabbitmq.restart()
+            for stream in own.streams:
+                wait_until(lambda name=stream: stream_available(own.broker_url, name), limit_s=60, what="the stream")
+
+        kill_at_random(BROKER_KILLS, 1.0, kill)
+        load.stop()
+        assert 0 < assert_all_accounted_for(own) <= load.published
