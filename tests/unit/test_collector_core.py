@@ -423,6 +423,19 @@ def test_stored_after_the_stop_is_flushed() -> None:
     assert taken(core).reason is FlushReason.STOP
 
 
+def test_spilling_begins_at_the_end_of_the_queue() -> None:
+    """At the byte limit, and not before, bodies of the last bulk in the queue go; the next message is taken."""
+    options = ExecutorOptions(type="a", bulk_messages=1, workers=2, when_full="spill")
+    core = core_of(options, bytes_max=2 * ENTRY_BYTES + 2000)
+    put(core, 0, size=1000)
+    put(core, 1, size=1000)
+    assert core.held_bytes == core.limits.bytes_max
+    assert core.admit(message(2), 0.0) is Verdict.TAKEN
+    assert core.held_bytes == 3 * ENTRY_BYTES + 1000 + 10
+    first, last = taken(core), taken(core)
+    assert [first.messages[0].body is None, last.messages[0].body is None] == [False, True]
+
+
 def test_one_at_a_time() -> None:
     """With `one_at_a_time`, the next bulk waits until the one before is settled, however many workers there are."""
     core = core_of(ExecutorOptions(type="a", bulk_messages=1, workers=4, one_at_a_time=True))
@@ -445,6 +458,20 @@ def test_retries_wait_for_their_time() -> None:
     assert core.take("a") is None
     core.tick(14.0)
     assert offsets(taken(core)) == [0]
+
+
+def test_a_stop_lets_retries_go() -> None:
+    """What waits for a retry, or fails after the stop, is left to another member: the stop does not wait for it."""
+    core = core_of(ExecutorOptions(type="a", bulk_messages=1))
+    put(core, 0)
+    put(core, 1)
+    first = taken(core)
+    core.settle(first, results(first, OutcomeStatus.COLLECTED, 4.0), 0.0)
+    core.stop()
+    assert core.held_messages == 1
+    second = taken(core)
+    core.settle(second, results(second, OutcomeStatus.COLLECTED, 4.0), 0.0)
+    assert (core.held_messages, core.held_bytes, core.deadline(), core.is_idle) == (0, 0, None, True)
 
 
 def test_adopted_messages_have_no_body_and_their_own_time() -> None:
