@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +21,9 @@ from relatum.collecting import Bulk, Collected, Failure
 
 BOOK = sa.text("INSERT INTO booked VALUES (:id)")
 BULKS: dict[str, Any] = {"bulk_messages": 40, "max_age_s": 0.05, "workers": 2, "attempts": 12, "backoff_s": 0.05}
+
+WORK_S = 0.02
+"""Seconds an executor takes: the longer, the more often it is interrupted."""
 
 
 def failure_of(message: Collected) -> Failure | None:
@@ -37,6 +41,7 @@ def book(bulk: Bulk) -> list[Failure | None]:
     booked = [{"id": each.message_id} for each, result in zip(bulk.messages, results, strict=True) if result is None]
     if booked:
         bulk.connection.execute(BOOK, booked)
+        time.sleep(WORK_S)
     return results
 
 
@@ -55,6 +60,7 @@ def note(port: int, bulk: Bulk) -> list[Failure | None]:
     """Have the ledger write down what succeeds; what it does not answer for failed."""
     results = [failure_of(each) for each in bulk.messages]
     line = line_of(bulk, results)
+    time.sleep(WORK_S)
     with socket.create_connection(("127.0.0.1", port), 5) as connection, connection.makefile("rwb") as ledger:
         ledger.write(line)
         ledger.flush()
@@ -67,6 +73,7 @@ async def note_from_loop(port: int, bulk: Bulk) -> list[Failure | None]:
     """The same from a loop."""
     results = [failure_of(each) for each in bulk.messages]
     line = line_of(bulk, results)
+    await asyncio.sleep(WORK_S)
     answers, ledger = await asyncio.open_connection("127.0.0.1", port)
     try:
         ledger.write(line)

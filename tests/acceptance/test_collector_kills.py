@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -37,6 +38,7 @@ pytestmark = [
 ]
 
 KILLS = 20
+FREEZES = 8
 BROKER_KILLS = 3
 PUBLISHED_A_SECOND = 400
 FACES = ("threads", "asyncio")
@@ -50,6 +52,13 @@ FROM relatum.collector_members m JOIN relatum.collected_messages c USING (member
 WHERE c.state = 'forwarded' LIMIT 1
 """
 """The process id of a member with a bulk at its executor."""
+
+BUSY_WITH = """
+SELECT c.message_id
+FROM relatum.collector_members m JOIN relatum.collected_messages c USING (member_id)
+WHERE c.state = 'forwarded' AND split_part(m.holder, ':', 2) = '{}'
+"""
+"""The messages a process has handed to an executor."""
 
 
 @dataclass
@@ -267,6 +276,28 @@ def test_members_killed_twenty_times_lose_and_double_nothing(shared: Servers) ->
     assert working >= KILLS // 4, "some died with a bulk at their executor"
 
 
+def test_members_frozen_for_longer_than_their_lease_double_nothing(shared: Servers) -> None:
+    """A member that was thought dead, and goes on, finds its messages another's, wherever it was stopped."""
+    taken_over = 0
+    with running(shared) as (members, _), Load(shared) as load:
+        wait_until(lambda: column(shared, "SELECT message_id FROM booked"), limit_s=30, what="the first results")
+
+        def freeze(chance: random.Random) -> None:
+            nonlocal taken_over
+            busy = [int(pid) for pid in column(shared, CONSUMING)]
+            frozen = next((each for each in members if each.pid in busy), members[chance.randrange(2)])
+            frozen.send_signal(signal.SIGSTOP)
+            its_own = column(shared, BUSY_WITH.format(frozen.pid))
+            time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is looked at every second.
+            taken_over += bool(set(its_own) - set(column(shared, BUSY_WITH.format(frozen.pid))))
+            frozen.send_signal(signal.SIGCONT)
+
+        kill_at_random(FREEZES, 0.5, freeze)
+        load.stop()
+        assert assert_all_accounted_for(shared) == load.published
+    assert taken_over > 0, "some were frozen with a bulk at their executor"
+
+
 def test_the_executors_process_killed_twenty_times_loses_nothing(shared: Servers) -> None:
     """What it did not answer for is sent again; what it answered for is told to the producer."""
     with running(shared) as (_, ledgers), Load(shared) as load:
@@ -306,7 +337,7 @@ def test_a_killed_broker_loses_and_doubles_nothing(own: Servers, private_servers
             private_servers.rabbitmq.kill()
             private_servers.rabbitmq.restart()
             for stream in own.streams:
-                wait_until(lambda name=stream: stream_available(own.broker_url, name), limit_s=60, what="the stream")
+                wait_until(partial(stream_available, own.broker_url, stream), limit_s=60, what="the stream")
 
         kill_at_random(BROKER_KILLS, 1.0, kill)
         load.stop()
