@@ -23,6 +23,7 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "claiming what is idle": (statements.claim_idle(), MINE | LEASE | {"limit": 10, "idle_s": -60.0}),
     "renewing": (statements.renew(), MINE | LEASE | {"group_ids": [f"{n:048x}" for n in range(10)]}),
     "acknowledging": (statements.finish("done"), ONE),
+    "counting": (statements.count_given(), ONE | {"given": 1}),
     "giving back": (statements.give_back("ready"), ONE),
     "asking for one": (statements.state_of(), ONE),
     "what is scanned": (statements.scans(), {"consumer_id": 1, "stream_ids": [1, 2]}),

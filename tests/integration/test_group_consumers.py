@@ -321,6 +321,9 @@ def test_what_does_not_go_together_is_refused(relations: Relations, options: dic
         {"incomplete_after_s": 5, "on_incomplete": "dead_letter"},
         {"incomplete_after_s": 5, "on_incomplete": "skip"},
         {"dead_letter_stream": ""},
+        {"deliveries_max": 0},
+        {"deliveries_max": True},
+        {"deliveries_max": 1_000_001},
     ],
 )
 def test_options_of_a_consumer_are_checked(options: dict[str, Any]) -> None:
@@ -483,6 +486,66 @@ def test_an_unsound_group_becomes_dead_letters(
         letters = list(reader.iterate(dead, 0, stop=3))
     assert [letter.body for letter in letters] == [b"1-1", b"1-2", b"1-3"]
     assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"past_last"}
+
+
+def fail(relations: Relations, stream: str, consumer: GroupConsumer) -> list[str | None]:
+    """A member that is given all groups, and ends at the first one of number 2; what it was given."""
+    found = []
+    with relations.groups(stream, consumer=consumer) as groups:
+        for group in groups:
+            found.append(group.group_id)
+            if group.group_id == group_id(2):
+                break
+            group.acknowledge()
+    return found
+
+
+def test_a_group_that_ends_its_members_is_dead_after_so_many_deliveries(
+    relations: Relations,
+    amqp_url: str,
+    stream_name: str,
+    engine: sa.Engine,
+    record: Record,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told of; what was only claimed along with it counts as not given, and is given when it is gone."""
+    publish_plain(amqp_url, stream_name, [message for number in (1, 2, 3) for message in whole_group(number, 2)])
+    record(stream_name)
+    consumer = GroupConsumer("billing", deliveries_max=2)
+    assert fail(relations, stream_name, consumer) == ids(1, 2)
+    assert fail(relations, stream_name, consumer) == ids(2)
+    assert states(engine) == {group_id(1): "done", group_id(2): "ready", group_id(3): "ready"}
+    assert not caplog.records
+    with relations.groups(stream_name, consumer=consumer) as groups:
+        (third,) = groups
+        assert (third.group_id, third.deliveries) == (group_id(3), 3)
+    (told,) = caplog.records
+    assert group_id(2) in told.getMessage()
+    assert "2 times" in told.getMessage()
+    assert states(engine) == {group_id(1): "done", group_id(2): "dead", group_id(3): "ready"}
+    assert given(relations, stream_name) == ids(3), "who sets no limit is given it again and again"
+
+
+def test_a_group_given_too_often_becomes_dead_letters(
+    relations: Relations, amqp_url: str, streams: list[str], engine: sa.Engine, record: Record
+) -> None:
+    """Where there is a dead-letter stream, its messages lie there; for the asyncio face, too."""
+    stream, dead = streams
+    publish_plain(amqp_url, stream, whole_group(2, 2))
+    record(stream)
+    consumer = GroupConsumer("billing", deliveries_max=1, dead_letter_stream=dead)
+    assert fail(relations, stream, consumer) == ids(2)
+
+    async def rest() -> list[str | None]:
+        async with AsyncRelations(amqp_url, engine) as asynchronous:
+            return [group.group_id async for group in asynchronous.groups(stream, consumer=consumer)]
+
+    assert asyncio.run(rest()) == []
+    with StreamReader.open(amqp_url) as reader:
+        letters = list(reader.iterate(dead, 0, stop=2))
+    assert [letter.body for letter in letters] == [b"2-1", b"2-2"]
+    assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"never_acknowledged"}
+    assert states(engine) == {group_id(2): "dead"}
 
 
 def test_duplicates_by_policy(relations: Relations, amqp_url: str, stream_name: str, record: Record) -> None:

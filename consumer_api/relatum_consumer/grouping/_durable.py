@@ -1,37 +1,31 @@
-"""Consumers that share groups, as steps: what a member claims, gives, acknowledges, gives up and gives back."""
+"""Consumers that share groups, as steps: what a member is given next, and what is given up."""
 
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
-from relatum.errors import (
-    ClaimLost,
-    ConfigurationError,
-    DatabaseUnavailable,
-    GroupConflict,
-    StreamNotFound,
-    StreamReplaced,
-    Transient,
-)
+from relatum.errors import GroupConflict, StreamNotFound, StreamReplaced, Transient
 from relatum.grouping import Anomaly
 from relatum.reading import Message
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._limits import POLL_S_MIN
-from relatum_consumer._lookups import time_us_of
-from relatum_consumer._requests import Bounds, Pause, Read, Select
+from relatum_consumer._requests import Bounds, Pause, Read
 from relatum_consumer.grouping import _durable_statements as statements
 from relatum_consumer.grouping._assembly import Assembled, Member
 from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, read_group
+from relatum_consumer.grouping._durable_claims import Claims
+from relatum_consumer.grouping._durable_consumer import find_consumer
 from relatum_consumer.grouping._durable_options import SharedOptions
-from relatum_consumer.grouping._durable_outcomes import Claim, Given, GivenUp, Outcome, Refused
-from relatum_consumer.grouping._durable_scan import Scanner, SharedConsumer
+from relatum_consumer.grouping._durable_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
+from relatum_consumer.grouping._durable_scan import Scanner
 from relatum_consumer.grouping._group import IncompleteGroupReport
 from relatum_consumer.grouping._position import report
-from relatum_consumer.grouping._reading import Beginning
 from relatum_consumer.grouping._requests import GroupSteps
+
+logger = logging.getLogger("relatum.groups")
 
 POLL_S_MAX: Final = 0.25
 """The longest pause between two looks for groups, in seconds; there may be many members, and each looks."""
@@ -47,7 +41,6 @@ IDLE_AT_ONCE: Final = 10
 
 IDLE_CHECKS_S: Final = 1.0
 """Seconds between two looks for groups to be given up, while there are others to be given."""
-
 
 RENEWALS: Final = 3
 """How often a lease is renewed in the time it holds: two renewals may fail."""
@@ -65,17 +58,14 @@ class SharedReading:
     def __init__(self, catalog: Catalog, options: SharedOptions, holder: str) -> None:
         self._catalog = catalog
         self._options = options
-        self._holder = holder
-        self._lease_s = float(options.consumer.lease_s)
-        self._consumer: SharedConsumer | None = None
+        self._deliveries_max = options.consumer.deliveries_max
         self._scanner: Scanner | None = None
         self._waiting: deque[Claim] = deque()
         self._outcomes: deque[Outcome | Refused] = deque()
         self._idle_at = 0.0
         self._scanned_at = -math.inf
-        self.held: dict[str, Claim] = {}
-        """What is claimed and not ended, by group: what the leases are renewed of."""
-        self.is_closed = False
+        self.claims = Claims(holder, float(options.consumer.lease_s))
+        """What is this member's."""
 
     # --- the next group -----------------------------------------------------------------------------------
 
@@ -87,7 +77,7 @@ class SharedReading:
         """
         follow, idle_s = self._options.follow, self._options.idle_timeout_s
         last, pause = time.monotonic(), POLL_S_MIN
-        while not self.is_closed:
+        while not self.claims.is_closed:
             try:
                 outcome = yield from self._next()
             except (Transient, StreamReplaced):
@@ -107,12 +97,18 @@ class SharedReading:
     def _next(self) -> GroupSteps[Outcome | None]:
         while True:
             while self._outcomes:
-                outcome = self._outcomes.popleft()
-                if not (yield from self._is_mine(outcome.claim)):
-                    continue
+                # Taken off only when that is sure: where the database goes away, it is the next again.
+                outcome = self._outcomes[0]
+                is_mine = yield from self.claims.is_mine(outcome.claim)
                 if isinstance(outcome, Refused):
-                    yield from self._refuse(outcome)
-                else:
+                    if is_mine:
+                        yield from self._refuse(outcome)
+                    self._outcomes.popleft()
+                    continue
+                if is_mine and isinstance(outcome, Given) and self._deliveries_max is not None:
+                    is_mine = yield from self.claims.count_given(outcome.claim)
+                self._outcomes.popleft()
+                if is_mine:
                     return outcome
             if not self._waiting:
                 is_fresh = yield from self._look()
@@ -136,78 +132,28 @@ class SharedReading:
             yield from self._claim()
         return is_fresh
 
-    def _is_mine(self, claim: Claim) -> GroupSteps[bool]:
-        """Whether a group is still this member's: it may have been read some time ago."""
-        if self.held.get(claim.group_id) is claim and claim.good_until < time.monotonic():
-            yield from self.renew()
-        return self.held.get(claim.group_id) is claim
-
     def _claim(self) -> GroupSteps[None]:
-        rows = yield from self._take(
-            statements.claim(), {"limit": self._options.consumer.prefetch, "held": list(self.held)}
+        rows = yield from self.claims.take(
+            statements.claim(), {"limit": self._options.consumer.prefetch, "held": list(self.claims.held)}
         )
         self._waiting.extend(rows)
-
-    def _take(self, sql: str, parameters: dict[str, Any]) -> GroupSteps[list[Claim]]:
-        good_until = time.monotonic() + self._lease_s
-        rows = yield Select(sql, self._mine() | {"lease_s": self._lease_s} | parameters)
-        # RETURNING keeps no order.
-        ordered = sorted(rows, key=lambda row: row[2:])
-        claims = [
-            Claim(group_id, number, stream_id, first_offset, good_until)
-            for group_id, number, _, stream_id, first_offset in ordered
-        ]
-        self.held |= {claim.group_id: claim for claim in claims}
-        return claims
-
-    def _mine(self) -> dict[str, Any]:
-        assert self._consumer is not None, "nothing is claimed before that is known"
-        return {"consumer_id": self._consumer.consumer_id, "holder": self._holder}
 
     # --- the consumer -------------------------------------------------------------------------------------
 
     def _opened(self) -> GroupSteps[Scanner]:
-        """Find the consumer, or make it; every member must want the same of it."""
+        """Find the consumer, or make it."""
         if self._scanner is None:
-            self._consumer = yield from self._find_consumer()
-            self._scanner = Scanner(self._catalog, self._consumer)
+            consumer = yield from find_consumer(self._catalog, self._options)
+            self.claims.bind(consumer.consumer_id)
+            self._scanner = Scanner(self._catalog, consumer)
         return self._scanner
-
-    def _find_consumer(self) -> GroupSteps[SharedConsumer]:
-        options = self._options
-        by_name = {"vhost": self._catalog.vhost, "name": options.consumer.name}
-        rows = yield Select(statements.consumer(), by_name)
-        if not rows:
-            yield Select(statements.add_consumer(), by_name | (yield from self._wanted()))
-            rows = yield Select(statements.consumer(), by_name)
-        consumer_id, names, order, start_offset, start_us, start_stream_id = rows[0]
-        names = None if names is None else tuple(names)
-        if names != _sorted(options.names) or order != options.order:
-            raise ConfigurationError(
-                f"the consumer {options.consumer.name!r} reads {'all streams' if names is None else ', '.join(names)} "
-                f"in {order} order: its members ask for the same; another name begins anew"
-            )
-        return SharedConsumer(consumer_id, names, order, Beginning(start_offset or 0, start_us), start_stream_id)
-
-    def _wanted(self) -> GroupSteps[dict[str, Any]]:
-        """What a new consumer is to be."""
-        options, start = self._options, self._options.start
-        present = yield from self._catalog.streams(options.names)
-        offset = None if isinstance(start, datetime) else start
-        return {
-            "streams": None if options.names is None else list(_sorted(options.names) or ()),
-            "ordering": options.order,
-            "start_offset": offset,
-            "start_us": time_us_of(start) if isinstance(start, datetime) else None,
-            "start_stream_id": present[0].stream_id if offset is not None and len(present) == 1 else None,
-        }
 
     # --- reading what was claimed -------------------------------------------------------------------------
 
     def _read(self) -> GroupSteps[None]:
         """Read the groups claimed, as many as may be held at once, in one pass."""
         assert self._scanner is not None, "nothing is claimed before that is known"
-        self._waiting = deque(claim for claim in self._waiting if self.held.get(claim.group_id) is claim)
+        self._waiting = deque(claim for claim in self._waiting if self.claims.has(claim))
         found = yield from self._scanner.groups(claim.group_id for claim in self._waiting)
         part: list[tuple[Claim, Assembled]] = []
         messages = 0
@@ -225,6 +171,10 @@ class SharedReading:
         if not group.is_complete:
             yield from reading.take(len(all_of(group)))
             yield from self._not_whole(claim, group)
+            return
+        if self._deliveries_max is not None and claim.given >= self._deliveries_max:
+            yield from reading.take(len(all_of(group)))
+            yield from self._never_acknowledged(claim, group)
             return
         options = self._options
         policy = Policy(options.order, options.on_duplicate, "raise", is_named=False)
@@ -246,11 +196,11 @@ class SharedReading:
         stream = scanner.present.get(claim.stream_id)
         if stream is None:
             # It lay in a stream that was deleted; what comes of it in a new one is another group.
-            yield from self._end(claim, statements.finish("dead"))
+            yield from self.claims.end(claim, statements.finish("dead"))
         elif (yield from _is_dropped(stream, claim.first_offset)):
             yield from self._conflict(claim, group, conflict(claim.group_id, Anomaly.EXPIRED))
         else:
-            yield from self._end(claim, statements.give_back("open"))
+            yield from self.claims.end(claim, statements.give_back("open"))
             # It may have been recorded again meanwhile; who scanned that saw it claimed, and left it alone.
             yield from scanner.write_down_again([claim.group_id])
 
@@ -259,18 +209,23 @@ class SharedReading:
             self._outcomes.append(Refused(claim, error))
             return
         if self._options.on_conflict == "skip":
-            yield from self._end(claim, statements.finish("dead"))
+            yield from self.claims.end(claim, statements.finish("dead"))
             return
         messages = yield from self._retained(group)
         self._outcomes.append(GivenUp(claim, error.anomaly, _told(claim, group), messages))
 
+    def _never_acknowledged(self, claim: Claim, group: Assembled) -> GroupSteps[None]:
+        """Give a group up that was given as often as it may be: it may be what its members die of."""
+        is_kept = self._options.consumer.dead_letter_stream is not None
+        messages = (yield from self._retained(group)) if is_kept else ()
+        self._outcomes.append(GivenUp(claim, NEVER_ACKNOWLEDGED, _told(claim, group), messages))
+
     def _refuse(self, refused: Refused) -> GroupSteps[None]:
         """Give back what was claimed and not given, and raise."""
-        behind = [refused.claim, *(outcome.claim for outcome in self._outcomes), *self._waiting]
+        for claim in [*(outcome.claim for outcome in self._outcomes), *self._waiting]:
+            yield from self.claims.end(claim, statements.give_back("ready"))
         self._outcomes.clear()
         self._waiting.clear()
-        for claim in behind:
-            yield from self._end(claim, statements.give_back("ready"))
         raise refused.error
 
     def _retained(self, group: Assembled) -> GroupSteps[tuple[Message, ...]]:
@@ -285,7 +240,7 @@ class SharedReading:
         consumer, now = self._options.consumer, time.monotonic()
         if consumer.incomplete_after_s is None or now < self._idle_at:
             return
-        claims = yield from self._take(
+        claims = yield from self.claims.take(
             statements.claim_idle(), {"limit": IDLE_AT_ONCE, "idle_s": -float(consumer.incomplete_after_s)}
         )
         self._idle_at = now + (0 if len(claims) == IDLE_AT_ONCE else min(IDLE_CHECKS_S, consumer.incomplete_after_s))
@@ -294,7 +249,7 @@ class SharedReading:
             group = found[claim.group_id]
             if group.is_complete:
                 # It was completed at this moment; that whoever scanned it wrote it down takes the claim away.
-                del self.held[claim.group_id]
+                self.claims.forget(claim)
                 yield from scanner.write_down_again([claim.group_id])
                 continue
             dead = consumer.on_incomplete == "dead_letter"
@@ -304,63 +259,17 @@ class SharedReading:
 
     def given_up(self, outcome: GivenUp) -> GroupSteps[None]:
         """The caller was told, or the dead letters are published."""
-        yield from self._end(outcome.claim, statements.finish("open" if outcome.reason is None else "dead"))
-
-    # --- ending claims ------------------------------------------------------------------------------------
-
-    def acknowledge(self, claim: Claim) -> GroupSteps[None]:
-        """The group is done. Asked again where the database does not answer, for as long as the lease may hold.
-
-        Raises:
-            ClaimLost: it is not this member's any more.
-            DatabaseUnavailable: PostgreSQL does not answer; safe to repeat.
-        """
-        deadline = time.monotonic() + self._lease_s
-        while True:
-            try:
-                is_done = (yield from self._end(claim, statements.finish("done"))) or (yield from self._was_done(claim))
-            except DatabaseUnavailable:
-                if self.is_closed or time.monotonic() > deadline:
-                    raise
-                yield Pause(POLL_S_MAX)
-                continue
-            if is_done:
-                return
-            raise ClaimLost(
-                f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
-                group_id=claim.group_id,
+        claim = outcome.claim
+        was_mine = yield from self.claims.end(claim, statements.finish("open" if outcome.reason is None else "dead"))
+        if was_mine and outcome.reason == NEVER_ACKNOWLEDGED:
+            name, letters = self._options.consumer.name, self._options.consumer.dead_letter_stream
+            logger.warning(
+                "the group %s was given %d times by the consumer %r and never acknowledged: it is dead, %s",
+                claim.group_id,
+                claim.given,
+                name,
+                "and only in its streams" if letters is None else f"and in the stream {letters!r}",
             )
-
-    def _was_done(self, claim: Claim) -> GroupSteps[bool]:
-        """Whether this very claim ended before: the answer to that may have been lost."""
-        rows = yield Select(statements.state_of(), self._mine() | {"group_id": claim.group_id})
-        return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
-
-    def _end(self, claim: Claim, sql: str) -> GroupSteps[bool]:
-        rows = yield Select(sql, self._mine() | {"group_id": claim.group_id, "number": claim.number})
-        if self.held.get(claim.group_id) is claim:
-            del self.held[claim.group_id]
-        return bool(rows)
-
-    def renew(self) -> GroupSteps[None]:
-        """Renew the leases of everything held; what is another's by now is let go."""
-        held = list(self.held.values())
-        if not held:
-            return
-        good_until = time.monotonic() + self._lease_s
-        ids = [claim.group_id for claim in held]
-        rows = yield Select(statements.renew(), self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
-        numbers: dict[str, int] = dict(rows)
-        for claim in held:
-            if numbers.get(claim.group_id) == claim.number:
-                claim.good_until = good_until
-            elif self.held.get(claim.group_id) is claim:
-                del self.held[claim.group_id]
-
-    def give_back(self) -> GroupSteps[None]:
-        """End all claims: other members need not wait for the lease."""
-        for claim in list(self.held.values()):
-            yield from self._end(claim, statements.give_back("ready"))
 
 
 _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
@@ -397,7 +306,3 @@ def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:
 def _told(claim: Claim, group: Assembled) -> IncompleteGroupReport:
     assert group.position is not None, "it is a group"
     return report(claim.group_id, group.position, group)
-
-
-def _sorted(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(sorted(set(names)))

@@ -36,7 +36,7 @@ class AsyncSharedGroup(Group):
 
     async def acknowledge(self) -> None:
         """Say that the group is done: it is never given again. See `SharedGroup.acknowledge`."""
-        await self._shared._run(self._shared._reading.acknowledge(self._claim))
+        await self._shared._run(self._shared._reading.claims.acknowledge(self._claim))
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
@@ -62,7 +62,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             self._keep()
             outcome = await self._run(self._reading.next())
             if outcome is None:
-                if not self._reading.held:
+                if not self._reading.claims.held:
                     await self.aclose()
                 raise StopAsyncIteration
             if isinstance(outcome, Given):
@@ -85,18 +85,18 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             told = self._on_incomplete(outcome.report)
             if inspect.isawaitable(told):
                 await told
-        else:
+        elif outcome.messages:
             assert self._letters is not None, "the options were checked"
             await asyncio.to_thread(_publish, self._letters, outcome)
         await self._run(self._reading.given_up(outcome))
 
     def _keep(self) -> None:
-        if self._keeper is None and not self._reading.is_closed:
+        if self._keeper is None and not self._reading.claims.is_closed:
             self._keeper = asyncio.create_task(_keep(weakref.ref(self), self._renew_s), name="relatum-leases")
 
     async def _renew(self) -> None:
         try:
-            await self._run(self._reading.renew())
+            await self._run(self._reading.claims.renew())
         except Transient:
             pass  # There are two more before the lease runs out; then the groups are let go.
         except RelatumError as error:
@@ -104,15 +104,15 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
 
     async def aclose(self) -> None:
         """Give back what was not acknowledged: other members get it at once. The iteration is over."""
-        if self._reading.is_closed:
+        if self._reading.claims.is_closed:
             return
-        self._reading.is_closed = True
+        self._reading.claims.is_closed = True
         if self._keeper is not None:
             self._keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._keeper
         try:
-            await self._run(self._reading.give_back())
+            await self._run(self._reading.claims.give_back())
         except RelatumError as error:
             logger.warning("groups could not be given back, and are free when their lease has run out: %s", error)
 

@@ -46,7 +46,7 @@ class SharedGroup(Group):
                 done with it is done again.
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
-        self._shared._run(self._shared._reading.acknowledge(self._claim))
+        self._shared._run(self._shared._reading.claims.acknowledge(self._claim))
 
 
 class SharedGroups(Iterator[SharedGroup]):
@@ -79,7 +79,7 @@ class SharedGroups(Iterator[SharedGroup]):
             self._keep()
             outcome = self._run(self._reading.next())
             if outcome is None:
-                if not self._reading.held:
+                if not self._reading.claims.held:
                     self.close()
                 raise StopIteration
             if isinstance(outcome, Given):
@@ -100,7 +100,7 @@ class SharedGroups(Iterator[SharedGroup]):
         if outcome.reason is None:
             assert callable(self._on_incomplete), "who is not told has dead letters"
             self._on_incomplete(outcome.report)
-        else:
+        elif outcome.messages:
             assert self._letters is not None, "the options were checked"
             # They are rare: a connection that is left to time is one more to lose.
             with self._letters:
@@ -109,14 +109,14 @@ class SharedGroups(Iterator[SharedGroup]):
 
     def _keep(self) -> None:
         """See that leases are renewed. The thread ends with this object, should nobody close it."""
-        if self._keeper is None and not self._reading.is_closed:
+        if self._keeper is None and not self._reading.claims.is_closed:
             arguments = (weakref.ref(self), self._stop, self._renew_s)
             self._keeper = threading.Thread(target=_keep, args=arguments, name="relatum-leases", daemon=True)
             self._keeper.start()
 
     def _renew(self) -> None:
         try:
-            self._run(self._reading.renew())
+            self._run(self._reading.claims.renew())
         except Transient:
             pass  # There are two more before the lease runs out; then the groups are let go.
         except RelatumError as error:
@@ -124,14 +124,14 @@ class SharedGroups(Iterator[SharedGroup]):
 
     def close(self) -> None:
         """Give back what was not acknowledged: other members get it at once. The iteration is over."""
-        if self._reading.is_closed:
+        if self._reading.claims.is_closed:
             return
-        self._reading.is_closed = True
+        self._reading.claims.is_closed = True
         self._stop.set()
         if self._keeper is not None and self._keeper is not threading.current_thread():
             self._keeper.join()
         try:
-            self._run(self._reading.give_back())
+            self._run(self._reading.claims.give_back())
         except RelatumError as error:
             logger.warning("groups could not be given back, and are free when their lease has run out: %s", error)
 

@@ -25,6 +25,9 @@ PREFETCH: Final = 10
 PREFETCH_MAX: Final = 1_000
 """Groups a member may claim at once: all are held in memory, and are another's only when the lease has run out."""
 
+DELIVERIES_MAX: Final = 1_000_000
+"""The highest limit of deliveries: a larger one is a mistake, and would outgrow the column it is counted in."""
+
 OnIncomplete: TypeAlias = Callable[[IncompleteGroupReport], Any] | Literal["dead_letter"]
 """What becomes of a group that does not complete: somebody is told, or its messages go to the dead-letter stream."""
 
@@ -49,6 +52,9 @@ class GroupConsumer:
             open and is given should it complete. "dead_letter" publishes its messages to the dead-letter stream; it is
             never given then. Either happens at least once.
         dead_letter_stream: The stream for dead letters; it must exist.
+        deliveries_max: How often a group is given, by all members together, that nobody acknowledges; from 1 to
+            1,000,000. Then it is dead: its messages go to the dead-letter stream, where there is one, and a warning of
+            the logger `relatum.groups` tells of it either way. None (default): again and again.
 
     Raises:
         InvalidInput: an option cannot be one, or lacks another that it needs.
@@ -61,6 +67,7 @@ class GroupConsumer:
     incomplete_after_s: float | None = None
     on_incomplete: OnIncomplete | None = None
     dead_letter_stream: str | None = None
+    deliveries_max: int | None = None
 
     def __post_init__(self) -> None:
         _check_name("a consumer's name", self.name)
@@ -69,12 +76,11 @@ class GroupConsumer:
         check_seconds("lease_s", self.lease_s)
         if self.lease_s < LEASE_S_MIN:
             raise InvalidInput(f"lease_s= takes seconds from {LEASE_S_MIN:g} on")
-        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or not self._is_prefetch():
+        if not _is_count(self.prefetch, PREFETCH_MAX):
             raise InvalidInput(f"prefetch= takes a number of groups from 1 to {PREFETCH_MAX:,}")
+        if self.deliveries_max is not None and not _is_count(self.deliveries_max, DELIVERIES_MAX):
+            raise InvalidInput(f"deliveries_max= takes a number from 1 to {DELIVERIES_MAX:,}, or None for no limit")
         self._check_giving_up()
-
-    def _is_prefetch(self) -> bool:
-        return 1 <= self.prefetch <= PREFETCH_MAX
 
     def _check_giving_up(self) -> None:
         if (self.incomplete_after_s is None) != (self.on_incomplete is None):
@@ -87,6 +93,10 @@ class GroupConsumer:
             raise InvalidInput('on_incomplete="dead_letter" needs dead_letter_stream=')
         if self.dead_letter_stream is not None:
             _check_name("dead_letter_stream=", self.dead_letter_stream)
+
+
+def _is_count(count: Any, most: int) -> bool:
+    return isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= most
 
 
 def _check_name(what: str, name: Any) -> None:

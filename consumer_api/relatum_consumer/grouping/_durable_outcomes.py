@@ -1,11 +1,15 @@
 """What becomes of the groups a member claims, as values."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from relatum._dead_letters import REASON_CHARACTERS_MAX
 from relatum.errors import GroupConflict
 from relatum.reading import Message
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
+
+NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
+"""Why a group is given up that was given as often as its consumer allows."""
 
 
 @dataclass(slots=True)
@@ -15,6 +19,7 @@ class Claim:
     Attributes:
         group_id: The group.
         number: How often it has been claimed: two claims are never taken for each other.
+        given: How often it was given before, where that is counted.
         stream_id: Where its first message lies.
         first_offset: The offset of that.
         good_until: When the lease runs out, by the monotonic clock; another may have the group then.
@@ -22,6 +27,7 @@ class Claim:
 
     group_id: str
     number: int
+    given: int
     stream_id: int
     first_offset: int
     good_until: float

@@ -171,7 +171,8 @@ def _upsert(rows: Any) -> Any:
     return statement.on_conflict_do_update(
         index_elements=["consumer_id", "group_id"],
         set_={name: new[name] for name, _ in _WANTED if name != "group_id"}
-        | {"touched_at": _NOW, "told_at": _NULL, "holder": _NULL, "lease_expires_at": _NULL, "done_at": _NULL},
+        | {"touched_at": _NOW, "told_at": _NULL, "holder": _NULL, "lease_expires_at": _NULL, "done_at": _NULL}
+        | {"given": sa.literal_column("0")},
         where=(_STATES.state == _word("open")) | ~(_STATES.stream_id == sa.any_(present)),
     ).returning(_STATES.group_id)
 
@@ -181,7 +182,9 @@ def _upsert(rows: Any) -> Any:
 
 @lru_cache
 def claim() -> str:
-    """Claim the first `limit` groups that are ready: group, claim's number, rank, stream id, first offset, in no order.
+    """Claim the first `limit` groups that are ready.
+
+    Its rows, in no order: group, claim's number, how often it was given, rank, stream id, first offset.
 
     Ready is also a group whose holder did not renew its lease; and, of the holder's own, what it does not know of
     (`held` are those it does): claimed by a process of that name before, or by a statement whose answer was lost.
@@ -218,12 +221,15 @@ def claim_idle() -> str:
     return compiled(_take(chosen))
 
 
+_CLAIM_COLUMNS: Final = ("group_id", "deliveries", "given", "rank", "stream_id", "first_offset")
+
+
 def _take(chosen: Any, **values: Any) -> Any:
     return (
         sa.update(group_states)
         .where(_STATES.consumer_id == _CONSUMER, _STATES.group_id == chosen.c.group_id)
         .values(holder=_HOLDER, lease_expires_at=_in("lease_s"), deliveries=_STATES.deliveries + _ONE, **values)
-        .returning(_STATES.group_id, _STATES.deliveries, _STATES.rank, _STATES.stream_id, _STATES.first_offset)
+        .returning(*(_STATES[name] for name in _CLAIM_COLUMNS))
     )
 
 
@@ -239,6 +245,14 @@ def renew() -> str:
         .values(lease_expires_at=_in("lease_s"))
     )
     return compiled(statement.returning(_STATES.group_id, _STATES.deliveries))
+
+
+@lru_cache
+def count_given() -> str:
+    """Write down how often the group has been given, with this time. Its id; nothing where the claim was lost."""
+    statement = sa.update(group_states).where(*_this_claim(), _STATES.state == _word("claimed"))
+    counted = statement.values(given=sa.bindparam("given", type_=sa.Integer))
+    return compiled(counted.returning(_STATES.group_id))
 
 
 @lru_cache

@@ -72,6 +72,7 @@ def _create_states() -> None:
         _consumer_id(),
         sa.Column("stream_id", sa.Integer, nullable=False),
         sa.Column("deliveries", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("given", sa.Integer, nullable=False, server_default="0"),
         sa.Column("state", sa.Text, nullable=False),
         sa.Column("holder", sa.Text),
         sa.Column("group_id", sa.Text(collation="C"), nullable=False),

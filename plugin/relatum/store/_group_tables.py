@@ -83,6 +83,8 @@ group_states = Table(
     Column("stream_id", Integer, nullable=False),
     # How often a member has claimed it: with the holder, what an acknowledgement must match.
     Column("deliveries", Integer, nullable=False, server_default="0"),
+    # How often it was handed to the caller, by members whose consumer limits that; not every claim is.
+    Column("given", Integer, nullable=False, server_default="0"),
     Column("state", Text, nullable=False),
     Column("holder", Text),
     Column("group_id", Text(collation="C"), nullable=False),

@@ -1,0 +1,129 @@
+"""The groups that are a member's: claimed, kept by a lease, and ended."""
+
+import time
+from typing import Any, Final
+
+from relatum.errors import ClaimLost, DatabaseUnavailable
+from relatum_consumer._requests import Pause, Select
+from relatum_consumer.grouping import _durable_statements as statements
+from relatum_consumer.grouping._durable_outcomes import Claim
+from relatum_consumer.grouping._requests import GroupSteps
+
+ACKNOWLEDGE_PAUSE_S: Final = 0.25
+"""Seconds until an acknowledgement that PostgreSQL did not answer is sent again."""
+
+
+class Claims:
+    """What one member has claimed and not ended. One thread or task claims; any may end.
+
+    Args:
+        holder: The member's name.
+        lease_s: Seconds a claim holds without renewal.
+    """
+
+    def __init__(self, holder: str, lease_s: float) -> None:
+        self._holder = holder
+        self._lease_s = lease_s
+        self._consumer_id: int | None = None
+        self.held: dict[str, Claim] = {}
+        """By group: what the leases are renewed of."""
+        self.is_closed = False
+
+    def bind(self, consumer_id: int) -> None:
+        """Say whose groups are claimed."""
+        self._consumer_id = consumer_id
+
+    def take(self, sql: str, parameters: dict[str, Any]) -> GroupSteps[list[Claim]]:
+        """Claim groups; in their order."""
+        good_until = time.monotonic() + self._lease_s
+        rows = yield Select(sql, self._mine() | {"lease_s": self._lease_s} | parameters)
+        # RETURNING keeps no order: by rank, stream, offset.
+        claims = [
+            Claim(group_id, number, given, stream_id, first_offset, good_until)
+            for group_id, number, given, _, stream_id, first_offset in sorted(rows, key=lambda row: row[3:])
+        ]
+        self.held |= {claim.group_id: claim for claim in claims}
+        return claims
+
+    def has(self, claim: Claim) -> bool:
+        """Whether a group is this member's by this claim, as far as it knows."""
+        return self.held.get(claim.group_id) is claim
+
+    def is_mine(self, claim: Claim) -> GroupSteps[bool]:
+        """Whether a group is still this member's: it may have been read some time ago."""
+        if self.has(claim) and claim.good_until < time.monotonic():
+            yield from self.renew()
+        return self.has(claim)
+
+    def forget(self, claim: Claim) -> None:
+        """Let a claim go that has ended, here or elsewhere."""
+        if self.has(claim):
+            del self.held[claim.group_id]
+
+    def count_given(self, claim: Claim) -> GroupSteps[bool]:
+        """Write down that a group is given; False where it is another's by now. Again, it changes nothing."""
+        rows = yield Select(statements.count_given(), self._this(claim) | {"given": claim.given + 1})
+        if not rows:
+            self.forget(claim)
+        return bool(rows)
+
+    def end(self, claim: Claim, sql: str) -> GroupSteps[bool]:
+        """End a claim; whether it was this member's until then."""
+        rows = yield Select(sql, self._this(claim))
+        self.forget(claim)
+        return bool(rows)
+
+    def acknowledge(self, claim: Claim) -> GroupSteps[None]:
+        """The group is done. Asked again where the database does not answer, for as long as the lease may hold.
+
+        Raises:
+            ClaimLost: it is not this member's any more.
+            DatabaseUnavailable: PostgreSQL does not answer; safe to repeat.
+        """
+        deadline = time.monotonic() + self._lease_s
+        while True:
+            try:
+                is_done = (yield from self.end(claim, statements.finish("done"))) or (yield from self._was_done(claim))
+            except DatabaseUnavailable:
+                if self.is_closed or time.monotonic() > deadline:
+                    raise
+                yield Pause(ACKNOWLEDGE_PAUSE_S)
+                continue
+            if is_done:
+                return
+            raise ClaimLost(
+                f"the group {claim.group_id} is not this member's any more; it was not acknowledged",
+                group_id=claim.group_id,
+            )
+
+    def _was_done(self, claim: Claim) -> GroupSteps[bool]:
+        """Whether this very claim ended before: the answer to that may have been lost."""
+        rows = yield Select(statements.state_of(), self._mine() | {"group_id": claim.group_id})
+        return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
+
+    def renew(self) -> GroupSteps[None]:
+        """Renew the leases of everything held; what is another's by now is let go."""
+        held = list(self.held.values())
+        if not held:
+            return
+        good_until = time.monotonic() + self._lease_s
+        ids = [claim.group_id for claim in held]
+        rows = yield Select(statements.renew(), self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
+        numbers: dict[str, int] = dict(rows)
+        for claim in held:
+            if numbers.get(claim.group_id) == claim.number:
+                claim.good_until = good_until
+            else:
+                self.forget(claim)
+
+    def give_back(self) -> GroupSteps[None]:
+        """End all claims: other members need not wait for the lease."""
+        for claim in list(self.held.values()):
+            yield from self.end(claim, statements.give_back("ready"))
+
+    def _mine(self) -> dict[str, Any]:
+        assert self._consumer_id is not None, "nothing is claimed before that is known"
+        return {"consumer_id": self._consumer_id, "holder": self._holder}
+
+    def _this(self, claim: Claim) -> dict[str, Any]:
+        return self._mine() | {"group_id": claim.group_id, "number": claim.number}
