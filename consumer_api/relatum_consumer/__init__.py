@@ -1,17 +1,38 @@
 """Finding and reading the messages that belong together: by key, by time, with an honest answer where there is none.
 
 `Relations` is blocking, `AsyncRelations` is for asyncio; both have the same methods. An `Answer` is a sequence of
-messages with a `Status`.
+messages with a `Status`. What their methods for groups take and give is here, too; all of it is in
+`relatum_consumer.grouping`.
 """
 
 from relatum_consumer._answer import Answer, Hit, Status
 from relatum_consumer._async_relations import AsyncRelations
 from relatum_consumer._relations import Relations
+from relatum_consumer.grouping import (
+    AsyncOpenGroup,
+    AsyncSharedGroup,
+    AsyncSharedGroups,
+    Group,
+    GroupConsumer,
+    IncompleteGroupReport,
+    OpenGroup,
+    SharedGroup,
+    SharedGroups,
+)
 
 __all__ = [
     "Answer",
+    "AsyncOpenGroup",
     "AsyncRelations",
+    "AsyncSharedGroup",
+    "AsyncSharedGroups",
+    "Group",
+    "GroupConsumer",
     "Hit",
+    "IncompleteGroupReport",
+    "OpenGroup",
     "Relations",
+    "SharedGroup",
+    "SharedGroups",
     "Status",
 ]

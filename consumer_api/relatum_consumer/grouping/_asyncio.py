@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, closing
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from relatum.errors import RelatumError
@@ -18,7 +18,13 @@ from relatum_consumer.grouping._durable_options import GroupConsumer, SharedOpti
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._lookups import GroupLookups
 from relatum_consumer.grouping._open import Unfolding
-from relatum_consumer.grouping._options import GroupStart, OnConflict, OnDuplicate
+from relatum_consumer.grouping._options import (
+    GroupArguments,
+    GroupStart,
+    OnConflict,
+    OnDuplicate,
+    SharingArguments,
+)
 from relatum_consumer.grouping._requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
 
 _Result = TypeVar("_Result")
@@ -39,6 +45,37 @@ class AsyncGroupMethods(ABC):
 
     # --- many groups --------------------------------------------------------------------------------------
 
+    @overload
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        complete_only: Literal[True] = True,
+        consumer: None = None,
+        **options: Unpack[GroupArguments],
+    ) -> AsyncGenerator[Group, None]: ...
+    @overload
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        complete_only: Literal[False],
+        consumer: None = None,
+        **options: Unpack[GroupArguments],
+    ) -> "AsyncGenerator[AsyncOpenGroup, None]": ...
+    @overload
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        complete_only: bool,
+        consumer: None = None,
+        **options: Unpack[GroupArguments],
+    ) -> "AsyncGenerator[Group | AsyncOpenGroup, None]": ...
+    @overload
+    def groups(
+        self, streams: Names = None, *, consumer: str | GroupConsumer, **options: Unpack[SharingArguments]
+    ) -> AsyncSharedGroups: ...
     def groups(
         self,
         streams: Names = None,

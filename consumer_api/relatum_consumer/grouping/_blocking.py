@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from relatum.errors import RelatumError
@@ -19,7 +19,13 @@ from relatum_consumer.grouping._durable_options import GroupConsumer, SharedOpti
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._lookups import GroupLookups
 from relatum_consumer.grouping._open import Unfolding
-from relatum_consumer.grouping._options import GroupStart, OnConflict, OnDuplicate
+from relatum_consumer.grouping._options import (
+    GroupArguments,
+    GroupStart,
+    OnConflict,
+    OnDuplicate,
+    SharingArguments,
+)
 from relatum_consumer.grouping._requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
 
 _Result = TypeVar("_Result")
@@ -40,6 +46,37 @@ class GroupMethods(ABC):
 
     # --- many groups --------------------------------------------------------------------------------------
 
+    @overload
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        complete_only: Literal[True] = True,
+        consumer: None = None,
+        **options: Unpack[GroupArguments],
+    ) -> Generator[Group, None, None]: ...
+    @overload
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        complete_only: Literal[False],
+        consumer: None = None,
+        **options: Unpack[GroupArguments],
+    ) -> "Generator[OpenGroup, None, None]": ...
+    @overload
+    def groups(
+        self,
+        streams: Names = None,
+        *,
+        complete_only: bool,
+        consumer: None = None,
+        **options: Unpack[GroupArguments],
+    ) -> "Generator[Group | OpenGroup, None, None]": ...
+    @overload
+    def groups(
+        self, streams: Names = None, *, consumer: str | GroupConsumer, **options: Unpack[SharingArguments]
+    ) -> SharedGroups: ...
     def groups(
         self,
         streams: Names = None,
@@ -55,7 +92,7 @@ class GroupMethods(ABC):
         on_duplicate: OnDuplicate = "first",
         on_conflict: OnConflict = "raise",
         consumer: str | GroupConsumer | None = None,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None] | SharedGroups:
         """Whole groups, one after the other, whatever order and streams their messages lie in.
 
         What is complete when this is called is given in the order of groups. With `follow`, groups that complete later
@@ -96,7 +133,7 @@ class GroupMethods(ABC):
                 remembered.
 
         Returns:
-            An iterator; close it where it is left early.
+            An iterator; close it where it is left early. With a consumer it is a context manager that does.
 
         Raises:
             KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
@@ -215,7 +252,7 @@ class GroupMethods(ABC):
             return result
         raise AssertionError("these steps give nothing on the way")
 
-    def _each(self, steps: GroupSteps[None]) -> Iterator[Any]:
+    def _each(self, steps: GroupSteps[None]) -> Generator[Any, None, None]:
         for what in self._taken(steps):
             yield OpenGroup(self, what) if isinstance(what, Unfolding) else what
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
@@ -17,6 +17,25 @@ OnConflict: TypeAlias = Literal["raise", "skip", "dead_letter"]
 
 GroupStart: TypeAlias = int | datetime | None
 """Where reading begins: an offset, a moment, or the first message."""
+
+
+class SharingArguments(TypedDict, total=False):
+    """What `Relations.groups` takes with a consumer and without, for type checkers; defaults are told there."""
+
+    order: GroupOrder
+    start: GroupStart
+    follow: bool
+    idle_timeout_s: float | None
+    on_duplicate: OnDuplicate
+    on_conflict: OnConflict
+
+
+class GroupArguments(SharingArguments, total=False):
+    """What it takes without a consumer, besides `complete_only`, which says what is given."""
+
+    ungrouped: bool
+    complete: bool
+    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

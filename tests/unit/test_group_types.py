@@ -1,0 +1,95 @@
+"""What a type checker knows of groups: what `groups` gives is told apart by its arguments."""
+
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+ROOT = Path(__file__).parents[2]
+
+RIGHT = """
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, closing
+from datetime import UTC, datetime
+from typing import assert_type
+
+from relatum.grouping import GroupPosition
+from relatum.reading import Message
+from relatum_consumer import (
+    AsyncOpenGroup,
+    AsyncRelations,
+    AsyncSharedGroup,
+    AsyncSharedGroups,
+    Group,
+    GroupConsumer,
+    OpenGroup,
+    Relations,
+    SharedGroup,
+    SharedGroups,
+)
+
+
+def blocking(relations: Relations, name: str | None, only: bool) -> None:
+    assert_type(relations.groups(), Generator[Group, None, None])
+    assert_type(relations.groups("orders", complete_only=True, ungrouped=True), Generator[Group, None, None])
+    with closing(relations.groups(["a", "b"], order="physical", start=datetime.now(UTC))) as groups:
+        for group in groups:
+            assert_type(group[0], Message)
+            assert_type(group.position, GroupPosition | None)
+    assert_type(relations.groups("orders", complete_only=False, timeout_s=1), Generator[OpenGroup, None, None])
+    assert_type(relations.groups("orders", complete_only=only), Generator[Group | OpenGroup, None, None])
+    for opening in relations.groups(complete_only=False):
+        assert_type([message for message in opening], list[Message])
+    with relations.groups("orders", consumer="billing", follow=True, idle_timeout_s=3) as shared:
+        assert_type(shared, SharedGroups)
+        for each in shared:
+            assert_type(each, SharedGroup)
+            assert_type(each.deliveries, int)
+            each.acknowledge()
+    assert_type(relations.groups(consumer=GroupConsumer("billing", deliveries_max=5)), SharedGroups)
+    assert_type(relations.groups(consumer=name), Generator[Group, None, None] | SharedGroups)
+
+
+async def asynchronous(relations: AsyncRelations) -> None:
+    async with aclosing(relations.groups("orders", follow=True)) as groups:
+        assert_type(groups, AsyncGenerator[Group, None])
+    async for opening in relations.groups(complete_only=False):
+        assert_type(opening, AsyncOpenGroup)
+        assert_type([message async for message in opening], list[Message])
+    async with relations.groups("orders", consumer=GroupConsumer("billing"), on_conflict="skip") as shared:
+        assert_type(shared, AsyncSharedGroups)
+        async for each in shared:
+            assert_type(each, AsyncSharedGroup)
+            await each.acknowledge()
+"""
+
+WRONG = """
+from relatum_consumer import Relations
+
+relations = Relations("", "")
+relations.groups(consumer="billing", ungrouped=True)
+relations.groups(order="random")
+relations.groups(nonsense=1)
+for group in relations.groups():
+    group.acknowledge()
+"""
+"""Each call, and the last line, is a mistake."""
+
+
+def check(directory: Path, text: str) -> list[str]:
+    """The lines of a program that the project's type checker refuses."""
+    program = directory / "program.py"
+    program.write_text(text)
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(directory), "--follow-imports=silent"]
+    output, problems, _ = api.run([*options, "--no-error-summary", "--no-pretty", str(program)])
+    assert not problems
+    return [line for line in output.splitlines() if ": error:" in line]
+
+
+def test_what_is_given_is_told_by_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups, groups as they come, or shared groups that are a context manager; what cannot be is refused."""
+    monkeypatch.chdir(ROOT)
+    assert check(tmp_path, RIGHT) == []
+    first = WRONG.splitlines().index('relations.groups(consumer="billing", ungrouped=True)') + 1
+    refused = {int(line.split(":")[1]) for line in check(tmp_path, WRONG)}
+    assert refused == {first, first + 1, first + 2, first + 4}
