@@ -1,4 +1,4 @@
-"""`relatum find` and `relatum related`."""
+"""`relatum find` and `relatum related`, and what commands of groups share with them."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,7 +21,7 @@ from relatum.command import (
 )
 from relatum_consumer import Answer, Relations, Status
 
-__all__ = ["find", "related"]
+__all__ = ["find", "open_relations", "related"]
 
 _CODES: Final = {
     Status.FOUND: ExitCode.OK,
@@ -95,7 +95,7 @@ def find(
 
     Ends with 0 (found), 6 (absent, or expired) or 8 (not recorded yet). `--json` prints one document: status, messages.
     """
-    with _relations(broker, stream_url, database) as relations:
+    with open_relations(broker, stream_url, database) as relations:
         answer = relations.find(
             key,
             value[0] if len(value) == 1 else tuple(value),
@@ -141,7 +141,7 @@ def related(
         raise typer.BadParameter("--time looks in one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes one key at most: give --by once")
-    with _relations(broker, stream_url, database) as relations:
+    with open_relations(broker, stream_url, database) as relations:
         message = relations.read(stream, offset)
         if in_time and to:
             answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=complete)
@@ -150,7 +150,12 @@ def related(
     _print(answer, as_json)
 
 
-def _relations(broker: str | None, stream_url: str | None, database: str | None) -> Relations:
+def open_relations(broker: str | None, stream_url: str | None, database: str | None) -> Relations:
+    """The look-ups of a command, for what its options or the environment name.
+
+    Raises:
+        ConfigurationError: the broker or the database is not named, or cannot be one.
+    """
     return Relations(broker=require_broker(broker), database=require_database(database), stream_url=stream_url)
 
 

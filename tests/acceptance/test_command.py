@@ -25,6 +25,7 @@ COMMANDS = (
     "record",
     "find",
     "related",
+    "groups",
     "read",
     "status",
     "outcome",
@@ -97,6 +98,7 @@ def test_exit_codes_are_documented_as_they_are() -> None:
         (["read", "s", "--", "-1"], ExitCode.USAGE),
         (["keys", "add", "a", "b", "--source", "header:c"], ExitCode.USAGE),
         (["related", "s", "0", "--time", "before"], ExitCode.USAGE),
+        (["groups", "--group", "0", "--consumer", "c"], ExitCode.USAGE),
         (["migrate", "--sql", "--current"], ExitCode.USAGE),
     ],
 )

@@ -26,6 +26,7 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "counting": (statements.count_given(), ONE | {"given": 1}),
     "giving back": (statements.give_back("ready"), ONE),
     "asking for one": (statements.state_of(), ONE),
+    "who has some": (statements.holders(), {"consumer_id": 1}),
     "what is scanned": (statements.scans(), {"consumer_id": 1, "stream_ids": [1, 2]}),
     "writing down": (
         statements.write_down(),

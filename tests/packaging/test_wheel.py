@@ -94,7 +94,19 @@ for name in {PACKAGES}:
 def test_the_command_lists_all_commands(installed: Path, tmp_path: Path) -> None:
     """`relatum --help` works without extras and lists the commands of all packages."""
     shown = _run(installed / "relatum", "--help", cwd=tmp_path)
-    for command in ("up", "demo", "migrate", "keys", "record", "find", "related", "read", "status", "backfill"):
+    for command in (
+        "up",
+        "demo",
+        "migrate",
+        "keys",
+        "record",
+        "find",
+        "related",
+        "groups",
+        "read",
+        "status",
+        "backfill",
+    ):
         assert command in shown
     for command in ("verify", "prune"):
         assert command in shown

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import typer
 
 from relatum import errors
-from relatum.command import ExitCode, exit_code_of, print_messages
+from relatum.command import ExitCode, exit_code_of, parse_span, print_messages
 from relatum.command._logs import JsonFormatter, TextFormatter
 from relatum.command._output import ranges_text, size_text
 from relatum.reading import Message
@@ -81,3 +82,19 @@ def test_ranges_and_sizes_are_shown_as_people_read_them() -> None:
     assert ranges_text([]) == "–"
     assert ranges_text([(n, n + 1) for n in range(5)]) == "0–0, 1–1, 2–2 and 2 more"
     assert [size_text(size) for size in (None, 0, 999, 1500, 2_500_000)] == ["–", "0 B", "999 B", "1.5 kB", "2.5 MB"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("90", 90), ("1.5", 1.5), ("90s", 90), ("15m", 900), ("6h", 21_600), ("2d", 172_800)],
+)
+def test_spans_are_seconds_or_have_a_unit(text: str, seconds: float) -> None:
+    """A number is seconds; s, m, h and d are what they are everywhere."""
+    assert parse_span(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1w", "1 h", "inf", "nan", "1e9", "99999999999d"])
+def test_what_is_no_span_is_refused(text: str) -> None:
+    """One clear error of usage."""
+    with pytest.raises(typer.BadParameter):
+        parse_span(text)

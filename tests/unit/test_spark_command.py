@@ -11,25 +11,9 @@ from pyspark.errors import PySparkException
 from relatum import errors
 from relatum.errors import InvalidInput
 from relatum_spark.command._failures import failure_of
-from relatum_spark.command._options import parse_names, parse_span
+from relatum_spark.command._options import parse_names
 from relatum_spark.command._results import PIECE_BYTES, check_output, document_of, documents_of, encoded
 from relatum_spark.command._session import session_settings, settings_of
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("0", 0), ("90", 90), ("1.5", 1.5), ("90s", 90), ("15m", 900), ("6h", 21_600), ("2d", 172_800)],
-)
-def test_spans_are_seconds_or_have_a_unit(text: str, seconds: float) -> None:
-    """A number is seconds; s, m, h and d are what they are everywhere."""
-    assert parse_span(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "m", "-1", "1w", "1 h", "inf", "nan", "1e9", "99999999999d"])
-def test_what_is_no_span_is_refused(text: str) -> None:
-    """One clear error of usage."""
-    with pytest.raises(typer.BadParameter):
-        parse_span(text)
 
 
 def test_names_are_separated_by_commas() -> None:

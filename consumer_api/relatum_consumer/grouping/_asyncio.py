@@ -15,6 +15,7 @@ from relatum_consumer._lookups import Names
 from relatum_consumer.grouping._assembly import GroupOrder
 from relatum_consumer.grouping._durable_asyncio import AsyncSharedGroups
 from relatum_consumer.grouping._durable_options import GroupConsumer, SharedOptions, shared_options
+from relatum_consumer.grouping._durable_status import GroupConsumerStatus, consumer_status
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._lookups import GroupLookups
 from relatum_consumer.grouping._open import Unfolding
@@ -135,6 +136,10 @@ class AsyncGroupMethods(ABC):
         return await self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
 
     # --- sharing groups -----------------------------------------------------------------------------------
+
+    async def group_consumer_status(self, name: str) -> GroupConsumerStatus:
+        """What is known of a consumer that shares groups. See `Relations.group_consumer_status`."""
+        return await self._finish(consumer_status(self._group_lookups.catalog, name))
 
     def _share(self, options: SharedOptions) -> AsyncSharedGroups:
         shared = AsyncSharedGroups(self._finish, self._group_lookups.catalog, self._address, options)

@@ -16,6 +16,7 @@ from relatum_consumer._lookups import Names
 from relatum_consumer.grouping._assembly import GroupOrder
 from relatum_consumer.grouping._durable_blocking import SharedGroups
 from relatum_consumer.grouping._durable_options import GroupConsumer, SharedOptions, shared_options
+from relatum_consumer.grouping._durable_status import GroupConsumerStatus, consumer_status
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._lookups import GroupLookups
 from relatum_consumer.grouping._open import Unfolding
@@ -234,6 +235,19 @@ class GroupMethods(ABC):
         return self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
 
     # --- sharing groups -----------------------------------------------------------------------------------
+
+    def group_consumer_status(self, name: str) -> GroupConsumerStatus:
+        """What is known of a consumer that shares groups: its groups by state, its members, its streams with their lag.
+
+        All groups the consumer knows are counted: a second for some millions that are done.
+
+        Args:
+            name: The consumer's name.
+
+        Raises:
+            NotFound: nobody has read under that name.
+        """
+        return self._finish(consumer_status(self._group_lookups.catalog, name))
 
     def _share(self, options: SharedOptions) -> SharedGroups:
         shared = SharedGroups(self._finish, self._group_lookups.catalog, self._address, options)

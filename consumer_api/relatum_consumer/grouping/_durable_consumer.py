@@ -20,19 +20,29 @@ def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[Shared
     Raises:
         ConfigurationError: it reads other streams, or in another order.
     """
-    by_name = {"vhost": catalog.vhost, "name": options.consumer.name}
-    rows = yield Select(statements.consumer(), by_name)
-    if not rows:
-        yield Select(statements.add_consumer(), by_name | (yield from _wanted(catalog, options)))
-        rows = yield Select(statements.consumer(), by_name)
-    consumer_id, names, order, start_offset, start_us, start_stream_id = rows[0]
-    names = None if names is None else tuple(names)
-    if names != _sorted(options.names) or order != options.order:
+    consumer = yield from by_name(catalog, options.consumer.name)
+    if consumer is None:
+        values = {"vhost": catalog.vhost, "name": options.consumer.name}
+        yield Select(statements.add_consumer(), values | (yield from _wanted(catalog, options)))
+        consumer = yield from by_name(catalog, options.consumer.name)
+    assert consumer is not None, "it was made, here or by another member"
+    if consumer.names != _sorted(options.names) or consumer.order != options.order:
+        streams = "all streams" if consumer.names is None else ", ".join(consumer.names)
         raise ConfigurationError(
-            f"the consumer {options.consumer.name!r} reads {'all streams' if names is None else ', '.join(names)} "
-            f"in {order} order: its members ask for the same; another name begins anew"
+            f"the consumer {options.consumer.name!r} reads {streams} in {consumer.order} order: its members ask for "
+            f"the same; another name begins anew"
         )
-    return SharedConsumer(consumer_id, names, order, Beginning(start_offset or 0, start_us), start_stream_id)
+    return consumer
+
+
+def by_name(catalog: Catalog, name: str) -> GroupSteps[SharedConsumer | None]:
+    """A consumer as the database has it; None where there is none of that name."""
+    rows = yield Select(statements.consumer(), {"vhost": catalog.vhost, "name": name})
+    if not rows:
+        return None
+    consumer_id, names, order, start_offset, start_us, start_stream_id = rows[0]
+    start = Beginning(start_offset or 0, start_us)
+    return SharedConsumer(consumer_id, None if names is None else tuple(names), order, start, start_stream_id)
 
 
 def _wanted(catalog: Catalog, options: SharedOptions) -> GroupSteps[dict[str, Any]]:

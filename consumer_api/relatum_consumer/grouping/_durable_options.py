@@ -70,9 +70,9 @@ class GroupConsumer:
     deliveries_max: int | None = None
 
     def __post_init__(self) -> None:
-        _check_name("a consumer's name", self.name)
+        check_name("a consumer's name", self.name)
         if self.member is not None:
-            _check_name("member=", self.member)
+            check_name("member=", self.member)
         check_seconds("lease_s", self.lease_s)
         if self.lease_s < LEASE_S_MIN:
             raise InvalidInput(f"lease_s= takes seconds from {LEASE_S_MIN:g} on")
@@ -92,14 +92,15 @@ class GroupConsumer:
         if self.on_incomplete == "dead_letter" and self.dead_letter_stream is None:
             raise InvalidInput('on_incomplete="dead_letter" needs dead_letter_stream=')
         if self.dead_letter_stream is not None:
-            _check_name("dead_letter_stream=", self.dead_letter_stream)
+            check_name("dead_letter_stream=", self.dead_letter_stream)
 
 
 def _is_count(count: Any, most: int) -> bool:
     return isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= most
 
 
-def _check_name(what: str, name: Any) -> None:
+def check_name(what: str, name: Any) -> None:
+    """See that a name is one."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARACTERS_MAX or "\0" in name:
         raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
 

@@ -289,3 +289,23 @@ def _this_claim() -> tuple[Any, ...]:
         _STATES.group_id == sa.bindparam("group_id", type_=sa.Text),
         _STATES.deliveries == sa.bindparam("number", type_=sa.Integer),
     )
+
+
+# --- what is known of a consumer --------------------------------------------------------------------------
+
+
+@lru_cache
+def counts() -> str:
+    """How many groups a consumer has in each state, and since when the oldest is known: state, number, moment."""
+    statement = sa.select(_STATES.state, sa.func.count(), sa.func.min(_STATES.opened_at))
+    return compiled(statement.where(_STATES.consumer_id == _CONSUMER).group_by(_STATES.state))
+
+
+@lru_cache
+def holders() -> str:
+    """Who has claimed groups: holder, number, the first lease that ends, whether it is still good; by holder."""
+    first = sa.func.min(_STATES.lease_expires_at)
+    statement = sa.select(_STATES.holder, sa.func.count(), first, first >= _NOW).where(
+        _STATES.consumer_id == _CONSUMER, _CLAIMABLE, _STATES.holder.is_not(None)
+    )
+    return compiled(statement.group_by(_STATES.holder).order_by(_STATES.holder))

@@ -12,6 +12,7 @@ from relatum.command._options import (
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
+    parse_span,
     require_broker,
     require_database,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "main",
     "message_document",
     "offsets_bar",
+    "parse_span",
     "print_backfilled",
     "print_json",
     "print_messages",

@@ -24,8 +24,8 @@ ENTRY_POINT_GROUP: Final = "relatum.commands"
 """Where packages above the kernel register their commands: NAME = "module:function", or a `typer.Typer` of several."""
 
 _ORDER: Final = (
-    "up", "demo", "migrate", "keys", "record", "find", "related", "read", "status", "outcome", "backfill", "verify",
-    "prune", "spark",
+    "up", "demo", "migrate", "keys", "record", "find", "related", "groups", "read", "status", "outcome", "backfill",
+    "verify", "prune", "spark",
 )  # fmt: skip
 
 

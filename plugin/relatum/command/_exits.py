@@ -21,12 +21,12 @@ class ExitCode(IntEnum):
     DATABASE = 5
     """PostgreSQL does not answer; repeat it later."""
     NOT_THERE = 6
-    """No such stream, message or key; or a look-up whose answer is `absent` or `expired`."""
+    """No such stream, message, key or group; or a look-up whose answer is `absent` or `expired`."""
     DIFFERENT = 7
-    """What was compared differs, or a stream is not the one that was recorded."""
+    """What was compared differs, a stream is not the one that was recorded, or a group contradicts itself."""
     NOT_YET = 8
-    """A look-up met messages that are not recorded yet (repeat it later or ask with `--complete`), or an outcome is
-    not final yet."""
+    """A look-up met messages that are not recorded yet (repeat it later or ask with `--complete`), an outcome is not
+    final yet, or a group is not complete."""
     DATA = 9
     """Bytes in a stream that are not what they should be."""
     UNSUCCESSFUL = 10

@@ -1,6 +1,8 @@
 """Options that several commands share. URLs may hold passwords: none is ever printed or shown as a default."""
 
-from typing import Annotated, TypeAlias
+import re
+from datetime import timedelta
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -9,6 +11,9 @@ from relatum.errors import ConfigurationError
 BROKER_VARIABLE = "RELATUM_BROKER_URL"
 STREAM_VARIABLE = "RELATUM_STREAM_URL"
 DATABASE_VARIABLE = "RELATUM_DATABASE_URL"
+
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+"""How spans of time are written: the seconds of each unit."""
 
 BrokerOption: TypeAlias = Annotated[
     str | None,
@@ -63,3 +68,18 @@ def require_database(url: str | None) -> str:
     if not url:
         raise ConfigurationError(f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE}")
     return url
+
+
+def parse_span(text: str) -> float:
+    """Seconds from text: a number, or one with s, m, h or d.
+
+    Raises:
+        typer.BadParameter: it is none, or longer than time can be.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > timedelta.max.total_seconds():
+        raise typer.BadParameter(f"{text!r} is longer than time can be")
+    return seconds

@@ -1,28 +1,11 @@
 """Options that the commands of `relatum spark` share, and how their values are written. Imports no PySpark."""
 
-import re
-from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
-_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def parse_span(text: str) -> float:
-    """Seconds from text: a number, or one with s, m, h or d.
-
-    Raises:
-        typer.BadParameter: it is none, or longer than time can be.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if not found:
-        raise typer.BadParameter(f"{text!r} is no span of time: give seconds, or 90s, 15m, 6h, 2d")
-    seconds = float(found[1]) * _UNITS[found[2]]
-    if seconds > timedelta.max.total_seconds():
-        raise typer.BadParameter(f"{text!r} is longer than time can be")
-    return seconds
+from relatum.command import parse_span
 
 
 def parse_names(text: str) -> list[str]:

@@ -1,0 +1,130 @@
+"""What is known of a consumer: how many groups are in which state, who has some, and how far it has looked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from relatum.errors import NotFound, StreamNotFound
+from relatum.store import Range, merged, missing
+from relatum_consumer._catalog import Catalog, PresentStream
+from relatum_consumer._requests import Bounds, Select
+from relatum_consumer.grouping import _durable_statements as statements
+from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.grouping._durable_consumer import by_name
+from relatum_consumer.grouping._durable_options import check_name
+from relatum_consumer.grouping._durable_scan import SharedConsumer
+from relatum_consumer.grouping._requests import GroupSteps
+
+STATES: Final = ("open", "ready", "claimed", "done", "dead")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberStatus:
+    """A member that has claimed groups.
+
+    Attributes:
+        holder: The member: its name, or the one that was made for it.
+        claimed: How many groups it has.
+        lease_expires_at: When the first of them is another's, unless it renews the lease.
+        is_alive: Whether that is still to come.
+    """
+
+    holder: str
+    claimed: int
+    lease_expires_at: datetime
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSourceStatus:
+    """A stream of a consumer.
+
+    Attributes:
+        stream: Its name.
+        scanned_to: The offset up to which it was looked through for groups; None where that has not begun.
+        lag_offsets: Offsets that the stream holds and that were not looked through: not recorded yet, or recorded since
+            a member last looked. None where the broker does not know the stream.
+    """
+
+    stream: str
+    scanned_to: int | None
+    lag_offsets: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConsumerStatus:
+    """A consumer that shares groups.
+
+    Attributes:
+        consumer: Its name.
+        streams: The streams and super streams it reads; None for all that are recorded.
+        order: The order of its groups.
+        counts: How many groups are open (not complete), ready, claimed, done and dead.
+        oldest_waiting_at: Since when the oldest group that is ready or claimed is known; None where there is none.
+        oldest_open_at: The same of those that are open.
+        members: Who has claimed groups, by name. A member that has none is not listed.
+        sources: The recorded streams it reads, by name.
+    """
+
+    consumer: str
+    streams: tuple[str, ...] | None
+    order: GroupOrder
+    counts: Mapping[str, int]
+    oldest_waiting_at: datetime | None
+    oldest_open_at: datetime | None
+    members: tuple[GroupMemberStatus, ...]
+    sources: tuple[GroupSourceStatus, ...]
+
+
+def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStatus]:
+    """What is known of a consumer.
+
+    Raises:
+        NotFound: nobody has read under that name.
+    """
+    check_name("a consumer's name", name)
+    consumer = yield from by_name(catalog, name)
+    if consumer is None:
+        raise NotFound(f"there is no consumer {name!r} of groups: its first member makes it")
+    mine = {"consumer_id": consumer.consumer_id}
+    counts = dict.fromkeys(STATES, 0)
+    oldest: dict[str, datetime] = {}
+    for state, count, opened_at in (yield Select(statements.counts(), mine)):
+        counts[state], oldest[state] = count, opened_at
+    members = yield Select(statements.holders(), mine)
+    return GroupConsumerStatus(
+        name,
+        consumer.names,
+        consumer.order,
+        counts,
+        min((oldest[state] for state in ("ready", "claimed") if state in oldest), default=None),
+        oldest.get("open"),
+        tuple(GroupMemberStatus(*row) for row in members),
+        (yield from _sources(catalog, consumer)),
+    )
+
+
+def _sources(catalog: Catalog, consumer: SharedConsumer) -> GroupSteps[tuple[GroupSourceStatus, ...]]:
+    present = yield from catalog.streams(consumer.names)
+    parameters = {"consumer_id": consumer.consumer_id, "stream_ids": [stream.stream_id for stream in present]}
+    scanned: dict[int, list[Range]] = {}
+    for stream_id, start, stop in (yield Select(statements.scans(), parameters)):
+        scanned.setdefault(stream_id, []).append((start, stop))
+    sources = []
+    for stream in sorted(present, key=lambda each: each.name):
+        known = merged(scanned.get(stream.stream_id, ()))
+        lag = yield from _lag(stream, known, consumer.low(stream.stream_id))
+        sources.append(GroupSourceStatus(stream.name, known[-1][1] if known else None, lag))
+    return tuple(sources)
+
+
+def _lag(stream: PresentStream, known: Sequence[Range], low: int) -> GroupSteps[int | None]:
+    """How many offsets a stream holds, from the consumer's start on, that were not scanned."""
+    try:
+        bounds = yield Bounds(stream.name)
+    except StreamNotFound:
+        return None
+    if bounds.first is None or bounds.last is None:
+        return 0
+    return sum(stop - start for start, stop in missing((max(bounds.first, low), bounds.last + 1), known))

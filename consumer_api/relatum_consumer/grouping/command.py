@@ -1,0 +1,240 @@
+"""`relatum groups`: groups that are not complete, one group, or a consumer that shares groups."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from relatum import MessageId
+from relatum.command import (
+    BrokerOption,
+    DatabaseOption,
+    ExitCode,
+    JsonOption,
+    StreamUrlOption,
+    console,
+    parse_span,
+    print_json,
+)
+from relatum.grouping import GroupPosition, membership
+from relatum.reading import Message
+from relatum_consumer.command import open_relations
+from relatum_consumer.grouping import Group, GroupConsumerStatus, IncompleteGroupReport
+
+__all__ = ["groups"]
+
+OLDER_THAN_S: Final = 3600.0
+"""How old a group is that is listed, unless told otherwise: most are complete long before, and some take their time."""
+
+RANGES_SHOWN: Final = 3
+"""Ranges of missing numbers in a line of the list; `--group` and `--json` have all."""
+
+
+def groups(
+    streams: Annotated[
+        list[str] | None, typer.Argument(metavar="[STREAM…]", help="Streams and super streams; all where left out.")
+    ] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than",
+            metavar="SPAN",
+            parser=parse_span,
+            help="List groups whose first message is that old: seconds, or 90s, 15m, 6h, 2d; 1h where left out.",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", metavar="ID", help="Show this group instead.", show_default=False)
+    ] = None,
+    consumer: Annotated[
+        str | None, typer.Option("--consumer", metavar="NAME", help="Show this consumer instead.", show_default=False)
+    ] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the groups that are not complete, or contradict themselves; or show one group, or a consumer of groups.
+
+    The list ends with 0, whatever is in it. `--group` ends with 0 (complete), 6 (nothing of it is there), 7 (it
+    contradicts itself, or has lost a message) or 8 (not complete); `--consumer` with 0 or 6 (no such consumer).
+    `--json` prints one document: the list, the group, or the consumer.
+    """
+    if sum(each is not None for each in (older_than, group, consumer)) > 1:
+        raise typer.BadParameter("--older-than, --group and --consumer show different things: give one of them")
+    if consumer is not None and streams:
+        raise typer.BadParameter("--consumer shows all streams of the consumer: name none")
+    with open_relations(broker, stream_url, database) as relations:
+        if consumer is not None:
+            _print_consumer(relations.group_consumer_status(consumer), as_json)
+        elif group is not None:
+            _print_group(relations.group(group, streams=streams or None), as_json)
+        else:
+            _print_list(
+                relations.incomplete_groups(
+                    streams or None, older_than=OLDER_THAN_S if older_than is None else older_than
+                ),
+                as_json,
+            )
+
+
+# --- the list ---------------------------------------------------------------------------------------------
+
+
+def _print_list(found: Sequence[IncompleteGroupReport], as_json: bool) -> None:
+    if as_json:
+        print_json([_report_document(each) for each in found])
+        return
+    if not found:
+        console.print("No group of that age is incomplete.")
+        return
+    table = Table("group", "there", "missing", "last", "first seen", "last seen", "lies in")
+    for each in found:
+        place = each.position
+        lies_in = ", ".join(sorted({message.stream for message in each.places}))
+        seen = _moment(each.first_seen), _moment(each.last_seen)
+        wrong = "".join(f", {anomaly}" for anomaly in place.anomalies)
+        cells = (each.group_id, f"{place.seen:,}{wrong}", _ranges(place.missing, RANGES_SHOWN), _last(place))
+        table.add_row(*(Text(cell, overflow="fold") for cell in (*cells, *seen, lies_in)))
+    console.print(table)
+
+
+def _report_document(report: IncompleteGroupReport) -> dict[str, Any]:
+    return {
+        **_position_document(report.position),
+        "first_seen": report.first_seen,
+        "last_seen": report.last_seen,
+        "places": _places(report.places),
+    }
+
+
+def _position_document(position: GroupPosition) -> dict[str, Any]:
+    return {
+        **asdict(position),
+        "next_sequence": position.next_sequence,
+        "is_complete": position.is_complete,
+        "anomalies": [str(each) for each in position.anomalies],
+    }
+
+
+def _places(places: Iterable[MessageId]) -> list[dict[str, Any]]:
+    return [{"stream": place.stream, "offset": place.offset} for place in places]
+
+
+# --- one group --------------------------------------------------------------------------------------------
+
+
+def _print_group(group: Group, as_json: bool) -> None:
+    position = group.position
+    assert position is not None, "it was asked for by its id"
+    if as_json:
+        print_json(
+            {
+                **_position_document(position),
+                "messages": [_message_document(message) for message in group],
+                "duplicates": [_message_document(message) for message in group.duplicates],
+                "expired": _places(group.expired),
+            }
+        )
+    else:
+        _show_group(group, position)
+    code = _code_of(group, position)
+    if code is not ExitCode.OK:
+        raise typer.Exit(code)
+
+
+def _show_group(group: Group, position: GroupPosition) -> None:
+    table = Table(title=Text(f"group {group.group_id}", style="bold"), title_justify="left", show_header=False)
+    for label, value in (
+        ("complete", "yes" if position.is_complete else f"no: {position.next_sequence:,} is next"),
+        ("there", f"{position.seen:,}"),
+        ("missing", _ranges(position.missing)),
+        ("last", _last(position)),
+        ("wrong", ", ".join(position.anomalies) or "–"),
+        ("expired", ", ".join(f"{place.stream}@{place.offset}" for place in group.expired) or "–"),
+    ):
+        table.add_row(label, Text(value))
+    console.print(table)
+    places = Table("number", "stream", "offset", "time", "")
+    for message, word in (*((each, "") for each in group), *((each, "duplicate") for each in group.duplicates)):
+        place = membership(message.headers)
+        assert place is not None, "it is in a group"
+        words = ", ".join(filter(None, ("last" if place.last else "", word)))
+        cells = (f"{place.sequence:,}", message.stream, f"{message.offset}", _moment(message.time), words)
+        places.add_row(*(Text(cell) for cell in cells))
+    if places.row_count:
+        console.print(places)
+
+
+def _message_document(message: Message) -> dict[str, Any]:
+    place = membership(message.headers)
+    assert place is not None, "it is in a group"
+    return {
+        "sequence": place.sequence,
+        "last": place.last,
+        "stream": message.stream,
+        "offset": message.offset,
+        "time": message.time,
+    }
+
+
+def _code_of(group: Group, position: GroupPosition) -> ExitCode:
+    if not group:
+        return ExitCode.NOT_THERE
+    # A duplicate is no contradiction: the first counts.
+    if any(anomaly != "duplicate" for anomaly in position.anomalies):
+        return ExitCode.DIFFERENT
+    return ExitCode.OK if position.is_complete else ExitCode.NOT_YET
+
+
+# --- a consumer -------------------------------------------------------------------------------------------
+
+
+def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(status))
+        return
+    table = Table(title=Text(status.consumer, style="bold"), title_justify="left", show_header=False)
+    for label, value in _facts(status):
+        table.add_row(Text(label), Text(value))
+    console.print(table)
+
+
+def _facts(status: GroupConsumerStatus) -> list[tuple[str, str]]:
+    streams = "all that are recorded" if status.streams is None else ", ".join(status.streams)
+    facts = [("reads", f"{streams}, in {status.order} order")]
+    facts += [(f"groups {state}", f"{count:,}") for state, count in status.counts.items()]
+    facts.append(("oldest not acknowledged", _moment(status.oldest_waiting_at)))
+    facts.append(("oldest not complete", _moment(status.oldest_open_at)))
+    for member in status.members:
+        lease = "until" if member.is_alive else "lapsed at"
+        facts.append(
+            (f"member {member.holder}", f"{member.claimed:,} claimed, {lease} {_moment(member.lease_expires_at)}")
+        )
+    for source in status.sources:
+        to = "not scanned yet" if source.scanned_to is None else f"scanned up to {source.scanned_to:,}"
+        lag = "the broker does not know it" if source.lag_offsets is None else f"lag {source.lag_offsets:,} offsets"
+        facts.append((f"stream {source.stream}", f"{to}, {lag}"))
+    return facts
+
+
+# --- as people read it ------------------------------------------------------------------------------------
+
+
+def _ranges(ranges: Sequence[tuple[int, int]], most: int | None = None) -> str:
+    shown = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in ranges[:most]]
+    more = len(ranges) - len(shown)
+    return (", ".join(shown) or "–") + (f" and {more:,} more" if more else "")
+
+
+def _last(position: GroupPosition) -> str:
+    return "not there" if position.last_sequence is None else f"{position.last_sequence:,}"
+
+
+def _moment(at: datetime | None) -> str:
+    return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"

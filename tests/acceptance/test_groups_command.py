@@ -1,0 +1,103 @@
+"""`relatum groups`: what is not complete, one group, and a consumer of groups."""
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.command import ExitCode
+from relatum.grouping import GROUP_KEY
+from relatum_consumer import GroupConsumer, Relations
+from tests.acceptance._command import Relatum
+from tests.support import publish_plain, recording, wait_recorded
+from tests.support.groups import group_id, of_group, whole_group
+
+WHOLE, LACKING, UNSOUND, SECOND, UNKNOWN = 1, 2, 3, 4, 5
+HOUR_US = 3_600_000_000
+
+MESSAGES = [
+    *whole_group(WHOLE, 2),
+    of_group(LACKING, 1, time_us=HOUR_US),
+    of_group(LACKING, 4, time_us=2 * HOUR_US),
+    *whole_group(UNSOUND, 2),
+    of_group(UNSOUND, 3),
+    *whole_group(SECOND, 1),
+]
+
+
+@pytest.fixture
+def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
+    """The command on this test's database."""
+    return Relatum(amqp_url, stream_url, database_url)
+
+
+@pytest.fixture
+def stream(amqp_url: str, engine: sa.Engine, stream_name: str) -> str:
+    """A recorded stream with two sound groups, one that lacks messages, and one with a number past its last."""
+    publish_plain(amqp_url, stream_name, MESSAGES)
+    with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
+        wait_recorded(amqp_url, engine, stream_name)
+    return stream_name
+
+
+@pytest.fixture
+def relations(amqp_url: str, database_url: str) -> Iterator[Relations]:
+    """Look-ups."""
+    with Relations(amqp_url, database_url) as relations:
+        yield relations
+
+
+def test_incomplete_groups_are_listed(relatum: Relatum, stream: str) -> None:
+    """By age, with what is missing and where the rest lies; an hour where nothing is said."""
+    (lacking,) = relatum.json("groups")
+    assert (lacking["group_id"], lacking["missing"], lacking["seen"]) == (group_id(LACKING), [[2, 3]], 2)
+    assert (lacking["first_seen"], lacking["last_seen"]) == ("1970-01-01T01:00:00+00:00", "1970-01-01T02:00:00+00:00")
+    assert lacking["places"] == [{"stream": stream, "offset": 2}, {"stream": stream, "offset": 3}]
+    every = relatum.json("groups", stream, "--older-than", "0")
+    assert [(each["group_id"], each["anomalies"]) for each in every] == [
+        (group_id(LACKING), []),
+        (group_id(UNSOUND), ["past_last"]),
+    ]
+    shown = relatum.ok("groups", stream, "--older-than", "0s")
+    assert group_id(LACKING) in shown
+    assert "2–3" in shown
+    assert relatum.run("groups", "nobody-knows-it").returncode == ExitCode.NOT_THERE
+
+
+def test_one_group_is_shown(relatum: Relatum, stream: str) -> None:
+    """Its position and each message's place; the exit code tells whether it is whole."""
+    whole = relatum.run("groups", "--group", group_id(WHOLE))
+    assert whole.returncode == ExitCode.OK, whole.stderr
+    assert stream in whole.stdout
+    lacking = relatum.run("groups", stream, "--group", group_id(LACKING))
+    assert lacking.returncode == ExitCode.NOT_YET
+    assert "2–3" in lacking.stdout
+    assert relatum.run("groups", "--group", group_id(UNKNOWN)).returncode == ExitCode.NOT_THERE
+    assert relatum.run("groups", "--group", group_id(UNSOUND)).returncode == ExitCode.DIFFERENT
+    document = relatum.json("groups", "--group", group_id(LACKING))
+    assert (document["is_complete"], document["next_sequence"], document["last_sequence"]) == (False, 2, None)
+    assert [(each["sequence"], each["last"], each["offset"]) for each in document["messages"]] == [
+        (1, False, 2),
+        (4, False, 3),
+    ]
+
+
+def test_a_consumer_is_shown(relatum: Relatum, stream: str, relations: Relations, amqp_url: str) -> None:
+    """Groups by state, who has claimed some, how far the stream was looked through and what lies behind."""
+    consumer = GroupConsumer("billing", member="host-1", prefetch=2, lease_s=60)
+    with relations.groups(stream, consumer=consumer, on_conflict="skip") as groups:
+        next(groups).acknowledge()
+        publish_plain(amqp_url, stream, [b"later", b"and later"])
+        next(groups)
+        status = relatum.json("groups", "--consumer", "billing")
+    assert status["counts"] == {"open": 1, "ready": 0, "claimed": 1, "done": 1, "dead": 1}
+    assert (status["consumer"], status["streams"], status["order"]) == ("billing", [stream], "logical")
+    assert status["sources"] == [{"stream": stream, "scanned_to": 8, "lag_offsets": 2}]
+    [member] = status["members"]
+    assert (member["holder"], member["claimed"], member["is_alive"]) == ("host-1", 1, True)
+    assert status["oldest_open_at"]
+    assert status["oldest_waiting_at"]
+    shown = relatum.ok("groups", "--consumer", "billing")
+    assert "scanned up to 8, lag 2 offsets" in shown
+    assert "host-1" not in shown, "it has given back what it had"
+    assert relatum.run("groups", "--consumer", "nobody").returncode == ExitCode.NOT_THERE
