@@ -4,6 +4,7 @@ What is compared is what the members wrote down themselves, line by line, with w
 """
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,22 @@ from pathlib import Path
 import pika
 import pytest
 
+import relatum_migrations
 from relatum.grouping import GROUP_KEY
+from relatum.local import LocalServers
+from relatum.recording import status
 from relatum.store import make_engine
-from tests.support import broker_connection, recording, wait_recorded, wait_until
+from relatum_consumer import Relations
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    publish_plain,
+    recorded_to,
+    recording,
+    stream_available,
+    wait_recorded,
+    wait_until,
+)
 from tests.support.groups import Plain, group_id, of_group, whole_group
 
 KILLS = 20
@@ -151,6 +165,65 @@ def kill_at_random(members: Members) -> None:
         time.sleep(chance.random() * 0.2)  # Not a wait for a condition: the moment of death is the test.
         members.kill(chance.randrange(MEMBERS))
         members.start()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
+def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: LocalServers) -> None:
+    """What was scanned is gone, and its offsets hold other groups: those are given, and what is not whole is not."""
+    servers, stream = private_servers, "orders"
+    url = servers.broker_url
+    relatum_migrations.upgrade(servers.database_url)
+    declare_stream(url, stream)
+    engine = make_engine(servers.database_url)
+    publish_plain(url, stream, [*whole_group(1, 2), of_group(2, 1)])
+    servers.rabbitmq.stop()
+    older = servers.directory / "older"
+    shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
+    restart_broker(servers, stream)
+    publish_plain(url, stream, [of_group(2, 2, last=True), *whole_group(3, 3), *whole_group(4, 2)])
+    with recording(url, engine, stream, keys=[GROUP_KEY]):
+        wait_recorded(url, engine, stream)
+    with Relations(url, servers.database_url) as relations:
+        assert bodies_given(relations, stream, acknowledge=(1, 4)) == ["1-1 1-2", "2-1 2-2", "3-1 3-2 3-3", "4-1 4-2"]
+
+    servers.rabbitmq.stop()
+    shutil.rmtree(servers.rabbitmq.data)
+    shutil.copytree(older, servers.rabbitmq.data, symlinks=True)
+    restart_broker(servers, stream)
+    publish_plain(url, stream, [*whole_group(5, 2), *whole_group(3, 2)])
+    with recording(url, engine, stream):
+        wait_until(lambda: recorded_to(engine, stream) == 7, limit_s=30, what="the stream as it is now is recorded")
+    (seen,) = status(url, engine, [stream])
+    assert [event.kind for event in seen.events] == ["tail_lost"]
+    with Relations(url, servers.database_url) as relations:
+        assert bodies_given(relations, stream, acknowledge=(3, 5)) == ["5-1 5-2", "3-1 3-2"]
+        publish_plain(url, stream, [of_group(2, 2, last=True)])
+        with recording(url, engine, stream):
+            wait_recorded(url, engine, stream)
+        assert bodies_given(relations, stream, acknowledge=(2,)) == ["2-1 2-2"]
+        assert bodies_given(relations, stream) == []
+        (source,) = relations.group_consumer_status("billing").sources
+        assert (source.scanned_to, source.lag_offsets) == (8, 0)
+    engine.dispose()
+    assert states_of(servers.database_url) == {group_id(number): "done" for number in (1, 2, 3, 4, 5)}
+
+
+def bodies_given(relations: Relations, stream: str, *, acknowledge: tuple[int, ...] = ()) -> list[str]:
+    """What a member is given, each group's bodies as one text; it acknowledges some."""
+    found = []
+    with relations.groups(stream, consumer="billing") as groups:
+        for group in groups:
+            found.append(" ".join(message.body.decode() for message in group))
+            if group.group_id in {group_id(number) for number in acknowledge}:
+                group.acknowledge()
+    return found
+
+
+def restart_broker(servers: LocalServers, stream: str) -> None:
+    """Start the broker again, and wait until it serves its stream."""
+    servers.rabbitmq.restart()
+    wait_until(lambda: stream_available(servers.broker_url, stream), limit_s=60, what="the stream is served again")
 
 
 def states_of(database_url: str) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """Consumers that share groups: every complete group is given until it is acknowledged, to one member at a time."""
 
 import asyncio
+import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -31,6 +33,8 @@ from tests.support import (
 from tests.support.groups import group_id, of_group, shuffled, whole_group
 
 Record = Callable[..., None]
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @pytest.fixture
@@ -523,7 +527,17 @@ def test_a_group_that_ends_its_members_is_dead_after_so_many_deliveries(
     assert group_id(2) in told.getMessage()
     assert "2 times" in told.getMessage()
     assert states(engine) == {group_id(1): "done", group_id(2): "dead", group_id(3): "ready"}
-    assert given(relations, stream_name) == ids(3), "who sets no limit is given it again and again"
+    assert given(relations, stream_name) == ids(3)
+    with engine.begin() as connection:
+        connection.execute(sa.text(revival()))
+    assert fail(relations, stream_name, consumer) == ids(2), "it is counted anew"
+    assert given(relations, stream_name) == ids(2), "who sets no limit is given it again and again"
+
+
+def revival() -> str:
+    """The statement of the operator's page by which dead groups are given again."""
+    statements = re.findall(r"```sql\n(.*?)```", OPERATIONS.read_text(), re.DOTALL)
+    return next(statement for statement in statements if "state = 'dead'" in statement)
 
 
 def test_a_group_given_too_often_becomes_dead_letters(
@@ -536,11 +550,12 @@ def test_a_group_given_too_often_becomes_dead_letters(
     consumer = GroupConsumer("billing", deliveries_max=1, dead_letter_stream=dead)
     assert fail(relations, stream, consumer) == ids(2)
 
-    async def rest() -> list[str | None]:
+    async def rest() -> tuple[list[str | None], Mapping[str, int]]:
         async with AsyncRelations(amqp_url, engine) as asynchronous:
-            return [group.group_id async for group in asynchronous.groups(stream, consumer=consumer)]
+            found = [group.group_id async for group in asynchronous.groups(stream, consumer=consumer)]
+            return found, (await asynchronous.group_consumer_status("billing")).counts
 
-    assert asyncio.run(rest()) == []
+    assert asyncio.run(rest()) == ([], {"open": 0, "ready": 0, "claimed": 0, "done": 0, "dead": 1})
     with StreamReader.open(amqp_url) as reader:
         letters = list(reader.iterate(dead, 0, stop=2))
     assert [letter.body for letter in letters] == [b"2-1", b"2-2"]
