@@ -14,9 +14,10 @@ from relatum.collecting import _statements as statements
 from tests.support import unique_name
 
 ROWS = 100_000
+WAITING = 20_000
 DEAD_MEMBER, LIVE_MEMBER = 7, 8
 OFFSETS = list(range(ROWS - 500, ROWS))
-PLACES = {"sources": [1] * 500, "offsets": OFFSETS}
+PLACES = {"source": 1, "offsets": OFFSETS}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
 
 STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -24,7 +25,10 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "forward": (statements.forward, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
     "forwarded": (statements.forwarded, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
     "finish": (statements.finish, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
-    "finished": (statements.finished, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
+    "finished": (
+        statements.finished,
+        {**PLACES, "states": RESULTS["states"], "of_member": LIVE_MEMBER, "of_bulk": 1},
+    ),
     "settled": (statements.settled, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
     "mine to consume": (statements.mine_to_consume, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (
@@ -113,6 +117,25 @@ def test_each_statement_finds_its_messages_by_an_index(filled: psycopg.Connectio
     assert read <= 2_000, plan
 
 
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_what_waits_is_not_read_again_for_each_bulk(filled: psycopg.Connection[Any], mode: str) -> None:
+    """A bulk is found in a backlog of which PostgreSQL knows nothing yet without comparing each with each."""
+    with filled.transaction(force_rollback=True):
+        filled.execute("CREATE TABLE backlog (LIKE relatum.collected_messages INCLUDING ALL)")
+        filled.execute(
+            "INSERT INTO backlog (source_id, stream_offset, message_id, type, size, member_id) "
+            f"SELECT 1, n, 'waiting-' || n, 'order', 1, {LIVE_MEMBER} FROM generate_series(0, {WAITING} - 1) AS n"
+        )
+        filled.execute("ALTER TABLE relatum.collected_messages RENAME TO full_table")
+        filled.execute("ALTER TABLE backlog SET SCHEMA relatum")
+        filled.execute("ALTER TABLE relatum.backlog RENAME TO collected_messages")
+        wanted = {"source": 1, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "into": 1}
+        plan = _plan(filled, mode, statements.forward, wanted)
+    seen = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
+    compared = max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in _nodes(plan))
+    assert compared <= WAITING, plan
+
+
 def test_nothing_moves_in_an_index_when_messages_are_forwarded(filled: psycopg.Connection[Any]) -> None:
     """From collected to forwarded no indexed column changes, so the update stays on its page where there is room."""
     with filled.transaction(force_rollback=True):
@@ -122,7 +145,7 @@ def test_nothing_moves_in_an_index_when_messages_are_forwarded(filled: psycopg.C
         )
         query = "SELECT pg_stat_get_xact_tuples_hot_updated('relatum.collected_messages'::regclass)"
         before = filled.execute(query).fetchone()
-        parameters = {"sources": [2] * 10, "offsets": list(range(10)), "of_member": 8, "into": 2}
+        parameters = {"source": 2, "offsets": list(range(10)), "of_member": 8, "into": 2}
         text = str(statements.forward.compile(dialect=dialect.dialect()))
         constants = statements.forward.compile(dialect=dialect.dialect()).params
         filled.execute(text.encode(), {**constants, **parameters})

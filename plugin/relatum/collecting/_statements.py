@@ -1,6 +1,7 @@
 """The SQL of collected messages: each statement once, built with SQLAlchemy, its parameters bound.
 
-Rows that a call names come as arrays: one statement for any number of them, and one plan.
+Rows that a call names are an array of offsets in one source: one statement for any number of them, and no join, which
+PostgreSQL could begin at the wrong end while it does not know how much is waiting.
 """
 
 from typing import Any, Final
@@ -29,12 +30,24 @@ def _seconds(amount: Any) -> Any:
     return sa.func.make_interval(0, 0, 0, 0, 0, 0, amount)
 
 
-def _at(rows: Any) -> Any:
-    return (_messages.source_id == rows.c.sources) & (_messages.stream_offset == rows.c.offsets)
-
-
 _of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
-_is_mine: Final = _messages.member_id == sa.bindparam("of_member", type_=sa.BigInteger)
+_of_member: Final = _messages.member_id == sa.bindparam("of_member", type_=sa.BigInteger)
+
+_OFFSETS: Final = sa.bindparam("offsets", type_=sa.ARRAY(sa.BigInteger))
+
+# The member is compared in a way no index serves: by its own, all that it has not finished would be read.
+_mine: Final = (
+    _messages.source_id == sa.bindparam("source", type_=sa.Integer),
+    _messages.stream_offset == sa.any_(_OFFSETS),
+    _messages.member_id.is_not_distinct_from(sa.bindparam("of_member", type_=sa.BigInteger)),
+)
+
+
+def _its_own(name: str, kind: Any) -> Any:
+    """The row's own item of an array that goes with the offsets."""
+    items: Any = sa.sql.elements.Grouping(sa.bindparam(name, type_=sa.ARRAY(kind)))
+    return items[sa.func.array_position(_OFFSETS, _messages.stream_offset)]
+
 
 # Collecting and consuming
 
@@ -56,15 +69,13 @@ add_missing: Final = (
     .on_conflict_do_nothing()
 )
 
-_WANTED: Final = _rows("wanted", **_PLACES)
-
 mine_to_consume: Final = sa.select(_messages.source_id, _messages.stream_offset).where(
-    _at(_WANTED), _is_mine, _messages.state == "collected", _messages.attempts == 0
+    *_mine, _messages.state == "collected", _messages.attempts == 0
 )
 
 forward: Final = (
     sa.update(collected_messages)
-    .where(_at(_WANTED), _is_mine, _messages.state == "collected")
+    .where(*_mine, _messages.state == "collected")
     .values(
         state="forwarded",
         attempts=_messages.attempts + 1,
@@ -76,38 +87,38 @@ forward: Final = (
 )
 
 forwarded: Final = sa.select(_messages.source_id, _messages.stream_offset, _messages.forwarded_at).where(
-    _at(_WANTED),
-    _is_mine,
+    *_mine,
     _messages.state == "forwarded",
     _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
 )
 
 settled: Final = sa.select(_messages.source_id, _messages.stream_offset).where(
-    _at(_WANTED),
-    _is_mine,
+    *_mine,
     _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
     _messages.state != "forwarded",
 )
 
-_RESULTS: Final = _rows("results", **_PLACES, states=sa.Text, reasons=sa.Text, retries_s=sa.Float)
-_in_bulk: Final = (_at(_RESULTS), _is_mine, _messages.bulk_id == sa.bindparam("of_bulk", type_=sa.BigInteger))
-_to_retry: Final = _RESULTS.c.states == "collected"
+_in_bulk: Final = (*_mine, _messages.bulk_id == sa.bindparam("of_bulk", type_=sa.BigInteger))
+_result: Final = _its_own("states", sa.Text)
+_to_retry: Final = _result == "collected"
 
 finish: Final = (
     sa.update(collected_messages)
     .where(*_in_bulk, _messages.state == "forwarded")
     .values(
-        state=_RESULTS.c.states,
-        reason=_RESULTS.c.reasons,
+        state=_result,
+        reason=_its_own("reasons", sa.Text),
         finished_at=sa.case((_to_retry, None), else_=_NOW),
-        next_attempt_at=sa.case((_to_retry, _NOW + _seconds(sa.func.coalesce(_RESULTS.c.retries_s, 0.0))), else_=None),
+        next_attempt_at=sa.case(
+            (_to_retry, _NOW + _seconds(sa.func.coalesce(_its_own("retries_s", sa.Float), 0.0))), else_=None
+        ),
     )
     .returning(_messages.source_id, _messages.stream_offset, _NOW)
 )
 
 finished: Final = sa.select(
     _messages.source_id, _messages.stream_offset, sa.func.coalesce(_messages.finished_at, _NOW)
-).where(*_in_bulk, _messages.state == _RESULTS.c.states)
+).where(*_in_bulk, _messages.state == _result)
 
 outcomes: Final = (
     sa.select(
@@ -207,7 +218,7 @@ taken_over: Final = (
     )
     .join(collector_sources, _sources.source_id == _messages.source_id)
     .where(
-        _is_mine,
+        _of_member,
         _messages.finished_at.is_(None),
         _messages.state == "collected",
         _messages.bulk_id == sa.bindparam("token", type_=sa.BigInteger),

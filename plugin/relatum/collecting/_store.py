@@ -231,63 +231,70 @@ class CollectorStore:
         insert: bool,
     ) -> frozenset[MessageId]:
         """Write those rows that are not there; gives the places that wait for this member to consume them."""
-        wanted = _arrays((entry.place for entry in entries), sources)
         if insert:
-            rest = {
+            new = {
+                "sources": [sources[entry.place.stream] for entry in entries],
+                "offsets": [entry.place.offset for entry in entries],
                 "members": [member] * len(entries),
                 "sizes": [entry.bytes for entry in entries],
                 "message_ids": [entry.message_id for entry in entries],
                 "types": [entry.type for entry in entries],
             }
-            connection.execute(statements.add_missing, wanted | rest)
-        rows = connection.execute(statements.mine_to_consume, {**wanted, "of_member": member})
-        return _places(rows, sources)
+            connection.execute(statements.add_missing, new)
+        wanted = _by_source((entry.place for entry in entries), sources, of_member=member)
+        return _places(_selected(connection, statements.mine_to_consume, wanted), sources)
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Note that an executor is handed these now."""
         with self._transaction() as connection:
-            named = {"of_member": member, "into": bulk_id}
-            return self._update(connection, statements.forward, statements.forwarded, places, named)
+            sources = self._known_sources(connection, {place.stream for place in places})
+            wanted = _by_source(places, sources, of_member=member, into=bulk_id)
+            return self._update(connection, statements.forward, statements.forwarded, wanted, sources)
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
     ) -> Stored:
         """Store what an attempt came to."""
-        places = [result.place for result in results]
-        named = {
-            "of_member": member,
-            "of_bulk": bulk_id,
-            "states": [result.status.value for result in results],
-            "reasons": [result.reason for result in results],
-            "retries_s": [result.retry_in_s for result in results],
-        }
         if connection is None:
             with self._transaction() as own:
-                return self._update(own, statements.finish, statements.finished, places, named)
+                return self._finish(own, member, bulk_id, results)
         with translated_errors():
-            return self._update(connection, statements.finish, statements.finished, places, named)
+            return self._finish(connection, member, bulk_id, results)
+
+    def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
+        by_place = {result.place: result for result in results}
+        sources = self._known_sources(connection, {place.stream for place in by_place})
+        wanted = _by_source(by_place, sources, of_member=member, of_bulk=bulk_id)
+        streams = _streams(sources)
+        for named in wanted:
+            its_own = [by_place[MessageId(streams[named["source"]], offset)] for offset in named["offsets"]]
+            named["states"] = [result.status.value for result in its_own]
+            named["reasons"] = [result.reason for result in its_own]
+            named["retries_s"] = [result.retry_in_s for result in its_own]
+        return self._update(connection, statements.finish, statements.finished, wanted, sources)
 
     def finished(self, member: int, bulk_id: int, places: Collection[MessageId]) -> frozenset[MessageId]:
         """Which of these already hold what `finish` stored for this bulk."""
         with self._transaction() as connection:
             sources = self._known_sources(connection, {place.stream for place in places})
-            wanted = {**_arrays(places, sources), "of_member": member, "into": bulk_id}
-            return _places(connection.execute(statements.settled, wanted), sources)
+            wanted = _by_source(places, sources, of_member=member, into=bulk_id)
+            return _places(_selected(connection, statements.settled, wanted), sources)
 
     def _update(
         self,
         connection: sa.Connection,
         update: sa.Update,
         done: "sa.Select[Any]",
-        places: Collection[MessageId],
-        named: Mapping[str, Any],
+        wanted: Iterable[Mapping[str, Any]],
+        sources: Mapping[str, int],
     ) -> Stored:
         """Change rows; where some are not as they should be before, those that are so afterwards count too."""
-        sources = self._known_sources(connection, {place.stream for place in places})
-        wanted = {**_arrays(places, sources), **named}
-        rows = connection.execute(update, wanted).all()
-        if len(rows) < len(places):
-            rows = [*rows, *connection.execute(done, wanted)]
+        rows: list[Any] = []
+        for named in wanted:
+            changed = connection.execute(update, named).all()
+            rows += changed
+            if len(changed) < len(named["offsets"]):
+                rows += connection.execute(done, named)
         at = rows[0][2] if rows else connection.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
         return Stored(_places(rows, sources), at)
 
@@ -387,14 +394,22 @@ def _source_ids(connection: sa.Connection, query: Mapping[str, Any]) -> dict[str
     return {row.stream: row.source_id for row in connection.execute(member_statements.find_sources, query)}
 
 
-def _arrays(places: Iterable[MessageId], sources: Mapping[str, int]) -> dict[str, Any]:
-    listed = list(places)
-    return {
-        "sources": [sources[place.stream] for place in listed],
-        "offsets": [place.offset for place in listed],
-    }
+def _by_source(places: Iterable[MessageId], sources: Mapping[str, int], **named: Any) -> list[dict[str, Any]]:
+    """The parameters that name these places, for one statement a source."""
+    offsets: dict[str, list[int]] = {}
+    for stream, offset in places:
+        offsets.setdefault(stream, []).append(offset)
+    return [{"source": sources[stream], "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
+
+
+def _selected(connection: sa.Connection, query: "sa.Select[Any]", wanted: Iterable[Mapping[str, Any]]) -> list[Any]:
+    return [row for named in wanted for row in connection.execute(query, named)]
+
+
+def _streams(sources: Mapping[str, int]) -> dict[int, str]:
+    return {source: stream for stream, source in sources.items()}
 
 
 def _places(rows: Iterable[Any], sources: Mapping[str, int]) -> frozenset[MessageId]:
-    streams = {source: stream for stream, source in sources.items()}
+    streams = _streams(sources)
     return frozenset(MessageId(streams[row[0]], row[1]) for row in rows)
