@@ -11,11 +11,35 @@ from tests.acceptance._command import Relatum
 from tests.support import delete_stream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STREAMS = ("example-orders", "example-payments", "example-readings", "example-alarms")
+STREAMS = (
+    "example-orders",
+    "example-payments",
+    "example-readings",
+    "example-alarms",
+    "example-bookings",
+    "example-invoices",
+)
 SPARK_STREAMS = ("example-flights", "example-planes", "example-weather")
 
 PRINTED = {
     "async_orders.py": ["ordered: 4 chairs", "paid: 480 EUR"],
+    "collector.py": [
+        "order: succeeded",
+        "payment: succeeded",
+        "order: failed, 'a lot' is no amount",
+        "order: succeeded",
+        "booked, order: 500",
+        "booked, payment: 480",
+    ],
+    "message_groups.py": [
+        "missing: ((3, 3),) complete: False",
+        "Invoice 2026-17",
+        "4 chairs, 480 EUR",
+        "1 table, 350 EUR",
+        "delivery, 40 EUR",
+        "total: 870 EUR",
+        "Invoice 2026-18 / 1 lamp, 60 EUR",
+    ],
     "sensors.py": [
         "12:00:30 pump-7: 25 °C",
         "12:01:00 pump-7: 48 °C",
