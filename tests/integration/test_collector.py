@@ -287,6 +287,20 @@ def test_block_waits_for_room(amqp_url: str, stream_name: str, collector_of: Cal
         assert collector.outcome("c").status is UNKNOWN
 
 
+def test_block_ends_when_a_worker_takes_a_bulk(
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
+) -> None:
+    """There is room as soon as a bulk leaves the queue, not only when one was consumed."""
+    publish(amqp_url, stream_name, *"ab")
+    gate, collector = Gate(), collector_of(streams=[])
+    collector.register_executor("order", gate, **FULL)
+    with collector, gate.closed():
+        first, second = read_all(amqp_url, stream_name)
+        assert collector.collect(first)
+        collector.flush()
+        assert collector.collect(second, timeout_s=20)
+
+
 def test_block_stops_a_followed_stream(
     amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
 ) -> None:

@@ -113,15 +113,18 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         opening = shared.submit(partial(shared.store.open, shared.core.types, self._lease_s))
         try:
             shared.member = await asyncio.shield(asyncio.wrap_future(opening))
-        except asyncio.CancelledError:
-            opening.add_done_callback(self._give_back)
+        except BaseException:
+            await asyncio.shield(_task(self._undo(opening), f"relatum-{self.name}-end"))
             raise
 
-    def _give_back(self, opening: "Future[int]") -> None:
-        """Leave again where joining was cancelled on its way."""
-        if opening.exception() is None:
-            with suppress(Transient):
-                self._shared.store.close(opening.result())
+    async def _undo(self, opening: "Future[int]") -> None:
+        """Leave nothing of a start that failed, or was cancelled on its way."""
+        await self._shared.end_threads(_END_S)
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            self._shared.member = opening.result()
+            await asyncio.to_thread(self._leave)
+        else:
+            await asyncio.to_thread(self._shared.store.dispose)
 
     def _start_workers(self) -> None:
         for type_, executor in self._executors.items():

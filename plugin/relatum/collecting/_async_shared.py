@@ -74,9 +74,12 @@ class AsyncShared(State):
 
     async def end_threads(self, timeout_s: float) -> None:
         """Let the threads go, waiting for the calls that are under way."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            await asyncio.to_thread(wait_for_threads, set(self._calls), timeout_s)
+        if self._threads is None:
+            return
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        waited = await asyncio.to_thread(wait_for_threads, set(self._calls), timeout_s)
+        if not waited.not_done:
+            await asyncio.to_thread(self._threads.shutdown)
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
         """Begin a blocking call."""

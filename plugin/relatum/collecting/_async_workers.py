@@ -77,6 +77,8 @@ class AsyncWorker:
         while True:
             bulk = shared.core.take(self._options.type)
             if bulk is not None:
+                # There is a place in the queue now, which somebody may wait for.
+                shared.changed.notify()
                 return bulk
             if shared.core.is_stopping and shared.intake.is_empty and shared.core.is_idle:
                 return None

@@ -68,6 +68,8 @@ class Worker:
             while True:
                 bulk = shared.core.take(self._options.type)
                 if bulk is not None:
+                    # There is a place in the queue now, which somebody may wait for.
+                    shared.changed.notify_all()
                     return bulk
                 stops = shared.core.is_stopping and shared.intake.is_empty and shared.core.is_idle
                 if stops or shared.abandoned.is_set():
