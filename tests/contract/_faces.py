@@ -18,7 +18,7 @@ class Face(Protocol):
     name: str
 
     def read(self, stream: str, offset: int) -> Message: ...
-    def read_many(self, ids: Iterable[MessageId], **options: Any) -> list[Any]: ...
+    def read_many(self, ids: Iterable[MessageId], *, take: int | None = None, **options: Any) -> list[Any]: ...
     def iterate(
         self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any
     ) -> list[Message]: ...
@@ -39,8 +39,9 @@ class BlockingFace:
         self.partitions = reader.partitions
         self.routes = reader.routes
 
-    def read_many(self, ids: Iterable[MessageId], **options: Any) -> list[Any]:
-        return list(self._reader.read_many(ids, **options))
+    def read_many(self, ids: Iterable[MessageId], *, take: int | None = None, **options: Any) -> list[Any]:
+        with contextlib.closing(self._reader.read_many(ids, **options)) as results:  # type: ignore[type-var]
+            return list(islice(results, take))
 
     def iterate(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Message]:
         with contextlib.closing(self._reader.iterate(stream, start, **options)) as messages:
@@ -73,8 +74,8 @@ class AsyncFace:
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         return self._run(self._reader.routes(exchange, routing_key))
 
-    def read_many(self, ids: Iterable[MessageId], **options: Any) -> list[Any]:
-        return self._run(_collect(self._reader.read_many(ids, **options), None))
+    def read_many(self, ids: Iterable[MessageId], *, take: int | None = None, **options: Any) -> list[Any]:
+        return self._run(_collect(self._reader.read_many(ids, **options), take))
 
     def iterate(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Message]:
         return self._run(_collect(self._reader.iterate(stream, start, **options), take))

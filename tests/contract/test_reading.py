@@ -276,6 +276,22 @@ class TestReadMany:
             assert [result.id for result in reader.read_many(ids, window=len(ids))] == ids
             assert reader.read(stream_name, 9).offset == 9
 
+    @pytest.mark.parametrize("name", ["blocking-stream", "asyncio-stream"])
+    def test_what_is_left_early_stays_attached_to_nothing(self, amqp_url: str, name: str) -> None:
+        """Its connection's subscriptions come round to the same numbers, and are free then."""
+        streams = [unique_name() for _ in range(4)]
+        try:
+            for stream in streams:
+                declare_stream(amqp_url, stream)
+                fill(amqp_url, stream, 120)
+            ids = [MessageId(stream, offset) for stream in streams for offset in range(0, 120, 9)]
+            with open_face(name, amqp_url) as reader:
+                for _ in range(120):
+                    assert [result.id for result in reader.read_many(ids, take=1)] == ids[:1]
+        finally:
+            for stream in streams:
+                delete_stream(amqp_url, stream)
+
     def test_nothing_asked_for(self, face: Face) -> None:
         """No ids, no results."""
         assert face.read_many([]) == []

@@ -138,6 +138,14 @@ class AsyncConnection:
             self._writer.write(outgoing)
             await self._writer.drain()
 
+    async def put_by(self) -> None:
+        """Send what is left over from an operation that was ended early; a connection that has ended is abandoned."""
+        if self.is_usable:
+            try:
+                await self.flush()
+            except OSError:
+                self.abandon()
+
     async def keep_alive(self) -> None:
         """Send a heartbeat when nothing was sent for half of one."""
         heartbeat_s = self.session.heartbeat_s

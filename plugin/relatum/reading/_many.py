@@ -58,16 +58,21 @@ class ManyReader:
         self._operations = operations
 
     def run(self) -> Results:
-        """Read part after part until no id is left."""
-        while wanted := self._window.open():
-            self._plans = {
-                stream: StreamPlan(offsets, self._density(stream))
-                for stream, offsets in self._window.valid(wanted).items()
-            }
-            yield from self._part()
-            yield from self._explain()
-            yield from self._window.ready()
-            self._window.close()
+        """Read part after part until no id is left. Left early, nothing stays attached."""
+        try:
+            while wanted := self._window.open():
+                self._plans = {
+                    stream: StreamPlan(offsets, self._density(stream))
+                    for stream, offsets in self._window.valid(wanted).items()
+                }
+                yield from self._part()
+                yield from self._explain()
+                yield from self._window.ready()
+                self._window.close()
+        finally:
+            # Their numbers come again on this connection, and the broker refuses one that is still attached.
+            for attach, _ in self._in_flight:
+                self._operations.end(attach)
 
     def _density(self, stream: str) -> Density:
         if stream not in self._densities and len(self._densities) >= DENSITIES_MAX:

@@ -208,6 +208,14 @@ class SocketConnection:
                 self._socket.sendall(outgoing)
                 self._sent_at = time.monotonic()
 
+    def put_by(self, timeout_s: float) -> None:
+        """Send what is left over from an operation that was ended early; a connection that has ended is abandoned."""
+        if self.is_usable:
+            try:
+                self.flush(timeout_s)
+            except OSError:
+                self.abandon()
+
     def keep_alive(self) -> None:
         """Send a heartbeat when nothing was sent for half of one."""
         heartbeat_s = self.session.heartbeat_s

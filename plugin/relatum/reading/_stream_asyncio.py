@@ -206,6 +206,9 @@ class AsyncStreams:
                         step = next(steps)
             except StopIteration:
                 return
+            finally:
+                steps.close()
+                await connection.put_by()
 
     async def _settled(self, result: Result | StreamNotHere) -> Result:
         """What a batched read's result that is no message amounts to: another node's answer, another name."""
@@ -243,8 +246,7 @@ class AsyncStreams:
                 raise await self._named(error) from None
             finally:
                 steps.close()
-                if connection.is_usable:
-                    await connection.flush()
+                await connection.put_by()
         # Refused before the first chunk: begin anew where the stream is.
         async with contextlib.aclosing(node.chunks(stream, scan, idle_s)) as chunks:
             async for chunk in chunks:

@@ -213,6 +213,9 @@ class BlockingStreams:
                         step = next(steps)
             except StopIteration:
                 return
+            finally:
+                steps.close()
+                connection.put_by(self._timeout_s)
 
     def _settled(self, result: Result | StreamNotHere) -> Result:
         """What a batched read's result that is no message amounts to: another node's answer, another name."""
@@ -260,8 +263,7 @@ class BlockingStreams:
                 raise self._named(error) from None
             finally:
                 steps.close()
-                if connection.is_usable:
-                    connection.flush(self._timeout_s)
+                connection.put_by(self._timeout_s)
         # Refused before the first chunk: begin anew where the stream is.
         yield from node.chunks(stream, scan, idle_s)
 
