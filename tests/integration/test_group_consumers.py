@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -631,6 +632,29 @@ def test_what_retention_has_dropped_is_named_and_pruned(
         assert states(engine) == {group_id(1): "done"}
     finally:
         delete_stream(amqp_url, stream)
+
+
+@pytest.mark.differs
+def test_a_copy_that_retention_has_dropped_leaves_the_other(
+    relations: Relations, amqp_url: str, stream_name: str, record: Record
+) -> None:
+    """A message that lies in two streams, as by fan-out, is there as long as one of them has it."""
+    short = f"a-{unique_name()}"
+    assert short < stream_name, "of equal times, the copy in the first stream is chosen"
+    declare_stream(amqp_url, short, x_max_length_bytes=100_000, x_stream_max_segment_size_bytes=50_000)
+    try:
+        now = time.time_ns() // 1_000
+        for stream in (short, stream_name):
+            publish_plain(amqp_url, stream, [of_group(1, 1, time_us=now)])
+        publish_plain(amqp_url, stream_name, [of_group(1, 2, last=True, time_us=now + 1)])
+        record(short, stream_name)
+        publish_plain(amqp_url, short, ((b"x" * 1_000, {}) for _ in range(400)), confirm=False)
+        with StreamReader.open(amqp_url) as reader:
+            wait_until(lambda: (reader.bounds(short).first or 0) > 0, limit_s=30, what="retention")
+        with relations.groups([short, stream_name], consumer="billing") as groups:
+            assert [[message.id for message in group] for group in groups] == [[(stream_name, 0), (stream_name, 1)]]
+    finally:
+        delete_stream(amqp_url, short)
 
 
 def test_a_consumer_may_keep_its_own_books(

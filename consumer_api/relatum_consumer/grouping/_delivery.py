@@ -1,6 +1,6 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -100,13 +100,24 @@ def read_group(reading: "Reading", group: Assembled, policy: Policy) -> GroupSte
         assert group.group_id is not None or len(members) == 1, "a message in no group is a group of one"
         if group.group_id is None:
             return None
-        group = assemble(group.group_id, (*members, *group.expired), policy.order, floors)
-        policy.passes(group)
-        return None
+        group = assemble(group.group_id, (*members, *group.expired), policy.order, raised(group, floors))
+        if not policy.passes(group):
+            return None
+        # Nothing is missing: each number that retention took is that of another message, too.
+        read = {message.id: message for message in messages}
+        messages = [read[member.id] for member in all_of(group)]
     found = as_group(group, messages)
     if found.duplicates and policy.on_duplicate == "raise":
         raise conflict(group.group_id, Anomaly.DUPLICATE)
     return found
+
+
+def raised(group: Assembled, floors: Mapping[str, int]) -> dict[str, int]:
+    """The first retained offsets with what was known of them before, from what of a group has expired."""
+    highest = dict(floors)
+    for member in group.expired:
+        highest[member.stream] = max(highest.get(member.stream, 0), member.offset + 1)
+    return highest
 
 
 def as_group(group: Assembled, messages: Sequence[Message]) -> Group:
@@ -200,7 +211,8 @@ def read_members(
         if isinstance(found, Message):
             messages.append(checked(member, found))
         else:
-            floors[member.stream] = first_retained(member.id, found, is_named=is_named)
+            first = first_retained(member.id, found, is_named=is_named)
+            floors[member.stream] = max(first, floors.get(member.stream, 0))
     return messages, floors
 
 

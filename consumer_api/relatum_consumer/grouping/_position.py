@@ -1,7 +1,7 @@
 """One group by its id: how far it is, its messages, one of its numbers; and the groups that are not complete."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -16,7 +16,7 @@ from relatum_consumer._related import Question, answer
 from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.grouping import _statements as statements
 from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble, distinct
-from relatum_consumer.grouping._delivery import Reading, all_of, as_group, read_members, without_copies
+from relatum_consumer.grouping._delivery import Reading, all_of, as_group, raised, read_members, without_copies
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._limits import REPORTS_MAX
 from relatum_consumer.grouping._requests import GroupSteps, Sift
@@ -118,14 +118,7 @@ def _group(catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder, 
         if not floors:
             return as_group(found, messages)
         # Retention took some meanwhile; each round knows a first offset better, so they end.
-        found = assemble(group_id, (*members, *found.expired), order, _raised(found, floors))
-
-
-def _raised(found: Assembled, floors: Mapping[str, int]) -> dict[str, int]:
-    raised = dict(floors)
-    for member in found.expired:
-        raised[member.stream] = max(raised.get(member.stream, 0), member.offset + 1)
-    return raised
+        found = assemble(group_id, (*members, *found.expired), order, raised(found, floors))
 
 
 def grouped(catalog: Catalog, group_id: str, sequence: int, names: Names, *, complete: bool) -> GroupSteps[Answer]:
