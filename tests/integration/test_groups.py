@@ -391,6 +391,23 @@ def test_groups_that_are_not_complete_are_listed_with_what_is_missing(
     assert [report.group_id for report in only] == [group_id(n) for n in (5, 2, 4)]
 
 
+def test_what_others_write_into_the_headers_stands_for_no_number(
+    amqp_url: str, stream_name: str, record: Record, relations: Relations
+) -> None:
+    """A value that no message of a group has does not hide that the group lacks that number."""
+    flag, number = of_group(1, 2), of_group(2, 2)
+    flag[1]["group_last"], number[1]["group_sequence"] = 0, "02"
+    publish_plain(amqp_url, stream_name, [of_group(1, 1), flag, of_group(1, 3, last=True)])
+    publish_plain(amqp_url, stream_name, [of_group(2, 1), number, of_group(2, 3, last=True), *whole_group(3, 3)])
+    record(stream_name)
+    reports = relations.incomplete_groups(stream_name, older_than=0)
+    assert [(report.group_id, report.position.missing) for report in reports] == [
+        (group_id(1), ((2, 2),)),
+        (group_id(2), ((2, 2),)),
+    ]
+    assert [group.group_id for group in relations.groups(stream_name)] == [group_id(3)]
+
+
 # --- groups as they come ----------------------------------------------------------------------------------
 
 

@@ -93,6 +93,9 @@ def unfinished() -> str:
             sa.func.length(sequence).between(sa.literal_column("1"), sa.literal_column("9")),
             sa.func.translate(sequence, sa.literal_column("'0123456789'"), sa.literal_column("''"))
             == sa.literal_column("''"),
+            # What no message of a group has must not stand for a number that is missing.
+            sa.func.left(sequence, sa.literal_column("1")) != sa.literal_column("'0'"),
+            last.in_([sa.literal_column("'true'"), sa.literal_column("'false'")]),
         )
         .group_by(group_id)
         .having(
