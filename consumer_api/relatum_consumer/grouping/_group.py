@@ -37,7 +37,9 @@ class Group(Sequence[Message]):
 
     def at(self, sequence: int) -> Message | None:
         """The message of a number; None where there is none."""
-        return next((message for message in self.messages if sequence_of(message) == sequence), None)
+        # A whole group in logical order has it at its place.
+        likely = self.messages[sequence - 1 : sequence] if sequence > 0 else ()
+        return next((message for message in (*likely, *self.messages) if sequence_of(message) == sequence), None)
 
     def status_of(self, message: Message) -> GroupStatus:
         """Whether a message is in no group, in one, or the last of one."""
