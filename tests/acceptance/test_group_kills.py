@@ -177,12 +177,14 @@ def test_groups_of_a_tail_that_was_lost_are_looked_for_again(private_servers: Lo
     declare_stream(url, stream)
     engine = make_engine(servers.database_url)
     publish_plain(url, stream, [*whole_group(1, 2), of_group(2, 1)])
+    with recording(url, engine, stream, keys=[GROUP_KEY]):
+        wait_recorded(url, engine, stream)
     servers.rabbitmq.stop()
     older = servers.directory / "older"
     shutil.copytree(servers.rabbitmq.data, older, symlinks=True)
     restart_broker(servers, stream)
     publish_plain(url, stream, [of_group(2, 2, last=True), *whole_group(3, 3), *whole_group(4, 2)])
-    with recording(url, engine, stream, keys=[GROUP_KEY]):
+    with recording(url, engine, stream):
         wait_recorded(url, engine, stream)
     with Relations(url, servers.database_url) as relations:
         assert bodies_given(relations, stream, acknowledge=(1, 4)) == ["1-1 1-2", "2-1 2-2", "3-1 3-2 3-3", "4-1 4-2"]
