@@ -251,6 +251,32 @@ def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt() -> None:
     assert attempts == [1, 2]
 
 
+def test_executors_and_handlers_may_flush_and_close() -> None:
+    """What would wait for itself does not: the collector closes behind an executor that asked for it."""
+    answers: list[bool] = []
+
+    async def main() -> None:
+        collector = AsyncMessageCollector("test")
+
+        async def close(bulk: Bulk) -> None:
+            answers.append(await collector.close())
+
+        async def flush(outcome: Outcome) -> None:
+            if outcome.status is OutcomeStatus.COLLECTED:
+                answers.append(await collector.collect(messages(2)[1]))
+                await collector.flush()
+
+        collector.register_executor("order", close, bulk_messages=1)
+        collector.register_result_handler(flush, message_id="made:0")
+        await collector.start()
+        assert await collector.collect(messages(1)[0])
+        await until_succeeded(collector, "made:0")
+        assert await collector.close()
+
+    run(main())
+    assert answers[:2] == [True, False]
+
+
 def test_run_goes_on_until_it_is_told_to_stop() -> None:
     """`run` starts, and closes in order when the event is set."""
     bodies: list[bytes] = []

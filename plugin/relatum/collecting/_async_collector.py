@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from relatum.collecting._async_executing import AsyncExecutor
 from relatum.collecting._async_following import AsyncFollower
-from relatum.collecting._async_keeping import keep_until_end, store_until_end, tick_until_end
+from relatum.collecting._async_keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._async_workers import AsyncWorker
 from relatum.collecting._base import CollectorBase
@@ -48,6 +48,8 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         self._followers: dict[str, AsyncFollower] = {}
         self._workers: list[AsyncWorker] = []
         self._keepers: list[asyncio.Task[None]] = []
+        self._closing = asyncio.Lock()
+        self._closer: asyncio.Task[bool] | None = None
         self._is_closed = False
         return AsyncShared(store, limits)
 
@@ -61,6 +63,8 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         """Take messages, in order; see `MessageCollector.collect_many`. Cancelled, the first of them may be taken."""
         if not self._is_started:
             raise ConfigurationError("the collector does not run: start it")
+        if self._is_storer():
+            timeout_s = 0.0
         described = [describe(message, self._type_of) for message in messages]
         until = None if timeout_s is None else time.monotonic() + timeout_s
         shared, taken = self._shared, []
@@ -77,12 +81,16 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Close the bulk being filled of a type, or of all; see `MessageCollector.flush`."""
-        shared = self._shared
+        shared, waits = self._shared, not self._is_storer()
         mark = shared.intake.mark()
-        while not shared.intake.is_stored_to(mark) and not shared.is_abandoned:
+        while waits and not shared.intake.is_stored_to(mark) and not shared.is_abandoned:
             await shared.changed.wait(1.0)
         shared.core.flush(type)
         shared.changed.notify()
+
+    def _is_storer(self) -> bool:
+        """Whether the calling task is the one that stores, in a handler: it must not wait for what it does itself."""
+        return bool(self._keepers) and asyncio.current_task() is self._keepers[0]
 
     async def outcome(self, message_id: str) -> Outcome:
         """What became of a message of this collector, by any member."""
@@ -102,8 +110,10 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         self._keepers = [
             _task(store_until_end(self._shared), f"relatum-{self.name}-storer"),
             _task(tick_until_end(self._shared), f"relatum-{self.name}-ticker"),
-            _task(keep_until_end(self._shared, self._lease_s, self._look), f"relatum-{self.name}-keeper"),
+            _task(keep_until_end(self._shared, self._lease_s), f"relatum-{self.name}-keeper"),
         ]
+        if names:
+            self._keepers.append(_task(look_until_end(self._look), f"relatum-{self.name}-looker"))
         self._follow(names)
 
     async def _join_members(self) -> None:
@@ -174,13 +184,24 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop in order; see `MessageCollector.close`. Cancelled, it ends all tasks at once."""
-        if not self._is_started or self._is_closed:
+        if not self._is_started:
             return True
-        self._is_closed = True
-        try:
-            return await self._drain(timeout_s)
-        finally:
-            await asyncio.shield(_task(self._end(), f"relatum-{self.name}-end"))
+        if asyncio.current_task() in self._tasks():
+            # What closed it here would wait for itself.
+            self._closer = asyncio.create_task(self.close(timeout_s), name=f"relatum-{self.name}-closer")
+            return False
+        async with self._closing:
+            if self._is_closed:
+                return True
+            self._is_closed = True
+            try:
+                return await self._drain(timeout_s)
+            finally:
+                await asyncio.shield(_task(self._end(), f"relatum-{self.name}-end"))
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        of_followers = [follower.task for follower in self._followers.values()]
+        return [*self._keepers, *of_followers, *(worker.task for worker in self._workers)]
 
     async def _drain(self, timeout_s: float) -> bool:
         """Take nothing more, close all bulks, and wait for the executors; whether all was done in time."""
@@ -197,11 +218,9 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         shared.stopping.set()
         shared.core.stop()
         shared.is_abandoned = True
-        tasks = [*self._keepers, *(worker.task for worker in self._workers)]
-        tasks += [follower.task for follower in self._followers.values()]
-        for task in tasks:
+        for task in self._tasks():
             task.cancel()
-        await _wait(tasks, time.monotonic() + _END_S)
+        await _wait(self._tasks(), time.monotonic() + _END_S)
         await shared.end_threads(_END_S)
         await asyncio.to_thread(self._leave)
 

@@ -29,15 +29,24 @@ async def tick_until_end(shared: AsyncShared) -> None:
         await shared.changed.wait(WAIT_S if deadline is None else max(0.0, min(WAIT_S, deadline - now)))
 
 
-async def keep_until_end(shared: AsyncShared, lease_s: float, look: Callable[[], Awaitable[None]]) -> None:
-    """Renew the lease, take over messages of members whose lease has lapsed, and look for new partitions.
+async def look_until_end(look: Callable[[], Awaitable[None]]) -> None:
+    """Look for new partitions, beside what keeps the lease: a broker that does not answer must not hold that up."""
+    while True:
+        await asyncio.sleep(PARTITIONS_S)
+        try:
+            await look()
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            log_defect(error, "partitions not looked for")
+
+
+async def keep_until_end(shared: AsyncShared, lease_s: float) -> None:
+    """Renew the lease, and take over messages of members whose lease has lapsed.
 
     Args:
         shared: What the collector's tasks share.
         lease_s: Seconds the lease holds.
-        look: Looks for new partitions.
     """
-    renewed_at = looked_at = time.monotonic()
+    renewed_at = time.monotonic()
     while True:
         await asyncio.sleep(min(TAKE_OVER_S, lease_s / 4))
         now = time.monotonic()
@@ -46,9 +55,6 @@ async def keep_until_end(shared: AsyncShared, lease_s: float, look: Callable[[],
                 await _renew(shared, lease_s)
                 renewed_at = now
             await take_over(shared)
-            if now - looked_at >= PARTITIONS_S and not shared.stopping.is_set():
-                looked_at = now
-                await look()
         except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
             log_defect(error, "lease not kept")
 
