@@ -5,22 +5,25 @@ from hypothesis import strategies as st
 
 from relatum.errors import UndecodableMessage
 from relatum.reading import Message
+from relatum.reading._message import type_and_id_of
 from relatum.wire import _amqp10 as amqp10
 
 SAMPLE = (
-    b"\x00\x53\x70\xc0\x06\x05\x41\x50\x03\x40\x41\x43"
+    b"\x00\x53\x70\xc0\x07\x05\x41\x50\x03\x40\x41\x43"
     b"\x00\x53\x72\xc1\x11\x02\xa3\x0bx-exchange!\xa1\x01e"
-    b"\x00\x53\x73\xc0\x12\x0a\xa1\x02id\x40\x40\x40\x40\x40\x40\x40\x40\x83\0\0\0\0\0\0\0\x01"
-    b"\x00\x53\x74\xc1\x0e\x04\xa1\x01a\xa1\x01b\xa1\x01n\x54\x07"
+    b"\x00\x53\x73\xc0\x16\x0a\xa1\x02id\x40\x40\x40\x40\x40\x40\x40\x40\x83\0\0\0\0\0\0\0\x01"
+    b"\x00\x53\x74\xc1\x0c\x04\xa1\x01a\xa1\x01b\xa1\x01n\x54\x07"
     b"\x00\x53\x75\xa0\x05hello"
 )
 
 
 def touch(message: Message) -> None:
-    """Decode every part."""
-    assert isinstance(message.body, bytes)
+    """Decode every part; what can be had without decoding the rest is the same."""
+    body, kind_and_id = message.body, type_and_id_of(message)
+    assert isinstance(body, bytes)
     assert isinstance(dict(message.headers), dict)
-    assert message.properties is not None
+    assert (message.properties.type, message.properties.message_id) == kind_and_id
+    assert message.body == body
     assert (message.time is None) == (message.time_us is None)
 
 
@@ -34,10 +37,20 @@ def test_random_bytes(raw: bytes) -> None:
             assert message.body == start + raw
 
 
-@given(st.data())
-def test_mutated_messages(data: st.DataObject) -> None:
+TYPED = SAMPLE.replace(b"\xc1\x11\x02\xa3\x0bx-exchange!\xa1\x01e", b"\xc1\x16\x02\xa3\x0cx-basic-type\xa1\x05order")
+"""With a type among the annotations."""
+
+
+def test_the_type_and_the_id_without_the_rest() -> None:
+    """They are where the broker puts them, and the annotation goes first."""
+    assert type_and_id_of(Message.from_record("s", 0, SAMPLE)) == (None, "id")
+    assert type_and_id_of(Message.from_record("s", 0, TYPED)) == ("order", "id")
+
+
+@given(st.data(), st.sampled_from([SAMPLE, TYPED]))
+def test_mutated_messages(data: st.DataObject, sample: bytes) -> None:
     """A message with changed, missing or added bytes is a message too."""
-    raw = bytearray(SAMPLE)
+    raw = bytearray(sample)
     for _ in range(data.draw(st.integers(1, 5))):
         place = data.draw(st.integers(0, len(raw) - 1))
         change = data.draw(st.sampled_from(["set", "cut", "add"]))

@@ -4,13 +4,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from relatum.collecting._bulk import Collected
 from relatum.collecting._core import Core, Verdict
 from relatum.collecting._ports import Advance, Entry, Followed, Stored
-from relatum.errors import DataError
+from relatum.errors import DataError, InvalidInput
 from relatum.reading import Message
+from relatum.reading._message import type_and_id_of
 from relatum.recording._batch import position_of
 
 TypeOf = Callable[[Message], str | None]
@@ -27,7 +28,10 @@ def id_of(message: Message) -> str:
 
     One with a NUL, which PostgreSQL's text can't hold, counts as none.
     """
-    given = message.properties.message_id
+    return _id_of(message, message.properties.message_id)
+
+
+def _id_of(message: Message, given: str | None) -> str:
     return given if given and "\0" not in given else f"{message.stream}:{message.offset}"
 
 
@@ -36,10 +40,15 @@ def describe(message: Message, type_of: TypeOf) -> Collected:
 
     The message kept is undecoded again: decoded, it would take twice the memory while it waits.
     """
-    kind, message_id = "", f"{message.stream}:{message.offset}"
-    with suppress(DataError):
-        # Interned: as many messages as there are would each keep a copy of the few types.
-        kind, message_id = sys.intern(type_of(message) or ""), id_of(message)
+    kind, given = type_and_id_of(message)
+    if type_of is not type_of_property:
+        kind = None
+        with suppress(DataError):
+            kind = type_of(message)
+    if kind is not None and not isinstance(kind, str):
+        raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {message.id}")
+    # Interned: as many messages as there are would each keep a copy of the few types.
+    kind, message_id = sys.intern(kind or ""), _id_of(message, given)
     raw, size = message.raw, 0
     if raw is not None:
         message, size = Message.from_record(message.stream, message.offset, raw, message.chunk_ms), len(raw)
@@ -55,10 +64,12 @@ class Gathered:
     Attributes:
         messages: They are held by the core.
         advance: The move of their stream's position, where it is followed.
+        last: The last message below that position.
     """
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
+    last: Message | None = None
 
     @property
     def stream(self) -> str:
@@ -139,17 +150,16 @@ class Intake:
             self._count(verdict)
             taken += 1
         if taken:
-            last = messages[taken - 1]
+            last = messages[taken - 1].message
             before = None if gathered is None else gathered.advance
             advance = Advance(
                 stream,
                 from_offset if before is None else before.from_offset,
-                last.place.offset + 1,
-                position_of(last.message),
-                self.passed_over - passed_over + (0 if before is None else before.passed_over),
-                self.refused - refused + (0 if before is None else before.refused),
+                last.offset + 1,
+                passed_over=self.passed_over - passed_over + (0 if before is None else before.passed_over),
+                refused=self.refused - refused + (0 if before is None else before.refused),
             )
-            self._followed[stream] = Gathered(kept, advance)
+            self._followed[stream] = Gathered(kept, advance, last)
             self._next[stream] = advance.to_offset
         return taken
 
@@ -183,7 +193,11 @@ class Intake:
         Each must come back by `add` or `lost`, all of them before this is called again.
         """
         batches = [self._given] if self._given.messages else []
-        batches.extend(self._followed.values())
+        for gathered in self._followed.values():
+            if gathered.advance is not None and gathered.last is not None:
+                # Only now: it decodes the message, and only the last one of all that were gathered is asked for.
+                gathered.advance = replace(gathered.advance, known_by=position_of(gathered.last))
+            batches.append(gathered)
         self._given, self._followed = Gathered(), {}
         self._storing = Counter(gathered.stream for gathered in batches)
         self._begun += 1
