@@ -383,6 +383,17 @@ def test_one_id_at_several_places_gives_the_least_advanced(store: CollectorStore
     assert [(each.status, each.offset) for each in outcome.others] == [(OutcomeStatus.SUCCEEDED, 0)]
 
 
+def test_one_id_at_several_places_has_succeeded_only_where_all_have(store: CollectorStore, member: int) -> None:
+    """One that failed may not hide behind another's success either, whichever came first."""
+    consumed(store, member, 0)
+    store.add(member, [Entry(MessageId("orders", 1), "orders-0", "order", 1)])
+    store.forward(member, BULK, places(1))
+    store.finish(member, BULK, results(OutcomeStatus.FAILED, 1))
+    outcome = store.outcomes_of(["orders-0"])["orders-0"]
+    assert (outcome.status, outcome.offset) == (OutcomeStatus.FAILED, 1)
+    assert [(each.status, each.offset) for each in outcome.others] == [(OutcomeStatus.SUCCEEDED, 0)]
+
+
 def test_ids_and_types_may_be_any_text(store: CollectorStore, member: int) -> None:
     """COPY's own special characters, quotes and other alphabets come back as they were."""
     ids = ["a\tb", "a\\nb", "new\nline", "'", "ж漢\U0001f600", "x" * 255, "\\."]

@@ -11,7 +11,7 @@ from relatum.collecting._bulk import Executor
 from relatum.collecting._core import Verdict
 from relatum.collecting._following import Follower
 from relatum.collecting._intake import describe
-from relatum.collecting._keeping import keep_until_end, store_until_end, tick_until_end
+from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._options import (
     CollectorLimits,
     ExecutorOptions,
@@ -61,6 +61,8 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         self._keepers: list[threading.Thread] = []
         self._input_ended = threading.Event()
         self._ended = threading.Event()
+        # Of a thread that closes while a signal's handler does so in the same thread, too.
+        self._closing = threading.RLock()
         return Shared(store, limits)
 
     # --- messages in ----------------------------------------------------------------------------------------------
@@ -70,7 +72,9 @@ class MessageCollector(CollectorBase[Shared, Executor]):
 
         Args:
             message: A message that lies in a stream. Its place is its identity: given twice, it is consumed once.
-            timeout_s: Seconds to wait for room with `when_full="block"`; None waits for as long as it takes.
+            timeout_s: Seconds to wait for room with `when_full="block"`; None waits for as long as it takes. A handler
+                of `collected` never waits: storing goes on only after it. An executor may wait in vain for room of its
+                own type: that is made when it returns.
 
         Returns:
             False where it was refused, and nothing is stored: its type has no executor, there is no room (with
@@ -94,6 +98,8 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         if not self._is_started:
             raise ConfigurationError("the collector does not run: start it")
         described = [describe(message, self._type_of) for message in messages]
+        if self._is_storer():
+            timeout_s = 0.0
         until = None if timeout_s is None else time.monotonic() + timeout_s
         shared, taken = self._shared, []
         with shared.changed:
@@ -111,15 +117,19 @@ class MessageCollector(CollectorBase[Shared, Executor]):
     def flush(self, type: str | None = None) -> None:  # noqa: A002
         """Close the bulk being filled of a type, or of all, with everything in it that was taken before.
 
-        Waits until that is stored.
+        Waits until that is stored; except in a handler of `collected`, after which alone storing goes on.
         """
-        shared = self._shared
+        shared, waits = self._shared, not self._is_storer()
         with shared.changed:
             mark = shared.intake.mark()
-            while not shared.intake.is_stored_to(mark) and not shared.abandoned.is_set():
+            while waits and not shared.intake.is_stored_to(mark) and not shared.abandoned.is_set():
                 shared.changed.wait(1.0)
             shared.core.flush(type)
             shared.changed.notify_all()
+
+    def _is_storer(self) -> bool:
+        """Whether the calling thread is the one that stores, in a handler: it must not wait for what it does itself."""
+        return bool(self._keepers) and threading.current_thread() is self._keepers[0]
 
     # --- what it knows --------------------------------------------------------------------------------------------
 
@@ -149,8 +159,10 @@ class MessageCollector(CollectorBase[Shared, Executor]):
             self._start_workers(shared.core.options_of(type_), executor)
         self._start_keeper("storer", store_until_end, shared, self._input_ended)
         self._start_keeper("ticker", tick_until_end, shared, self._ended)
-        self._start_keeper("keeper", keep_until_end, shared, self._ended, self._lease_s, self._look)
+        self._start_keeper("keeper", keep_until_end, shared, self._ended, self._lease_s)
         self._follow(names)
+        if names:
+            self._start_keeper("looker", look_until_end, shared.stopping, self._look)
 
     def _start_workers(self, options: ExecutorOptions, executor: Executor) -> None:
         for _ in range(options.bulks_at_once):
@@ -197,8 +209,8 @@ class MessageCollector(CollectorBase[Shared, Executor]):
                     type_of=self._type_of,
                     initial=lambda reader, stream: self._initial(reader.bounds(stream)),
                 )
-                self._followers[name] = follower
                 follower.thread.start()
+                self._followers[name] = follower
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop in order: take nothing more, close all bulks, and wait for the executors.
@@ -210,16 +222,29 @@ class MessageCollector(CollectorBase[Shared, Executor]):
             timeout_s: Seconds to wait.
 
         Returns:
-            Whether everything closed was consumed in time.
+            Whether everything closed was consumed in time. False in an executor or a handler, which cannot wait for
+            itself: it is closed in the background then.
         """
-        if not self._is_started or self._ended.is_set():
+        if not self._is_started:
             return True
-        shared, until = self._shared, time.monotonic() + timeout_s
+        if threading.current_thread() in self._threads():
+            name = f"relatum-{self.name}-closer"
+            threading.Thread(target=self.close, args=(timeout_s,), name=name, daemon=True).start()
+            return False
+        with self._closing:
+            return self._ended.is_set() or self._close(time.monotonic() + timeout_s)
+
+    def _threads(self) -> list[threading.Thread]:
+        of_followers = [follower.thread for follower in list(self._followers.values())]
+        return [*of_followers, *(worker.thread for worker in self._workers), *self._keepers]
+
+    def _close(self, until: float) -> bool:
+        shared = self._shared
         shared.stopping.set()
         with shared.changed:
             shared.core.stop()
             shared.changed.notify_all()
-        _join([follower.thread for follower in self._followers.values()], until)
+        _join([follower.thread for follower in list(self._followers.values())], until)
         self._input_ended.set()
         shared.notify()
         in_time = _join([worker.thread for worker in self._workers], until)
@@ -244,8 +269,11 @@ class MessageCollector(CollectorBase[Shared, Executor]):
                 log_defect(error, "not started yet")
             if stop.wait(pause):
                 return
-        stop.wait()
-        self.close()
+        try:
+            stop.wait()
+        finally:
+            # Also where a signal's handler raised, as Ctrl-C does.
+            self.close()
 
     def __enter__(self) -> Self:
         self.start()

@@ -42,7 +42,8 @@ class Handlers:
             for handler in self._handlers_of(outcome):
                 try:
                     handler(outcome)
-                except Exception:
+                except BaseException:
+                    # Exits, too: they would end the thread that stores, or a worker, and nothing else.
                     logger.exception("a result handler failed", extra={"message_id": outcome.message_id})
 
     async def tell_async(self, outcomes: Iterable[Outcome]) -> None:

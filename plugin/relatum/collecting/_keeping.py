@@ -45,16 +45,15 @@ def tick_until_end(shared: Shared, ended: threading.Event) -> None:
             shared.changed.wait(WAIT_S if deadline is None else max(0.0, min(WAIT_S, deadline - now)))
 
 
-def keep_until_end(shared: Shared, ended: threading.Event, lease_s: float, look: Callable[[], None]) -> None:
-    """Renew the lease, take over messages of members whose lease has lapsed, and look for new partitions.
+def keep_until_end(shared: Shared, ended: threading.Event, lease_s: float) -> None:
+    """Renew the lease, and take over messages of members whose lease has lapsed.
 
     Args:
         shared: What the collector's threads share.
         ended: Set when the collector is closed.
         lease_s: Seconds the lease holds.
-        look: Looks for new partitions.
     """
-    renewed_at = looked_at = time.monotonic()
+    renewed_at = time.monotonic()
     while not ended.wait(min(TAKE_OVER_S, lease_s / 4)):
         now = time.monotonic()
         try:
@@ -62,11 +61,17 @@ def keep_until_end(shared: Shared, ended: threading.Event, lease_s: float, look:
                 _renew(shared, lease_s)
                 renewed_at = now
             take_over(shared)
-            if now - looked_at >= PARTITIONS_S and not shared.stopping.is_set():
-                looked_at = now
-                look()
         except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
             log_defect(error, "lease not kept")
+
+
+def look_until_end(stopping: threading.Event, look: Callable[[], None]) -> None:
+    """Look for new partitions, beside what keeps the lease: a broker that does not answer must not hold that up."""
+    while not stopping.wait(PARTITIONS_S):
+        try:
+            look()
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            log_defect(error, "partitions not looked for")
 
 
 def _renew(shared: Shared, lease_s: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from relatum._ids import MessageId
 from relatum.collecting._outcome import Outcome, OutcomeStatus
@@ -206,8 +206,20 @@ def unknown(message_id: str) -> Outcome:
     return Outcome(message_id, OutcomeStatus.UNKNOWN)
 
 
+_LEAST_FIRST: Final = (
+    OutcomeStatus.UNKNOWN,
+    OutcomeStatus.COLLECTED,
+    OutcomeStatus.FORWARDED,
+    OutcomeStatus.FAILED,
+    OutcomeStatus.DEAD,
+    OutcomeStatus.SUCCEEDED,
+)
+
+
 def least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of the outcomes of messages with one id, the least advanced (the earliest of equals), with the others."""
-    order = list(OutcomeStatus)
-    ranked = sorted(outcomes, key=lambda outcome: (order.index(outcome.status), outcome.stream, outcome.offset))
+    """Of the outcomes of messages with one id, the least advanced (the earliest of equals), with the others.
+
+    One that failed comes before one that succeeded: where the latter is given, all have.
+    """
+    ranked = sorted(outcomes, key=lambda outcome: (_LEAST_FIRST.index(outcome.status), outcome.stream, outcome.offset))
     return replace(ranked[0], others=tuple(ranked[1:]))

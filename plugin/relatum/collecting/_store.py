@@ -29,7 +29,8 @@ REPLACED: Final = "the stream was deleted and declared again, or lost its end, b
 """Why messages of a stream's old generation failed."""
 
 _POOL: Final = 10
-"""Connections kept: a joined executor holds one for as long as it runs."""
+"""Connections kept. More are opened where it takes them: a joined executor holds one for as long as it runs, and the
+lease has to be renewed meanwhile."""
 
 
 class CollectorStore:
@@ -49,7 +50,9 @@ class CollectorStore:
         self._vhost = vhost
         self._keep_s = keep_s
         self._is_own = not isinstance(database, sa.Engine)
-        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=_POOL)
+        self._engine = (
+            database if isinstance(database, sa.Engine) else make_engine(database, pool_size=_POOL, is_bounded=False)
+        )
         self._lock = threading.Lock()
         self._collector: int | None = None
         self._source_ids: dict[str, int] = {}

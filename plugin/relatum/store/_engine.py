@@ -23,12 +23,13 @@ _LIBPQ_OPTIONS: dict[str, Any] = {
 }
 
 
-def make_engine(database: str | URL, *, pool_size: int = 5) -> sa.Engine:
+def make_engine(database: str | URL, *, pool_size: int = 5, is_bounded: bool = True) -> sa.Engine:
     """An engine for a PostgreSQL URL, through psycopg 3.
 
     Args:
         database: `postgresql://user:password@host:port/name`; its query may hold any libpq option.
         pool_size: Connections kept; as many again may be opened under load.
+        is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
 
     Raises:
         ConfigurationError: the text is no PostgreSQL URL.
@@ -42,7 +43,12 @@ def make_engine(database: str | URL, *, pool_size: int = 5) -> sa.Engine:
     url = url.set(drivername="postgresql+psycopg")
     options = {name: value for name, value in _LIBPQ_OPTIONS.items() if name not in url.query}
     return sa.create_engine(
-        url, pool_size=pool_size, max_overflow=pool_size, pool_use_lifo=True, connect_args=options, hide_parameters=True
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size if is_bounded else -1,
+        pool_use_lifo=True,
+        connect_args=options,
+        hide_parameters=True,
     )
 
 

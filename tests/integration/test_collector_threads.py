@@ -1,0 +1,154 @@
+"""What executors and handlers may do to the collector in whose threads they run; what must not hold up its lease."""
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.collecting import Bulk, MessageCollector, Outcome, OutcomeStatus, _keeping
+from relatum.collecting._store import CollectorStore
+from tests.integration.test_collector import publish, read_all
+from tests.support import wait_until
+
+COLLECTED, SUCCEEDED = OutcomeStatus.COLLECTED, OutcomeStatus.SUCCEEDED
+
+RUN_UNTIL_INTERRUPTED = """
+import sys, threading
+from relatum import MessageCollector
+collector = MessageCollector("billing", database=sys.argv[1], broker=sys.argv[2], streams=[sys.argv[3]])
+collector.register_executor("order", lambda bulk: None, max_age_s=600.0)
+collector.register_result_handler(lambda outcome: print(outcome.status.value, flush=True))
+try:
+    collector.run(threading.Event())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.fixture
+def collector(amqp_url: str, database_url: str, stream_name: str) -> MessageCollector:
+    """A collector that follows the test's stream."""
+    return MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name])
+
+
+@pytest.mark.parametrize("where", ["executor", "collected", "succeeded"])
+def test_it_may_be_closed_from_inside(
+    amqp_url: str, database_url: str, stream_name: str, collector: MessageCollector, where: str
+) -> None:
+    """It cannot wait for itself: it says so, and is closed in the background, with the message consumed."""
+    publish(amqp_url, stream_name, "a")
+    answers: list[bool] = []
+
+    def close_at(place: str) -> None:
+        if place == where:
+            answers.append(collector.close(timeout_s=10))
+
+    collector.register_executor("order", lambda bulk: close_at("executor"), max_age_s=0.05)
+    collector.register_result_handler(lambda outcome: close_at(outcome.status.value))
+    collector.start()
+    wait_until(lambda: answers == [False], what="closed from inside")
+    assert collector.close(timeout_s=10)
+    store = CollectorStore("billing", database_url)
+    assert store.outcomes_of(["a"])["a"].status is SUCCEEDED
+    store.dispose()
+
+
+def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(
+    amqp_url: str, database_url: str, stream_name: str
+) -> None:
+    """Storing goes on after the handler only: flushing there, and giving messages to a full type, must not wait."""
+    publish(amqp_url, stream_name, *"abcdef")
+    first, *others = read_all(amqp_url, stream_name)
+    collector = MessageCollector("billing", database=database_url, broker=amqp_url)
+    given: list[bool] = []
+
+    def give(outcome: Outcome) -> None:
+        if outcome.status is COLLECTED and not given:
+            given.extend(collector.collect(message) for message in others)
+            collector.flush()
+
+    collector.register_executor("order", lambda bulk: None, bulk_messages=1, queue_bulks=2)
+    collector.register_result_handler(give)
+    with collector:
+        assert collector.collect(first)
+        wait_until(lambda: len(given) == 5, what="all messages offered")
+        wait_until(lambda: collector.held_messages == 0, what="what was taken is consumed")
+        assert given == [True, False, False, False, False]
+
+
+def test_a_handler_that_exits_ends_no_thread(amqp_url: str, stream_name: str, collector: MessageCollector) -> None:
+    """`SystemExit` would end the thread that stores, and nobody would notice."""
+    told: list[str] = []
+
+    def leave(outcome: Outcome) -> None:
+        told.append(f"{outcome.message_id} {outcome.status.value}")
+        sys.exit(3)
+
+    collector.register_executor("order", lambda bulk: None, max_age_s=0.05)
+    collector.register_result_handler(leave)
+    with collector:
+        for body in "ab":
+            publish(amqp_url, stream_name, body)
+            wait_until(lambda each=body: f"{each} succeeded" in told, what="the message consumed")
+
+
+def test_running_until_interrupted_closes(amqp_url: str, database_url: str, stream_name: str) -> None:
+    """Ctrl-C is an orderly stop: what is in a bulk is consumed before."""
+    publish(amqp_url, stream_name, "a")
+    arguments = [sys.executable, "-c", RUN_UNTIL_INTERRUPTED, database_url, amqp_url, stream_name]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "collected\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0].split() == ["succeeded", "interrupted"]
+
+
+def test_joined_executors_do_not_keep_the_lease_from_being_renewed(
+    amqp_url: str, database_url: str, stream_name: str, collector: MessageCollector
+) -> None:
+    """Each holds a connection for as long as it runs, however many there are."""
+    workers = 24
+    publish(amqp_url, stream_name, *(str(number) for number in range(workers)))
+    gate, begun = threading.Event(), []
+
+    def wait(bulk: Bulk) -> None:
+        assert bulk.connection is not None
+        bulk.connection.execute(sa.text("SELECT 1"))
+        begun.append(bulk)
+        assert gate.wait(30)
+
+    options = {"bulk_messages": 1, "workers": workers, "queue_bulks": workers, "joins_transaction": True}
+    collector.register_executor("order", wait, **options)  # type: ignore[arg-type]
+    with collector:
+        try:
+            wait_until(lambda: len(begun) == workers, what="all executors at once")
+            assert collector.outcome("0").status is OutcomeStatus.FORWARDED
+        finally:
+            gate.set()
+
+
+def test_a_broker_that_hangs_costs_no_lease(
+    amqp_url: str, database_url: str, stream_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions are looked for beside what renews the lease."""
+    looked, gate, renewed = threading.Event(), threading.Event(), []
+
+    def look(collector: MessageCollector) -> None:
+        looked.set()
+        assert gate.wait(30)
+
+    monkeypatch.setattr(_keeping, "PARTITIONS_S", 0.05)
+    monkeypatch.setattr(MessageCollector, "_look", look)
+    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name], lease_s=0.4)
+    renew = collector._shared.store.renew
+    monkeypatch.setattr(collector._shared.store, "renew", lambda member: renewed.append(member) or renew(member))
+    with collector:
+        assert looked.wait(10)
+        before = len(renewed)
+        wait_until(lambda: len(renewed) > before + 2, what="the lease renewed")
+        gate.set()
+    assert len(set(renewed)) == 1
