@@ -38,6 +38,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.groups import Naive, group_id, of_group, shuffled, whole_group
+from tests.support.proxy import Proxy
 from tests.support.relations import FACES, open_relations
 
 KEYS = [GROUP_KEY]
@@ -408,6 +409,43 @@ def test_what_others_write_into_the_headers_stands_for_no_number(
     assert [group.group_id for group in relations.groups(stream_name)] == [group_id(3)]
 
 
+@pytest.mark.parametrize("face", FACES)
+def test_a_connection_that_is_lost_between_groups_is_made_again(
+    amqp_url: str, stream_url: str, database_url: str, streams: list[str], record: Record, face: str
+) -> None:
+    """A batch is gone on with where it was: each group once, in order, also after its end."""
+    messages = shuffled([(body + b"x" * 2_000, headers) for n in range(300) for body, headers in whole_group(n, 3)], 3)
+    for stream, part in zip(streams, (messages[::3], messages[1::3], messages[2::3]), strict=True):
+        publish_plain(amqp_url, stream, part, confirm=False)
+    record(*streams)
+    with Proxy.to(stream_url) as proxy, Relations(amqp_url, database_url) as direct:
+        expected = places(direct.groups(streams))
+        through = proxy.url(stream_url)
+
+        def taken(given: list[Any], group: Any) -> None:
+            given.append(group)
+            if len(given) % 50 == 0:
+                proxy.reset()
+
+        async def asynchronous() -> list[Any]:
+            given: list[Any] = []
+            async with AsyncRelations(amqp_url, database_url, stream_url=through, transport="stream") as relations:
+                async for group in relations.groups(streams):
+                    taken(given, group)
+            return given
+
+        def blocking() -> list[Any]:
+            given: list[Any] = []
+            with Relations(amqp_url, database_url, stream_url=through, transport="stream") as relations:
+                for group in relations.groups(streams):
+                    taken(given, group)
+            return given
+
+        given = blocking() if face == "blocking" else asyncio.run(asynchronous())
+    assert len(expected) == 300
+    assert places(given) == expected
+
+
 # --- groups as they come ----------------------------------------------------------------------------------
 
 
@@ -457,6 +495,25 @@ def test_a_group_is_given_as_it_comes(
         assert given == expected
         assert next(groups).group_id == group_id(2)
         groups.close()
+
+
+def test_a_number_is_given_once_though_an_earlier_message_of_it_is_recorded_later(
+    amqp_url: str, database_url: str, streams: list[str], record: Record
+) -> None:
+    """In physical order, as by fan-out to a stream whose recorder is behind."""
+    now = time.time_ns() // 1_000
+    publish_plain(amqp_url, streams[1], [of_group(1, 1, time_us=now)])
+    record(streams[1])
+    with Relations(amqp_url, database_url) as relations:
+        groups = relations.groups(streams[:2], order="physical", complete_only=False, timeout_s=20)
+        messages = iter(next(groups))
+        given = [next(messages).id]
+        publish_plain(amqp_url, streams[0], [of_group(1, 1, time_us=now)])
+        publish_plain(amqp_url, streams[1], [of_group(1, 2, last=True, time_us=now + 1)])
+        record(*streams[:2])
+        given += [message.id for message in messages]
+        groups.close()
+    assert given == [(streams[1], 0), (streams[1], 1)]
 
 
 def test_what_does_not_come_in_time_is_an_incomplete_group(

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from relatum._ids import MessageId
 from relatum.errors import IncompleteGroup
 from relatum.grouping import Anomaly, GroupPosition
 from relatum_consumer._catalog import Catalog
@@ -73,7 +72,7 @@ def unfold(catalog: Catalog, options: GroupOptions, group_id: str) -> GroupSteps
         IncompleteGroup: the next message did not come in time; the streams were looked through once more at the end.
         GroupConflict: the group is not sound.
     """
-    given: set[MessageId] = set()
+    given: set[int] = set()
     deadline: float | None = None
     pause = POLL_S_MIN
     while True:
@@ -117,15 +116,16 @@ def _is_sound(group: Assembled, options: GroupOptions) -> GroupSteps[bool]:
     return True
 
 
-def _ready(group: Assembled, given: Collection[MessageId], order: GroupOrder) -> list[Member]:
-    """The members whose turn it is, a part at most."""
+def _ready(group: Assembled, given: Collection[int], order: GroupOrder) -> list[Member]:
+    """The members whose turn it is, a part at most; of those given before, the numbers."""
     if order == "physical":
-        return [member for member in group.members if member.id not in given][:PART_MESSAGES]
+        # By number: another message of a number may be recorded later and have arrived before the one that was given.
+        return [member for member in group.members if member.sequence not in given][:PART_MESSAGES]
     there = 0 if group.position is None else group.position.contiguous
     return list(group.members[len(given) : min(there, len(given) + PART_MESSAGES)])
 
 
-def _give(ready: Sequence[Member], given: set[MessageId], options: GroupOptions) -> GroupSteps[bool]:
+def _give(ready: Sequence[Member], given: set[int], options: GroupOptions) -> GroupSteps[bool]:
     """Give members; False where retention took one meanwhile, and the group is to be passed over."""
     messages, floors = yield from read_members(Reading(ready), ready, is_named=options.names is not None)
     if floors:
@@ -133,7 +133,7 @@ def _give(ready: Sequence[Member], given: set[MessageId], options: GroupOptions)
             raise conflict(ready[0].group_id, Anomaly.EXPIRED)
         return False
     for member, message in zip(ready, messages, strict=True):
-        given.add(member.id)
+        given.add(member.sequence)
         yield Give(message)
     return True
 
