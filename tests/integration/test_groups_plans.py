@@ -103,3 +103,21 @@ def test_groups_that_are_not_whole_are_found_in_one_pass(filled: psycopg.Connect
     reads = [node for node in _nodes(plan) if node.get("Relation Name") == "relationships"]
     assert [node["Actual Loops"] for node in reads] == [1], plan
     assert plan["Actual Rows"] == 100
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_groups_of_a_stream_that_was_never_analyzed_are_looked_up_one_by_one(
+    filled: psycopg.Connection[Any], mode: str
+) -> None:
+    """What the planner does not know of yet is not searched through for each group."""
+    ids = [f"{number:048x}" for number in range(200_000, 200_200)]
+    with filled.transaction(force_rollback=True):
+        filled.execute(
+            "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
+            "SELECT n, n, 4, 1, lpad(to_hex(200000 + n / 2), 48, '0') || '|' || 1 + n % 2 || '|false' "
+            "FROM generate_series(0, 99999) AS n"
+        )
+        plan = _plan(filled, mode, statements.members(), {"key_id": 1, "group_ids": ids, "stream_ids": [4]})
+    assert {node["Index Name"] for node in _nodes(plan) if "Index Name" in node} == {"relationships_lookup"}, plan
+    assert plan["Actual Rows"] == 400
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 4_000, plan

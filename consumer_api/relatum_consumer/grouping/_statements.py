@@ -63,7 +63,9 @@ def members() -> str:
             rows.key_id == _KEY_ID,
             rows.value >= wanted.c.group_id.concat(_BAR).collate("C"),
             rows.value < wanted.c.group_id.concat(_BEHIND_ID).collate("C"),
-            rows.stream_id == sa.any_(_STREAM_IDS),
+            # Of a stream that was never analyzed PostgreSQL expects no row: for each group it would look through all of
+            # the stream, by the index of offsets, which cannot be used for this expression.
+            rows.stream_id + sa.literal_column("0") == sa.any_(_STREAM_IDS),
         )
         .offset(_BY_ITSELF)
         .lateral("found")
