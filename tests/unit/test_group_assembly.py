@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from relatum.errors import InvalidInput
 from relatum.grouping import Anomaly
 from relatum_consumer.grouping._assembly import Member, assemble, distinct, in_arrival
+from relatum_consumer.grouping._limits import BATCH_MESSAGES, GROUPS_AT_ONCE
 from relatum_consumer.grouping._options import GroupOptions
+from relatum_consumer.grouping._reading import Batches
+from relatum_consumer.grouping._scan import Scan
+from relatum_consumer.grouping._view import View
 
 ID = "0" * 48
 
@@ -77,3 +81,34 @@ def test_a_start_is_an_offset_or_a_moment(start: object) -> None:
     """Anything else is refused."""
     with pytest.raises(InvalidInput):
         GroupOptions(("stream",), start=start)  # type: ignore[arg-type]
+
+
+def test_large_groups_behind_small_ones_do_not_make_a_batch_large() -> None:
+    """How large groups were says little of those to come: a batch goes beyond its size by one look-up at most."""
+    groups = [(f"{number:048x}", size) for number, size in enumerate([1] * 3_000 + [50] * 6_500)]
+    sizes = dict(groups)
+    firsts = [(f"{id_}|1|{'true' if size == 1 else 'false'}", at, None) for at, (id_, size) in enumerate(groups)]
+
+    def rows_of(id_: str) -> list[tuple[str, int, int, None]]:
+        size = sizes[id_]
+        at = int(id_, 16)
+        return [(f"{id_}|{n}|{'true' if n == size else 'false'}", 1, at + n - 1, None) for n in range(1, size + 1)]
+
+    view = View(1, {1: "s"}, {"s": 0}, {"s": len(groups) + 50})
+    batches = Batches(view, Scan(view, "logical", None, ungrouped=False), GroupOptions(("s",)))
+    counts = []
+    while True:
+        steps, answer = batches.next(), None
+        try:
+            while True:
+                asked = steps.send(answer).parameters
+                if "group_ids" in asked:
+                    answer = [row for id_ in asked["group_ids"] for row in rows_of(id_)]
+                else:
+                    answer = firsts[asked["low"] : asked["high"]]
+        except StopIteration as end:
+            if end.value is None:
+                break
+            counts.append(sum(len(group.rows) for group in end.value))
+    assert sum(counts) == sum(sizes.values())
+    assert max(counts) < BATCH_MESSAGES + 50 * GROUPS_AT_ONCE

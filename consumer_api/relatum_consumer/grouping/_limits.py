@@ -15,6 +15,9 @@ beyond it."""
 FIRST_GROUPS: Final = 64
 """Groups whose rows are asked for at first, while nothing is known of how large groups are."""
 
+GROUPS_AT_ONCE: Final = 2_048
+"""Groups whose rows are asked for at once: what follows many small groups may be large ones."""
+
 UNRECORDED_MEMBERS_MAX: Final = 500_000
 """Messages of groups that are not recorded yet and are held by their places, 200 bytes each: a recorder is to blame,
 or a back-fill is due, where there are more."""
@@ -28,6 +31,7 @@ PART_MESSAGES: Final = 1_024
 __all__ = [
     "BATCH_MESSAGES",
     "FIRST_GROUPS",
+    "GROUPS_AT_ONCE",
     "PART_MESSAGES",
     "READ_RETRIES",
     "REPORTS_MAX",

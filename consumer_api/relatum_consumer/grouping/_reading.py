@@ -14,7 +14,7 @@ from relatum_consumer._proof import coverage_by_stream, replaced
 from relatum_consumer._requests import Bounds, Pause
 from relatum_consumer.grouping._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
 from relatum_consumer.grouping._delivery import Policy, deliver
-from relatum_consumer.grouping._limits import BATCH_MESSAGES, FIRST_GROUPS, WINDOW_OFFSETS
+from relatum_consumer.grouping._limits import BATCH_MESSAGES, FIRST_GROUPS, GROUPS_AT_ONCE, WINDOW_OFFSETS
 from relatum_consumer.grouping._options import GroupOptions
 from relatum_consumer.grouping._requests import GroupSteps, Sift
 from relatum_consumer.grouping._scan import Candidate, Scan, rows_between, without_group
@@ -82,7 +82,7 @@ class Batches:
         batch: list[Assembled] = []
         messages = 0
         while messages < BATCH_MESSAGES:
-            count = max(1, int((BATCH_MESSAGES - messages) / self._mean))
+            count = min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / self._mean)))
             candidates = yield from self._scan.take(count)
             if not candidates:
                 return batch if messages else None
