@@ -1,8 +1,9 @@
 """Engines for PostgreSQL, and the one place where its errors become Relatum's."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
@@ -21,6 +22,9 @@ _LIBPQ_OPTIONS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+
+# libpq gives no SQLSTATE for what a server answers before there is a session: only the text tells.
+_NO_DATABASE: Final = re.compile(r'FATAL:\s+database ".*" does not exist')
 
 
 def make_engine(database: str | URL, *, pool_size: int = 5, is_bounded: bool = True) -> sa.Engine:
@@ -74,6 +78,7 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
         DatabaseUnavailable: PostgreSQL does not answer, or ended the connection: nothing was committed, unless the
             connection was lost during the commit itself.
         SchemaMissing: a table or column is not there.
+        ConfigurationError: the server has no database of that name.
         AccessRefused: this user may not.
     """
 
@@ -93,11 +98,14 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
 
 def raise_translated(error: BaseException, original: BaseException | None, *, lost: bool = False) -> None:
     """Raise Relatum's error for a driver's error; return where the driver's own should be seen (a defect of ours)."""
-    if isinstance(original, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
+    missing = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName)
+    if isinstance(original, missing):
         raise SchemaMissing("the database has no schema `relatum`, or an older one: run `relatum migrate`") from error
     refused = (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidPassword)
     if isinstance(original, refused) or "authentication failed" in str(original):
         raise AccessRefused(f"PostgreSQL refuses this user: {_first_line(original)}") from error
+    if isinstance(original, psycopg.errors.InvalidCatalogName) or _NO_DATABASE.search(str(original)):
+        raise ConfigurationError(f"there is no such database: {_first_line(original)}") from error
     unavailable = (psycopg.OperationalError, psycopg.InterfaceError)
     if lost or isinstance(original, unavailable):
         raise DatabaseUnavailable(f"PostgreSQL does not answer: {_first_line(original)}") from error
