@@ -694,6 +694,29 @@ def test_members_collect_each_message_once(
     assert sorted(consumers[0].bodies + consumers[1].bodies) == list("abcdef")
 
 
+def test_members_may_have_executors_of_different_types(
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
+) -> None:
+    """What the member that follows has no executor of is consumed by another that has, also by one that came later."""
+    orders, mails = Consumer(), Consumer()
+    first, second = collector_of(lease_s=2.0), collector_of(lease_s=2.0)
+    first.register_executor("order", orders, max_age_s=0.01)
+    second.register_executor("mail", mails, max_age_s=0.01)
+    with first:
+        publish(amqp_url, stream_name, "nobody's", type_="mail")
+        publish(amqp_url, stream_name, "a")
+        wait_status(first, SUCCEEDED, "a")
+        with second:
+            publish(amqp_url, stream_name, *"bcd", type_="mail")
+            publish(amqp_url, stream_name, *"ef")
+            wait_status(first, SUCCEEDED, *"bcdef")
+        publish(amqp_url, stream_name, "late", type_="mail")
+        publish(amqp_url, stream_name, "g")
+        wait_status(first, SUCCEEDED, "g")
+        assert {first.outcome(each).status for each in ("nobody's", "late")} == {UNKNOWN}
+    assert (orders.bodies, mails.bodies) == (list("aefg"), list("bcd"))
+
+
 def test_messages_of_a_dead_member_are_taken_over(
     amqp_url: str, database_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
 ) -> None:

@@ -35,6 +35,10 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
         statements.take_over,
         {"lapsed": [DEAD_MEMBER], "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1},
     ),
+    "take up": (
+        statements.take_up,
+        {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1},
+    ),
     "taken over": (statements.taken_over, {"of_member": DEAD_MEMBER, "token": -1}),
     "remove members": (member_statements.remove_members, {"lapsed": [DEAD_MEMBER]}),
     "forget": (statements.forget, {"of_source": 1, "older_s": 3600.0, "most": 500}),

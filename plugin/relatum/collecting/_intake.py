@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from relatum.collecting._bulk import Collected
 from relatum.collecting._core import Core, Verdict
@@ -13,6 +14,9 @@ from relatum.errors import DataError, InvalidInput
 from relatum.reading import Message
 from relatum.reading._message import type_and_id_of
 from relatum.recording._batch import position_of
+
+NOT_OURS_MAX: Final = 10_000
+"""Messages for others, or types nobody has an executor of, that are gathered for one transaction."""
 
 TypeOf = Callable[[Message], str | None]
 """Tells a message's type; None for a message nobody consumes."""
@@ -65,11 +69,20 @@ class Gathered:
         messages: They are held by the core.
         advance: The move of their stream's position, where it is followed.
         last: The last message below that position.
+        for_others: Messages of types that other members have executors of.
+        passed_over_types: Types of messages that nobody has an executor of.
     """
 
     messages: list[Collected] = field(default_factory=list)
     advance: Advance | None = None
     last: Message | None = None
+    for_others: list[Entry] = field(default_factory=list)
+    passed_over_types: set[str] = field(default_factory=set)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what it keeps beside the core's messages has to be stored before there is more."""
+        return max(len(self.for_others), len(self.passed_over_types)) >= NOT_OURS_MAX
 
     @property
     def stream(self) -> str:
@@ -79,7 +92,11 @@ class Gathered:
     @property
     def entries(self) -> list[Entry]:
         """The messages as the store takes them."""
-        return [Entry(message.place, message.message_id, message.type, message.bytes) for message in self.messages]
+        return [_entry(message) for message in self.messages]
+
+
+def _entry(message: Collected) -> Entry:
+    return Entry(message.place, message.message_id, message.type, message.bytes)
 
 
 class Intake:
@@ -96,6 +113,7 @@ class Intake:
         self._given = Gathered()
         self._followed: dict[str, Gathered] = {}
         self._next: dict[str, int] = {}
+        self._types_of_others: dict[str, frozenset[str]] = {}
         self._storing: Counter[str] = Counter()
         self._begun = 0
         self._ended = 0
@@ -120,6 +138,7 @@ class Intake:
     def follow(self, stream: str, followed: Followed) -> None:
         """Begin with a stream where its position is."""
         self._next[stream] = followed.next_offset
+        self._types_of_others[stream] = followed.types_of_others
         self._followed.pop(stream, None)
 
     def is_followed(self, stream: str) -> bool:
@@ -136,32 +155,42 @@ class Intake:
     def take(self, stream: str, messages: Sequence[Collected], now: float) -> int:
         """Take messages of a stream, in order; gives how many. Fewer than all where the next one has to wait.
 
-        Messages whose type has no executor are passed over, as are those that are refused.
+        Messages whose type no running member has an executor of are passed over, as are those that are refused.
         """
         from_offset, passed_over, refused, taken = self._next[stream], self.passed_over, self.refused, 0
-        gathered = self._followed.get(stream)
-        kept: list[Collected] = [] if gathered is None else gathered.messages
+        gathered = self._followed.get(stream, Gathered())
         for message in messages:
-            verdict = self._core.admit(message, now)
+            verdict = Verdict.WAIT if gathered.is_full else self._core.admit(message, now)
             if verdict is Verdict.WAIT or (verdict is Verdict.REFUSED and self._core.is_stopping):
                 break
-            if verdict is Verdict.TAKEN:
-                kept.append(message)
-            self._count(verdict)
+            self._keep(gathered, message, verdict, self._types_of_others[stream])
             taken += 1
         if taken:
             last = messages[taken - 1].message
-            before = None if gathered is None else gathered.advance
-            advance = Advance(
+            before = gathered.advance
+            gathered.last = last
+            gathered.advance = advance = Advance(
                 stream,
                 from_offset if before is None else before.from_offset,
                 last.offset + 1,
                 passed_over=self.passed_over - passed_over + (0 if before is None else before.passed_over),
                 refused=self.refused - refused + (0 if before is None else before.refused),
             )
-            self._followed[stream] = Gathered(kept, advance, last)
+            self._followed[stream] = gathered
             self._next[stream] = advance.to_offset
         return taken
+
+    def _keep(self, gathered: Gathered, message: Collected, verdict: Verdict, of_others: frozenset[str]) -> None:
+        """Gather a followed stream's message for whom it is."""
+        if verdict is Verdict.TAKEN:
+            gathered.messages.append(message)
+        elif verdict is not Verdict.NO_EXECUTOR:
+            self._count(verdict)
+        elif message.type in of_others:
+            gathered.for_others.append(_entry(message))
+        else:
+            gathered.passed_over_types.add(message.type)
+            self._count(verdict)
 
     # --- into the store -------------------------------------------------------------------------------------------
 
@@ -196,7 +225,12 @@ class Intake:
         for gathered in self._followed.values():
             if gathered.advance is not None and gathered.last is not None:
                 # Only now: it decodes the message, and only the last one of all that were gathered is asked for.
-                gathered.advance = replace(gathered.advance, known_by=position_of(gathered.last))
+                gathered.advance = replace(
+                    gathered.advance,
+                    known_by=position_of(gathered.last),
+                    passed_over_types=frozenset(gathered.passed_over_types),
+                    for_others=tuple(gathered.for_others),
+                )
             batches.append(gathered)
         self._given, self._followed = Gathered(), {}
         self._storing = Counter(gathered.stream for gathered in batches)

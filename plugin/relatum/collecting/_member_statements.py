@@ -118,6 +118,12 @@ lock_source: Final = (
 
 is_alive: Final = sa.select(_members.member_id).where(_members.member_id == sa.bindparam("of_member"), _is_alive)
 
+types_of_others: Final = (
+    sa.select(sa.func.unnest(_members.types))
+    .where(_members.collector_id == _of_collector, _members.member_id != sa.bindparam("of_member"), _is_alive)
+    .distinct()
+)
+
 _KNOWN_BY: Final = {
     "last_offset": sa.bindparam("known_offset", type_=sa.BigInteger),
     "last_fingerprint": sa.bindparam("known_fingerprint", type_=sa.BigInteger),

@@ -48,6 +48,8 @@ class Advance:
         known_by: What lies at the last offset read, to know the stream again.
         passed_over: Messages whose type has no executor.
         refused: Messages refused because there was no room, with `when_full="refuse"`.
+        passed_over_types: The types of those passed over.
+        for_others: Messages that other members have executors of, to be stored for them to take over.
     """
 
     stream: str
@@ -56,6 +58,8 @@ class Advance:
     known_by: Position | None = None
     passed_over: int = 0
     refused: int = 0
+    passed_over_types: frozenset[str] = frozenset()
+    for_others: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,12 @@ class Followed:
     Attributes:
         next_offset: The position: where to read on.
         known_by: What lay at the last offset read; None where none was.
+        types_of_others: The types other running members have executors of.
     """
 
     next_offset: int
     known_by: Position | None = None
+    types_of_others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +165,9 @@ class Store(Protocol):
             The places that are this member's to consume.
 
         Raises:
-            Conflict: The position is not at `from_offset` (nor, by this very call before, at `to_offset`), or another
-                member follows the stream; nothing was written.
+            Conflict: The position is not at `from_offset` (nor, by this very call before, at `to_offset`), another
+                member follows the stream, or what is passed over and what is for others is not what the members
+                running now would have it be: `follow` anew. Nothing was written.
         """
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
@@ -189,9 +196,10 @@ class Store(Protocol):
         """
 
     def take_over(self, member: int, types: Collection[str], entries_max: int) -> list[Entry]:
-        """Make unfinished messages of these types this member's, whose member's lease has lapsed: at most so many.
+        """Make unfinished messages of these types this member's: at most so many.
 
-        They are `collected` again, oldest first.
+        Those whose member's lease has lapsed, and those that were stored for others. They are `collected` again,
+        oldest first.
         """
 
     def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:

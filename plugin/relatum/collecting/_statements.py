@@ -192,15 +192,38 @@ _taken = (
     .cte("taken")
 )
 
-take_over: Final = (
-    sa.update(collected_messages)
-    .where(_messages.source_id == _taken.c.source_id, _messages.stream_offset == _taken.c.stream_offset)
-    .values(
-        member_id=sa.bindparam("by", type_=sa.BigInteger),
-        state="collected",
-        bulk_id=sa.bindparam("token", type_=sa.BigInteger),
+# Stored for others, they are nobody's. Not sorted, and so not all read, however many there are: the index has them
+# about as they came.
+_taken_up = (
+    sa.select(_messages.source_id, _messages.stream_offset)
+    .join(collector_sources, _sources.source_id == _messages.source_id)
+    .where(
+        _messages.member_id.is_(None),
+        _messages.finished_at.is_(None),
+        _messages.type == sa.any_(sa.bindparam("of_types", type_=sa.ARRAY(sa.Text))),
+        _sources.collector_id == _of_collector,
+        _sources.replaced_at.is_(None),
     )
+    .limit(sa.bindparam("most", type_=sa.Integer))
+    .with_for_update(of=collected_messages, skip_locked=True)
+    .cte("taken")
 )
+
+
+def _take(found: sa.CTE) -> sa.Update:
+    return (
+        sa.update(collected_messages)
+        .where(_messages.source_id == found.c.source_id, _messages.stream_offset == found.c.stream_offset)
+        .values(
+            member_id=sa.bindparam("by", type_=sa.BigInteger),
+            state="collected",
+            bulk_id=sa.bindparam("token", type_=sa.BigInteger),
+        )
+    )
+
+
+take_over: Final = _take(_taken)
+take_up: Final = _take(_taken_up)
 
 taken_over: Final = (
     sa.select(

@@ -113,14 +113,15 @@ class CollectorStore:
         with self._transaction() as connection:
             self._hold(connection, member)
             source = self._lock_source(connection, stream)
-            others = source.member_id not in (None, member)
-            if others and connection.execute(member_statements.is_alive, {"of_member": source.member_id}).first():
+            is_others = source.member_id not in (None, member)
+            if is_others and connection.execute(member_statements.is_alive, {"of_member": source.member_id}).first():
                 return None
             taken = {"id": source.source_id, "by": member, "initial": initial}
             position = connection.execute(member_statements.follow, taken).scalar_one()
+            others = self._types_of_others(connection, member)
         if source.last_offset is None:
-            return Followed(position)
-        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms))
+            return Followed(position, None, others)
+        return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms), others)
 
     def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
         """Begin a new generation of a stream this member follows."""
@@ -133,7 +134,12 @@ class CollectorStore:
             connection.execute(member_statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
             new = self._lock_source(connection, stream)
             connection.execute(member_statements.follow, {"id": new.source_id, "by": member, "initial": initial})
-        return Followed(initial)
+            return Followed(initial, None, self._types_of_others(connection, member))
+
+    def _types_of_others(self, connection: sa.Connection, member: int) -> frozenset[str]:
+        """The types other members whose lease holds have executors of."""
+        named = {"in_collector": self._collector_id(connection), "of_member": member}
+        return frozenset(connection.scalars(member_statements.types_of_others, named))
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member follow the stream."""
@@ -170,6 +176,8 @@ class CollectorStore:
             # Before the rows, so that a member that lost the race has written nothing it must roll back.
             is_new = advance is None or self._advance(connection, member, advance)
             sources = self._sources(connection, {entry.place.stream for entry in entries})
+            if is_new and advance is not None:
+                self._add_for_others(connection, member, advance)
             if is_new and self._copy(connection, member, entries, sources):
                 mine = frozenset(entry.place for entry in entries)
             else:
@@ -206,12 +214,29 @@ class CollectorStore:
             "follows the stream; nothing was written"
         )
 
+    def _add_for_others(self, connection: sa.Connection, member: int, advance: Advance) -> None:
+        """Store what is for others, as nobody's; it must be what the members running now would have it be."""
+        if not advance.for_others and not advance.passed_over_types:
+            return
+        others = self._types_of_others(connection, member)
+        joined = others & advance.passed_over_types
+        left = {entry.type for entry in advance.for_others} - others
+        if joined or left:
+            raise Conflict(
+                f"members of {self.name!r} came or went, with executors of {sorted(joined | left)}: "
+                f"{advance.stream!r} is read again from {advance.from_offset}"
+            )
+        sources = self._sources(connection, {entry.place.stream for entry in advance.for_others})
+        if not self._copy(connection, None, advance.for_others, sources):
+            self._add_missing(connection, None, advance.for_others, sources)
+
     def _copy(
-        self, connection: sa.Connection, member: int, entries: Sequence[Entry], sources: Mapping[str, int]
+        self, connection: sa.Connection, member: int | None, entries: Sequence[Entry], sources: Mapping[str, int]
     ) -> bool:
         """Write new rows; False, and none is written, where some are there."""
+        owner = "\\N" if member is None else member
         lines = [
-            f"{sources[entry.place.stream]}\t{entry.place.offset}\t{member}\t{entry.bytes}"
+            f"{sources[entry.place.stream]}\t{entry.place.offset}\t{owner}\t{entry.bytes}"
             f"\t{copy_text(entry.message_id)}\t{copy_text(entry.type)}\n"
             for entry in entries
         ]
@@ -235,17 +260,23 @@ class CollectorStore:
     ) -> frozenset[MessageId]:
         """Write those rows that are not there; gives the places that wait for this member to consume them."""
         if insert:
-            new = {
-                "sources": [sources[entry.place.stream] for entry in entries],
-                "offsets": [entry.place.offset for entry in entries],
-                "members": [member] * len(entries),
-                "sizes": [entry.bytes for entry in entries],
-                "message_ids": [entry.message_id for entry in entries],
-                "types": [entry.type for entry in entries],
-            }
-            connection.execute(statements.add_missing, new)
+            self._add_missing(connection, member, entries, sources)
         wanted = _by_source((entry.place for entry in entries), sources, of_member=member)
         return _places(_selected(connection, statements.mine_to_consume, wanted), sources)
+
+    def _add_missing(
+        self, connection: sa.Connection, member: int | None, entries: Sequence[Entry], sources: Mapping[str, int]
+    ) -> None:
+        """Write those rows that are not there."""
+        new = {
+            "sources": [sources[entry.place.stream] for entry in entries],
+            "offsets": [entry.place.offset for entry in entries],
+            "members": [member] * len(entries),
+            "sizes": [entry.bytes for entry in entries],
+            "message_ids": [entry.message_id for entry in entries],
+            "types": [entry.type for entry in entries],
+        }
+        connection.execute(statements.add_missing, new)
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Note that an executor is handed these now."""
@@ -317,7 +348,7 @@ class CollectorStore:
     # Taking over
 
     def take_over(self, member: int, types: Collection[str], entries_max: int) -> list[Entry]:
-        """Make unfinished messages of lapsed members this member's, oldest first."""
+        """Make unfinished messages of lapsed members, and of nobody, this member's, oldest first."""
         token = self._token(member)
         with self._transaction() as connection:
             self._hold(connection, member)
@@ -325,10 +356,12 @@ class CollectorStore:
             lapsed = list(
                 connection.scalars(member_statements.lock_lapsed, {"in_collector": collector, "of_member": member})
             )
+            taken = {"of_types": list(types), "most": entries_max, "by": member, "token": token}
             if lapsed:
-                taken = {"lapsed": lapsed, "of_types": list(types), "most": entries_max, "by": member, "token": token}
-                connection.execute(statements.take_over, taken)
+                found = connection.execute(statements.take_over, {**taken, "lapsed": lapsed})
+                taken["most"] = entries_max - found.rowcount
                 connection.execute(member_statements.remove_members, {"lapsed": lapsed})
+            connection.execute(statements.take_up, {**taken, "in_collector": collector})
             rows = connection.execute(statements.taken_over, {"of_member": member, "token": token}).all()
         self._taken(member, {row.stream: row.source_id for row in rows})
         return [
