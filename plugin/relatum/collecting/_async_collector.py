@@ -17,8 +17,7 @@ from relatum.collecting._async_workers import AsyncWorker
 from relatum.collecting._base import CollectorBase
 from relatum.collecting._collector import CLOSE_S
 from relatum.collecting._core import Verdict
-from relatum.collecting._intake import describe
-from relatum.collecting._options import CollectorLimits
+from relatum.collecting._options import CollectorLimits, check_seconds, check_text
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._state import backoff, log_defect, logger
@@ -63,9 +62,11 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         """Take messages, in order; see `MessageCollector.collect_many`. Cancelled, the first of them may be taken."""
         if not self._is_started:
             raise ConfigurationError("the collector does not run: start it")
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, zero=True)
         if self._is_storer():
             timeout_s = 0.0
-        described = [describe(message, self._type_of) for message in messages]
+        described = self._described(messages)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         shared, taken = self._shared, []
         for message in described:
@@ -81,6 +82,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def flush(self, type: str | None = None) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Close the bulk being filled of a type, or of all; see `MessageCollector.flush`."""
+        self._check_flushed(type)
         shared, waits = self._shared, not self._is_storer()
         mark = shared.intake.mark()
         while waits and not shared.intake.is_stored_to(mark) and not shared.is_abandoned:
@@ -94,6 +96,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def outcome(self, message_id: str) -> Outcome:
         """What became of a message of this collector, by any member."""
+        check_text("message_id", message_id)
         return (await asyncio.to_thread(self._shared.store.outcomes_of, [message_id]))[message_id]
 
     # --- its life -------------------------------------------------------------------------------------------------
@@ -184,6 +187,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop in order; see `MessageCollector.close`. Cancelled, it ends all tasks at once."""
+        check_seconds("timeout_s", timeout_s, zero=True)
         if not self._is_started:
             return True
         if asyncio.current_task() in self._tasks():

@@ -1,14 +1,15 @@
 """What both faces of the message collector are told: options, executors, handlers. And what they can be asked."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Final, Generic, Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
 
 from relatum._dead_letters import DeadLetters
+from relatum.collecting._bulk import Collected
 from relatum.collecting._handlers import Handler
-from relatum.collecting._intake import TypeOf, type_of_property
+from relatum.collecting._intake import TypeOf, describe, type_of_property
 from relatum.collecting._memory import MemoryStore
 from relatum.collecting._options import (
     BULK_BYTES,
@@ -18,18 +19,23 @@ from relatum.collecting._options import (
     CollectorLimits,
     ExecutorOptions,
     WhenFull,
+    check_callable,
     check_count,
     check_seconds,
+    check_text,
 )
 from relatum.collecting._ports import Store
 from relatum.collecting._prune import KEEP_S
 from relatum.collecting._state import State, log_defect
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress, StreamBounds
+from relatum.reading import BrokerAddress, Message, StreamBounds
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
+
+LEASE_MIN_S: Final = 1.0
+"""Seconds a lease holds at least: a busy process that renews later than this would lose its messages to others."""
 
 StartAt = Literal["first", "next"] | int
 """Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
@@ -62,10 +68,16 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         keep_s: int | None = KEEP_S,
     ) -> None:
         check_seconds("lease_s", lease_s)
+        if lease_s < LEASE_MIN_S:
+            raise InvalidInput(f"lease_s is a number of seconds from {LEASE_MIN_S:g} on, not {lease_s!r}")
         if keep_s is not None:
             check_count("keep_s", keep_s)
+            check_seconds("keep_s", keep_s)
+        if dead_letter_stream is not None:
+            check_text("dead_letter_stream", dead_letter_stream)
+        check_callable("type_of", type_of)
         self.name = _checked_name(name)
-        self._address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+        self._address = _address_of(broker, stream_url)
         self._streams = _checked_streams(streams)
         self._start = _checked_start(start)
         self._type_of = type_of
@@ -183,15 +195,35 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
 
         Args:
             handler: Is called with each `Outcome`.
-            type: Only of messages of this type.
+            type: Only of messages of this type. It may have no executor here: nothing is told then.
             message_id: Only of this message; the handler goes after its final outcome.
 
         Raises:
-            InvalidInput: Both a type and a message id were given.
+            InvalidInput: Both a type and a message id were given, or one of the arguments cannot be one.
         """
+        check_callable("handler", handler)
+        for name, value in (("type", type), ("message_id", message_id)):
+            if value is not None:
+                check_text(name, value)
         if type is not None and message_id is not None:
             raise InvalidInput("a result handler is of a type, of a message, or of all: not of two of them")
         self._shared.handlers.register(handler, type=type, message_id=message_id)
+
+    def _described(self, messages: Iterable[Message]) -> list[Collected]:
+        """What this collector needs to know of messages that are given, all of which are looked at first."""
+        if not isinstance(messages, Iterable):
+            raise InvalidInput(f"collect_many takes messages, not {type(messages).__name__}")
+        given: list[Any] = list(messages)
+        for message in given:
+            if not isinstance(message, Message):
+                name = type(message).__name__
+                raise InvalidInput(f"a relatum.reading.Message is collected, which lies in a stream, not {name}")
+        return [describe(message, self._type_of) for message in given]
+
+    def _check_flushed(self, type_: str | None) -> None:
+        """Refuse to flush a type nobody consumes here: a misspelt one would leave its bulk open."""
+        if type_ is not None and type_ not in self._executors:
+            raise InvalidInput(f"type {type_!r} has no executor in this collector: there is no bulk of it to flush")
 
     def _leave(self) -> None:
         """Let others take over, and let go of all servers; blocking."""
@@ -238,9 +270,20 @@ NAME_BYTES_MAX: Final = 255
 
 
 def _checked_streams(streams: Sequence[str]) -> list[str]:
-    if isinstance(streams, str):
+    if isinstance(streams, str) or not isinstance(streams, Iterable):
         raise InvalidInput(f"streams is a list of names, not {streams!r}")
-    return list(dict.fromkeys(streams))
+    names = list(streams)
+    for name in names:
+        check_text("each of streams", name)
+    return list(dict.fromkeys(names))
+
+
+def _address_of(broker: str | BrokerAddress | None, stream_url: str | None) -> BrokerAddress | None:
+    if isinstance(broker, str):
+        return BrokerAddress.parse(broker, stream_url)
+    if broker is None or isinstance(broker, BrokerAddress):
+        return broker
+    raise InvalidInput(f"broker is a URL or a BrokerAddress, not {broker!r}")
 
 
 def _checked_start(start: StartAt) -> StartAt:

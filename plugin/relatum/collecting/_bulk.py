@@ -127,7 +127,18 @@ class Bulk:
         taken: All messages the bulk was closed with; `messages` are those of them that are left to be consumed.
     """
 
-    __slots__ = ("_results", "bytes", "connection", "id", "is_forwarded", "messages", "reason", "taken", "type")
+    __slots__ = (
+        "_places",
+        "_results",
+        "bytes",
+        "connection",
+        "id",
+        "is_forwarded",
+        "messages",
+        "reason",
+        "taken",
+        "type",
+    )
 
     def __init__(
         self,
@@ -145,10 +156,18 @@ class Bulk:
         self.connection: sa.Connection | None = None
         self.is_forwarded = False
         self._results: dict[MessageId, Failure | None] = {}
+        self._places: frozenset[MessageId] | None = None
 
     def succeeded(self, message: Collected) -> None:
-        """Note that a message succeeded; it stays so though the executor raises later (unless it joined)."""
-        self._results[message.place] = None
+        """Note that a message succeeded; it stays so though the executor raises later (unless it joined).
+
+        Args:
+            message: One of `messages`.
+
+        Raises:
+            InvalidInput: It is none of them.
+        """
+        self._results[self._place_of(message)] = None
 
     def failed(self, message: Collected, error: BaseException | Failure | str, *, retry: bool = True) -> None:
         """Note that a message failed, and why.
@@ -157,12 +176,27 @@ class Bulk:
             message: One of `messages`.
             error: An exception, a `Failure`, or the reason.
             retry: False where trying again would not help; a `Failure` says so itself.
+
+        Raises:
+            InvalidInput: It is none of them, or `error` is nothing of the kind.
         """
+        place = self._place_of(message)
         if isinstance(error, Failure):
-            self._results[message.place] = error
+            self._results[place] = error
+        elif isinstance(error, str | BaseException):
+            self._results[place] = Failure(error if isinstance(error, str) else Failure.of(error).reason, retry)
         else:
-            reason = error if isinstance(error, str) else Failure.of(error).reason
-            self._results[message.place] = Failure(reason, retry)
+            raise InvalidInput(f"error is an exception, a Failure or the reason, not {type(error).__name__}")
+
+    def _place_of(self, message: Collected) -> MessageId:
+        """Where one of this bulk's messages lies."""
+        if not isinstance(message, Collected):
+            raise InvalidInput(f"message is one of bulk.messages, not {type(message).__name__}")
+        if self._places is None:
+            self._places = frozenset(each.place for each in self.taken)
+        if message.place not in self._places:
+            raise InvalidInput(f"message {message.message_id} at {message.place} is not in this bulk")
+        return message.place
 
     def keep(self, places: Collection[MessageId]) -> None:
         """Leave only these messages to be consumed; the others are another member's, or cannot be read."""

@@ -10,11 +10,12 @@ from relatum.collecting._base import CollectorBase
 from relatum.collecting._bulk import Executor
 from relatum.collecting._core import Verdict
 from relatum.collecting._following import Follower
-from relatum.collecting._intake import describe
 from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._options import (
     CollectorLimits,
     ExecutorOptions,
+    check_seconds,
+    check_text,
 )
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
@@ -82,6 +83,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
 
         Raises:
             ConfigurationError: The collector does not run.
+            InvalidInput: It is no message of a stream.
         """
         return self.collect_many([message], timeout_s=timeout_s)[0]
 
@@ -97,7 +99,9 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         """
         if not self._is_started:
             raise ConfigurationError("the collector does not run: start it")
-        described = [describe(message, self._type_of) for message in messages]
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s, zero=True)
+        described = self._described(messages)
         if self._is_storer():
             timeout_s = 0.0
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -118,7 +122,11 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         """Close the bulk being filled of a type, or of all, with everything in it that was taken before.
 
         Waits until that is stored; except in a handler of `collected`, after which alone storing goes on.
+
+        Raises:
+            InvalidInput: The type has no executor here.
         """
+        self._check_flushed(type)
         shared, waits = self._shared, not self._is_storer()
         with shared.changed:
             mark = shared.intake.mark()
@@ -135,6 +143,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
 
     def outcome(self, message_id: str) -> Outcome:
         """What became of a message of this collector, by any member."""
+        check_text("message_id", message_id)
         return self._shared.store.outcomes_of([message_id])[message_id]
 
     # --- its life -------------------------------------------------------------------------------------------------
@@ -225,6 +234,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
             Whether everything closed was consumed in time. False in an executor or a handler, which cannot wait for
             itself: it is closed in the background then.
         """
+        check_seconds("timeout_s", timeout_s, zero=True)
         if not self._is_started:
             return True
         if threading.current_thread() in self._threads():

@@ -33,6 +33,9 @@ CRASHES_MAX: Final = 10
 ATTEMPTS_MAX: Final = 1000
 """Attempts a message may be given."""
 
+SECONDS_MAX: Final = 2**31 - 1
+"""Seconds any time span may have, about 68 years: what a PostgreSQL integer holds, and every clock can wait for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
@@ -79,6 +82,9 @@ class ExecutorOptions:
             check_seconds("idle_s", self.idle_s)
         if self.when_full not in get_args(WhenFull):
             raise InvalidInput(f"when_full is 'block', 'refuse' or 'spill', not {self.when_full!r}")
+        for name in ("one_at_a_time", "joins_transaction"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
 
     @property
     def bulks_at_once(self) -> int:
@@ -122,8 +128,30 @@ def check_seconds(name: str, value: Any, *, zero: bool = False) -> None:
     """Check a time span.
 
     Raises:
-        InvalidInput: It is no number of seconds above 0 (or 0, where that is allowed), or not finite.
+        InvalidInput: It is no number of seconds above 0 (or 0, where that is allowed), or over `SECONDS_MAX`.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not (0 < value < float("inf") or (zero and value == 0)):
         raise InvalidInput(f"{name} is a number of seconds{' from 0 on' if zero else ' above 0'}, not {value!r}")
+    if value > SECONDS_MAX:
+        raise InvalidInput(f"{name} is at most {SECONDS_MAX:,} seconds, not {value!r}")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Check a name, a type or an id.
+
+    Raises:
+        InvalidInput: It is no text, or an empty one.
+    """
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"{name} is a text that is not empty, not {value!r}")
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Check a function that is to be called later.
+
+    Raises:
+        InvalidInput: It cannot be called.
+    """
+    if not callable(value):
+        raise InvalidInput(f"{name} is a function; {value!r} cannot be called")

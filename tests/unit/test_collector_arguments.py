@@ -1,0 +1,186 @@
+"""Wrong arguments of a collector, its bulks and its outcomes: one clear error that names the argument, and no more."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from relatum import MessageId
+from relatum.collecting import AsyncMessageCollector, Bulk, Failure, FlushReason, MessageCollector
+from relatum.collecting._bulk import Collected, results_of
+from relatum.errors import ConfigurationError, InvalidInput
+from relatum.reading import Message, Properties
+
+BROKER = "amqp://guest@127.0.0.1:1/"
+
+
+def read(offset: int) -> Message:
+    """A message of a stream."""
+    return Message("orders", offset, None, None, lambda: ({}, Properties(message_id=f"m{offset}"), b"body", True))
+
+
+@pytest.mark.parametrize("kind", [MessageCollector, AsyncMessageCollector])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("streams", [5]),
+        ("streams", [""]),
+        ("streams", 5),
+        ("broker", 5),
+        ("keep_s", 10**12),
+        ("keep_s", True),
+        ("lease_s", 0.999),
+        ("lease_s", 10**12),
+        ("lease_s", "5"),
+        ("dead_letter_stream", 5),
+        ("dead_letter_stream", ""),
+        ("type_of", "type"),
+    ],
+)
+def test_an_option_that_cannot_be_one_is_refused(kind: Callable[..., Any], name: str, value: Any) -> None:
+    """Before anything is opened; nothing listens where the broker is said to be."""
+    with pytest.raises(InvalidInput, match=name):
+        kind("billing", **{"broker": BROKER, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("one_at_a_time", "yes"),
+        ("one_at_a_time", 1),
+        ("max_age_s", 10**12),
+        ("max_age_s", "1"),
+        ("idle_s", -1),
+        ("backoff_s", float("nan")),
+        ("workers", 0),
+        ("when_full", "drop"),
+    ],
+)
+def test_an_option_of_an_executor_is_refused(name: str, value: Any) -> None:
+    """Nothing is registered then, so that the type is free."""
+    collector = MessageCollector("billing")
+    with pytest.raises(InvalidInput, match=name):
+        collector.register_executor("order", print, **{name: value})  # type: ignore[arg-type]
+    collector.register_executor("order", lambda bulk: None)
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "said"),
+    [
+        (None, {}, "handler"),
+        (print, {"message_id": ""}, "message_id"),
+        (print, {"message_id": 5}, "message_id"),
+        (print, {"type": ""}, "type"),
+        (print, {"type": "a", "message_id": "b"}, "not of two"),
+    ],
+)
+def test_a_result_handler_that_cannot_be_called_is_refused(handler: Any, options: dict[str, Any], said: str) -> None:
+    """It would fail later, in a thread, for each message."""
+    with pytest.raises(InvalidInput, match=said):
+        MessageCollector("billing").register_result_handler(handler, **options)
+
+
+def test_only_messages_of_streams_are_collected() -> None:
+    """One that is none is refused together with all that were given with it: nothing is taken."""
+    collector = MessageCollector("billing")
+    collector.register_executor("order", lambda bulk: None)
+    with collector:
+        for wrong in (None, b"body", (read(1),)):
+            with pytest.raises(InvalidInput, match=type(wrong).__name__):
+                collector.collect(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="bytes"):
+            collector.collect_many([read(1), b"body"])  # type: ignore[list-item]
+        with pytest.raises(InvalidInput, match="NoneType"):
+            collector.collect_many(None)  # type: ignore[arg-type]
+        for timeout_s in (-1, "3", float("inf"), 10**12):
+            with pytest.raises(InvalidInput, match="timeout_s"):
+                collector.collect(read(1), timeout_s=timeout_s)  # type: ignore[arg-type]
+        assert collector.held_messages == 0
+
+
+def test_a_type_nobody_consumes_is_not_flushed() -> None:
+    """A misspelt one would leave the bulk that is meant open."""
+    collector = MessageCollector("billing")
+    collector.register_executor("order", lambda bulk: None)
+    with collector:
+        collector.flush("order")
+        collector.flush()
+        with pytest.raises(InvalidInput, match="'oder'"):
+            collector.flush("oder")
+
+
+def test_a_time_out_to_close_in_is_checked_first() -> None:
+    """The collector goes on: it can be closed afterwards."""
+    collector = MessageCollector("billing")
+    collector.register_executor("order", lambda bulk: None)
+    with collector:
+        for timeout_s in (-1, "3"):
+            with pytest.raises(InvalidInput, match="timeout_s"):
+                collector.close(timeout_s)  # type: ignore[arg-type]
+        assert collector.collect(read(1)) is False
+        assert collector.passed_over == 1
+        with pytest.raises(InvalidInput, match="message_id"):
+            collector.outcome("")
+
+
+def test_asyncio_refuses_the_same() -> None:
+    """Its own calls check their arguments as the blocking ones do."""
+
+    async def misuse() -> None:
+        collector = AsyncMessageCollector("billing")
+        collector.register_executor("order", lambda bulk: None)
+        async with collector:
+            for call in (
+                lambda: collector.collect(b"body"),  # type: ignore[arg-type]
+                lambda: collector.collect(read(1), timeout_s=-1),
+                lambda: collector.flush("oder"),
+                lambda: collector.close(-1),
+                lambda: collector.outcome(""),
+            ):
+                with pytest.raises(InvalidInput):
+                    await call()
+
+    asyncio.run(misuse())
+
+
+def bulk_of(*offsets: int) -> Bulk:
+    """A bulk."""
+    messages = (Collected(MessageId("orders", n), f"m{n}", "order", 10, read(n)) for n in offsets)
+    return Bulk(7, "order", tuple(messages), FlushReason.AGE)
+
+
+@pytest.mark.parametrize("wrong", [None, "m1", MessageId("orders", 1), SimpleNamespace(place=MessageId("orders", 1))])
+def test_results_are_noted_of_messages_alone(wrong: Any) -> None:
+    """An id or None would be noted of nothing."""
+    bulk = bulk_of(1)
+    with pytest.raises(InvalidInput, match=r"bulk\.messages"):
+        bulk.failed(wrong, "x")
+    with pytest.raises(InvalidInput, match=r"bulk\.messages"):
+        bulk.succeeded(wrong)
+
+
+def test_results_are_noted_of_this_bulk_s_messages_alone() -> None:
+    """One of another bulk is refused, and this bulk's results stay as they are."""
+    bulk, other = bulk_of(1, 2), bulk_of(3)
+    bulk.failed(bulk.messages[0], Failure("no such order"))
+    for note in (bulk.succeeded, lambda message: bulk.failed(message, "x")):
+        with pytest.raises(InvalidInput, match="m3"):
+            note(other.messages[0])
+    assert list(results_of(bulk, None).values()) == [Failure("no such order"), None]
+
+
+@pytest.mark.parametrize("error", [None, 5, ValueError])
+def test_a_failure_says_why(error: Any) -> None:
+    """What is no reason, no exception and no Failure is refused."""
+    bulk = bulk_of(1)
+    with pytest.raises(InvalidInput, match="error is"):
+        bulk.failed(bulk.messages[0], error)
+    assert list(results_of(bulk, None).values()) == [None]
+
+
+def test_what_needs_a_server_is_configuration() -> None:
+    """As it was: streams without a broker are no wrong value, but a missing one."""
+    with pytest.raises(ConfigurationError, match="broker"):
+        MessageCollector("billing", streams=["orders"])
