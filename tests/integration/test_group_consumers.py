@@ -14,15 +14,24 @@ import pytest
 import sqlalchemy as sa
 
 import relatum_migrations
-from relatum.errors import ClaimLost, ConfigurationError, GroupConflict, InvalidInput, KeyNotDefined
+from relatum.errors import (
+    ClaimLost,
+    ConfigurationError,
+    GroupConflict,
+    InvalidInput,
+    KeyNotDefined,
+    PublishUnroutable,
+    StreamNotFound,
+)
 from relatum.grouping import GROUP_KEY
 from relatum.local import LocalServers
 from relatum.reading import StreamReader
 from relatum.recording import backfill, prune
 from relatum.store import make_engine
 from relatum_consumer import AsyncRelations, Relations
-from relatum_consumer.grouping import GroupConsumer, IncompleteGroupReport, SharedGroup
+from relatum_consumer.grouping import GroupConsumer, IncompleteGroupReport, SharedGroup, _durable_unrecorded
 from tests.support import (
+    broker_connection,
     declare_stream,
     delete_stream,
     publish_plain,
@@ -353,6 +362,63 @@ def _raises(relations: Relations, stream: str, key: str) -> bool:
     return False
 
 
+# --- what is not recorded ----------------------------------------------------------------------------------
+
+
+def test_who_waits_for_what_nobody_records_is_told(
+    relations: Relations,
+    amqp_url: str,
+    engine: sa.Engine,
+    streams: list[str],
+    record: Record,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once for each stream, recorded in part or not at all; where a recorder is at work there is nothing to tell."""
+    part, never = streams
+    publish_plain(amqp_url, part, whole_group(1, 2))
+    record(part)
+    assert given(relations, streams) == ids(1)
+    assert not caplog.records
+    publish_plain(amqp_url, part, whole_group(2, 3))
+    publish_plain(amqp_url, never, whole_group(3, 2))
+    with relations.groups(streams, consumer="billing") as groups:
+        assert [list(groups), list(groups)] == [[], []]
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{count} messages of the stream {name!r} are not recorded, and nobody records it: `relatum record {name}`"
+        for name, count in ((part, 3), (never, 2))
+    ]
+    caplog.clear()
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.streams SET lease_expires_at = now() + interval '1 minute'"))
+    assert given(relations, part, "other") == ids(1)
+    assert not caplog.records
+
+
+def test_who_follows_is_told_when_it_lasts(
+    relations: Relations,
+    amqp_url: str,
+    stream_name: str,
+    record: Record,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once, without an end of the reading."""
+    monkeypatch.setattr(_durable_unrecorded, "CHECKS_S", 0.3)
+    publish_plain(amqp_url, stream_name, whole_group(1, 2))
+    record(stream_name)
+    publish_plain(amqp_url, stream_name, whole_group(2, 1))
+    found = []
+    with relations.groups(stream_name, consumer="billing", follow=True) as groups:
+        thread = threading.Thread(target=lambda: found.extend(groups))
+        thread.start()
+        wait_until(lambda: bool(caplog.records), what="it is told")
+        record(stream_name)
+        wait_until(lambda: len(found) == 2, what="what is recorded at last is given")
+        groups.close()
+        thread.join(10)
+    assert len(caplog.records) == 1
+
+
 # --- following --------------------------------------------------------------------------------------------
 
 
@@ -491,6 +557,73 @@ def test_an_unsound_group_becomes_dead_letters(
         letters = list(reader.iterate(dead, 0, stop=3))
     assert [letter.body for letter in letters] == [b"1-1", b"1-2", b"1-3"]
     assert {letter.headers["relatum_dead_reason"] for letter in letters} == {"past_last"}
+
+
+def test_dead_letters_must_have_a_place(
+    relations: Relations, amqp_url: str, stream_name: str, engine: sa.Engine, record: Record
+) -> None:
+    """A stream that is missing is noticed at the start, before anything is written; a queue will do."""
+    publish_plain(amqp_url, stream_name, whole_group(1, 1))
+    record(stream_name)
+    missing = GroupConsumer("billing", dead_letter_stream=unique_name("missing"))
+    with pytest.raises(StreamNotFound, match="dead_letter_stream="):
+        next(relations.groups(stream_name, consumer=missing))
+    assert states(engine) == {}
+    queue = unique_name("queue")
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue)
+        try:
+            assert given(relations, stream_name, GroupConsumer("billing", dead_letter_stream=queue)) == ids(1)
+        finally:
+            channel.queue_delete(queue)
+
+
+def test_dead_letters_that_are_not_taken_give_the_group_back(
+    relations: Relations, amqp_url: str, streams: list[str], engine: sa.Engine, record: Record
+) -> None:
+    """Another member deals with it, while this one is still open."""
+    stream, dead = streams
+    publish_plain(amqp_url, stream, [*whole_group(2, 1), *UNSOUND[:-1]])
+    record(stream)
+    consumer = GroupConsumer("billing", dead_letter_stream=dead)
+    with relations.groups(stream, consumer=consumer, on_conflict="dead_letter") as mine:
+        next(mine).acknowledge()
+        delete_stream(amqp_url, dead)
+        with pytest.raises(PublishUnroutable):
+            next(mine)
+        assert states(engine) == {group_id(1): "ready", group_id(2): "done"}
+        declare_stream(amqp_url, dead)
+        assert given(relations, stream, consumer, on_conflict="dead_letter") == []
+    assert states(engine) == {group_id(1): "dead", group_id(2): "done"}
+
+
+def test_what_fails_when_told_is_told_again(
+    relations: Relations, amqp_url: str, database_url: str, stream_name: str, record: Record
+) -> None:
+    """The error ends the iteration, and the report is any member's next, at once."""
+    publish_plain(amqp_url, stream_name, [of_group(1, 1)])
+    record(stream_name)
+
+    async def fail_once(report: IncompleteGroupReport) -> None:
+        raise ValueError(report.group_id)
+
+    async def work() -> None:
+        consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=fail_once)
+        async with AsyncRelations(amqp_url, database_url) as asynchronous:
+            groups = asynchronous.groups(stream_name, consumer=consumer, follow=True)
+            with pytest.raises(ValueError, match=group_id(1)):
+                await anext(groups)
+            told: list[str] = []
+            telling = GroupConsumer(
+                "billing", incomplete_after_s=0.1, on_incomplete=lambda report: told.append(report.group_id)
+            )
+            options: dict[str, Any] = {"follow": True, "idle_timeout_s": 1}
+            assert await asyncio.to_thread(given, relations, stream_name, telling, **options) == []
+            assert told == ids(1)
+            await groups.aclose()
+
+    asyncio.run(work())
 
 
 def fail(relations: Relations, stream: str, consumer: GroupConsumer) -> list[str | None]:

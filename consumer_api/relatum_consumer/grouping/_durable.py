@@ -7,7 +7,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from relatum.errors import GroupConflict, StreamNotFound, StreamReplaced, Transient
+from relatum.errors import (
+    AccessRefused,
+    GroupConflict,
+    NotAStream,
+    RelatumError,
+    StreamNotFound,
+    StreamReplaced,
+    Transient,
+)
 from relatum.grouping import Anomaly
 from relatum.reading import Message
 from relatum_consumer._catalog import Catalog
@@ -21,6 +29,7 @@ from relatum_consumer.grouping._durable_consumer import find_consumer
 from relatum_consumer.grouping._durable_options import SharedOptions
 from relatum_consumer.grouping._durable_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
 from relatum_consumer.grouping._durable_scan import Scanner
+from relatum_consumer.grouping._durable_unrecorded import Unrecorded
 from relatum_consumer.grouping._group import IncompleteGroupReport
 from relatum_consumer.grouping._position import report
 from relatum_consumer.grouping._requests import GroupSteps
@@ -60,6 +69,7 @@ class SharedReading:
         self._options = options
         self._deliveries_max = options.consumer.deliveries_max
         self._scanner: Scanner | None = None
+        self._unrecorded = Unrecorded(catalog, options.names)
         self._waiting: deque[Claim] = deque()
         self._outcomes: deque[Outcome | Refused] = deque()
         self._idle_at = 0.0
@@ -74,12 +84,16 @@ class SharedReading:
 
         Raises:
             GroupConflict: a group is not sound and is not to be passed over; it was given back.
+            StreamNotFound: there is no stream, or no dead-letter stream, of a name that was given.
         """
         follow, idle_s = self._options.follow, self._options.idle_timeout_s
         last, pause = time.monotonic(), POLL_S_MIN
         while not self.claims.is_closed:
+            is_end = not follow or (idle_s is not None and time.monotonic() - last >= idle_s)
             try:
                 outcome = yield from self._next()
+                if outcome is None:
+                    yield from self._unrecorded.check(is_end=is_end)
             except (Transient, StreamReplaced):
                 # Who follows waits until the servers are there again, and a recorder has put the stream right.
                 if not follow:
@@ -87,10 +101,10 @@ class SharedReading:
                 outcome = None
             if outcome is not None:
                 return outcome
-            left = POLL_S_MAX if idle_s is None else last + idle_s - time.monotonic()
-            if not follow or left <= 0:
+            if is_end:
                 return None
-            yield Pause(min(pause, left))
+            left = POLL_S_MAX if idle_s is None else last + idle_s - time.monotonic()
+            yield Pause(max(0.0, min(pause, left)))
             pause = min(2 * pause, POLL_S_MAX)
         return None
 
@@ -141,8 +155,9 @@ class SharedReading:
     # --- the consumer -------------------------------------------------------------------------------------
 
     def _opened(self) -> GroupSteps[Scanner]:
-        """Find the consumer, or make it."""
+        """Find the consumer, or make it, once it is sure that its dead letters have a place."""
         if self._scanner is None:
+            yield from _check_dead_letters(self._options.consumer.dead_letter_stream)
             consumer = yield from find_consumer(self._catalog, self._options)
             self.claims.bind(consumer.consumer_id)
             self._scanner = Scanner(self._catalog, consumer)
@@ -271,6 +286,14 @@ class SharedReading:
                 "and only in its streams" if letters is None else f"and in the stream {letters!r}",
             )
 
+    def not_given_up(self, outcome: GivenUp) -> GroupSteps[None]:
+        """The caller failed, or the dead letters were not taken: the group's turn comes again, at any member."""
+        try:
+            yield from self.claims.end(outcome.claim, statements.give_back("ready"))
+        except RelatumError as error:
+            self.claims.forget(outcome.claim)
+            logger.warning("a group could not be given back, and is free when its lease has run out: %s", error)
+
 
 _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 """What a group that is complete cannot recover from."""
@@ -292,6 +315,20 @@ class _AtOnce(Reading):
         taken = self._messages[self._at : self._at + count]
         self._at += count
         return taken
+
+
+def _check_dead_letters(name: str | None) -> GroupSteps[None]:
+    """See that there is a stream, or a queue, for dead letters: at the start, not when the first one is lost."""
+    if name is None:
+        return
+    try:
+        yield Bounds(name)
+    except StreamNotFound as error:
+        raise StreamNotFound(
+            f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
+        ) from error
+    except (NotAStream, AccessRefused):
+        pass  # A queue will do; and who may publish need not be allowed to read.
 
 
 def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:

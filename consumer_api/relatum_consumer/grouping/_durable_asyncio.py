@@ -80,6 +80,14 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             await self._give_up(outcome)
 
     async def _give_up(self, outcome: GivenUp) -> None:
+        try:
+            await self._tell(outcome)
+            await self._run(self._reading.given_up(outcome))
+        except Exception:
+            await self._run(self._reading.not_given_up(outcome))
+            raise
+
+    async def _tell(self, outcome: GivenUp) -> None:
         if outcome.reason is None:
             assert callable(self._on_incomplete), "who is not told has dead letters"
             told = self._on_incomplete(outcome.report)
@@ -88,7 +96,6 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         elif outcome.messages:
             assert self._letters is not None, "the options were checked"
             await asyncio.to_thread(_publish, self._letters, outcome)
-        await self._run(self._reading.given_up(outcome))
 
     def _keep(self) -> None:
         if self._keeper is None and not self._reading.claims.is_closed:

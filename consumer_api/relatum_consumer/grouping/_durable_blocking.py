@@ -73,7 +73,8 @@ class SharedGroups(Iterator[SharedGroup]):
 
         Raises:
             GroupConflict: a group is not sound; it was given back.
-            PublishError: the dead-letter stream does not take a message; the group is dealt with again.
+            StreamNotFound: there is no stream, or no dead-letter stream, of a name that was given.
+            PublishError: the dead-letter stream does not take a message; the group was given back.
         """
         while True:
             self._keep()
@@ -97,6 +98,14 @@ class SharedGroups(Iterator[SharedGroup]):
             self._give_up(outcome)
 
     def _give_up(self, outcome: GivenUp) -> None:
+        try:
+            self._tell(outcome)
+            self._run(self._reading.given_up(outcome))
+        except Exception:
+            self._run(self._reading.not_given_up(outcome))
+            raise
+
+    def _tell(self, outcome: GivenUp) -> None:
         if outcome.reason is None:
             assert callable(self._on_incomplete), "who is not told has dead letters"
             self._on_incomplete(outcome.report)
@@ -105,7 +114,6 @@ class SharedGroups(Iterator[SharedGroup]):
             # They are rare: a connection that is left to time is one more to lose.
             with self._letters:
                 self._letters.publish(outcome.messages, outcome.reason, **outcome.headers)
-        self._run(self._reading.given_up(outcome))
 
     def _keep(self) -> None:
         """See that leases are renewed. The thread ends with this object, should nobody close it."""

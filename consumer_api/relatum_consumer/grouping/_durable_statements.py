@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import coverage, group_consumers, group_scans, group_states
+from relatum.store import coverage, group_consumers, group_scans, group_states, streams
 from relatum_consumer._statements import compiled
 
 _CONSUMER: Final = sa.bindparam("consumer_id", type_=sa.Integer)
@@ -88,6 +88,16 @@ def scans() -> str:
         scanned.consumer_id == _CONSUMER, scanned.stream_id == sa.any_(ids)
     )
     return compiled(statement.order_by(scanned.stream_id, scanned.from_offset))
+
+
+@lru_cache
+def recorded_now() -> str:
+    """Those of the streams `stream_ids` that some process records now: their numbers."""
+    ids = sa.bindparam("stream_ids", type_=postgresql.ARRAY(sa.Integer))
+    statement = sa.select(streams.c.stream_id).where(
+        streams.c.stream_id == sa.any_(ids), streams.c.lease_expires_at >= _NOW
+    )
+    return compiled(statement)
 
 
 @lru_cache
@@ -268,9 +278,13 @@ def finish(state: str) -> str:
 
 @lru_cache
 def give_back(state: str) -> str:
-    """End a claim so that the group is "ready" for any member, or "open" as if it had not been seen complete."""
-    statement = sa.update(group_states).where(*_this_claim(), _STATES.state == _word("claimed"))
-    values = statement.values(state=_word(state), holder=_NULL, lease_expires_at=_NULL)
+    """End a claim so that the group is "ready" for any member, or "open" as if it had not been seen complete.
+
+    One that was claimed to be given up is open, and stays that.
+    """
+    statement = sa.update(group_states).where(*_this_claim(), _STATES.state.in_([_word("claimed"), _word("open")]))
+    left = sa.case((_STATES.state == _word("open"), _word("open")), else_=_word(state))
+    values = statement.values(state=left, holder=_NULL, lease_expires_at=_NULL)
     return compiled(values.returning(_STATES.group_id))
 
 
