@@ -63,7 +63,10 @@ def test_outcomes_are_shown_and_end_with_what_needs_doing(relatum: Relatum, coll
         ("nobody", "unknown", False),
     ]
     assert document[0]["attempts"] == 1
-    assert relatum.json("outcome", "dead", "--collector", "audit")[0]["status"] == "unknown"
+    assert relatum.json("outcome", "dead", "--collector", "billing")[0]["status"] == "dead"
+    misspelt = relatum.run("outcome", "dead", "--collector", "biling")
+    assert misspelt.returncode == ExitCode.NOT_THERE
+    assert "'biling'" in misspelt.stderr
 
 
 def test_status_shows_collectors(relatum: Relatum, collected: CollectorStore, stream: str) -> None:

@@ -1,6 +1,7 @@
 """Asking what became of a message: by id, one or many, waiting for it, by handlers, and by receipts."""
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from relatum import MessageId
 from relatum.collecting import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
 from relatum.collecting._ports import Entry, Result
 from relatum.collecting._store import CollectorStore
-from relatum.errors import DatabaseUnavailable, InvalidInput, NotFinishedInTime
+from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
 from tests.support import broker_connection, wait_until
 
 LEASE_S = 60.0
@@ -106,7 +107,28 @@ def test_several_collectors_answer_for_themselves(engine: sa.Engine, outcomes: O
     assert (outcome.status, outcome.collector) == (OutcomeStatus.COLLECTED, "audit")
     assert [other.collector for other in outcome.others] == ["billing"]
     assert outcomes.of("id", collector="billing").status is OutcomeStatus.SUCCEEDED
-    assert outcomes.of("id", collector="nobody").status is OutcomeStatus.UNKNOWN
+    assert outcomes.of("nothing", collector="billing").status is OutcomeStatus.UNKNOWN
+    for ask in (
+        lambda: outcomes.of("id", collector="biling"),
+        lambda: outcomes.of_many([], collector="biling"),
+        lambda: outcomes.wait("id", 0.05, collector="biling"),
+    ):
+        with pytest.raises(NotFound, match="'biling'"):
+            ask()
+    with pytest.raises(InvalidInput, match="collector"):
+        outcomes.of("id", collector="")
+
+
+def test_a_collector_that_nobody_made_yet_is_waited_for(engine: sa.Engine, outcomes: Outcomes) -> None:
+    """A publisher may ask for the outcome before the first member started; a handler is told then, too."""
+    told: queue.Queue[Outcome] = queue.Queue()
+    outcomes.register_result_handler(told.put, "id", collector="late")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(outcomes.wait, "id", 30, collector="late")
+        Collecting(engine, "late").all_at_once("id", OutcomeStatus.SUCCEEDED)
+        assert waiting.result(30).status is OutcomeStatus.SUCCEEDED
+    while not told.get(timeout=30).is_final:
+        pass
 
 
 def test_waiting_ends_with_the_final_outcome(collecting: Collecting, outcomes: Outcomes) -> None:
@@ -182,6 +204,43 @@ def test_closing_ends_the_thread(database_url: str) -> None:
     asked.register_result_handler(print, "id")
     asked.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "relatum-outcomes"]
+    for ask in (lambda: asked.of("id"), lambda: asked.register_result_handler(print, "id")):
+        with pytest.raises(ConfigurationError, match="closed"):
+            ask()
+
+
+def test_a_database_that_is_not_there_is_no_server_that_is_away(database_url: str) -> None:
+    """Waiting would not cure it: the error comes at once."""
+    nowhere = sa.make_url(database_url).set(database="relatum_nothing")
+    with Outcomes(nowhere) as asked, pytest.raises(ConfigurationError, match="no such database"):
+        asked.wait("id", 60)
+
+
+def test_arguments_are_checked_before_anything_is_asked() -> None:
+    """Nothing listens at this address: each is refused by its name all the same."""
+    with Outcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
+        for timeout_s in (-1, "3", None, float("inf")):
+            with pytest.raises(InvalidInput, match="timeout_s"):
+                asked.wait("id", timeout_s)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="handler"):
+            asked.register_result_handler(None, "id")  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="message_id"):
+            asked.register_result_handler(print, "")
+        with pytest.raises(InvalidInput, match="not empty"):
+            asked.of("")
+        with pytest.raises(InvalidInput, match="message_ids"):
+            asked.of_many(None)  # type: ignore[arg-type]
+
+    async def misuse() -> None:
+        async with AsyncOutcomes("postgresql://nobody@127.0.0.1:1/nothing") as asked:
+            with pytest.raises(InvalidInput, match="timeout_s"):
+                await asked.wait("id", -1)
+            with pytest.raises(InvalidInput, match="handler"):
+                asked.register_result_handler(None, "id")  # type: ignore[arg-type]
+            with pytest.raises(InvalidInput, match="message_ids"):
+                await asked.of_many(None)  # type: ignore[arg-type]
+
+    asyncio.run(misuse())
 
 
 def test_the_async_twin_answers_the_same(collecting: Collecting, database_url: str) -> None:
@@ -222,6 +281,12 @@ def test_a_receipt_waits_for_the_outcome(
         with pytest.raises(NotFinishedInTime) as caught:
             receipt.outcome(timeout_s=0)
         assert caught.value.outcome.status is OutcomeStatus.UNKNOWN
+        with pytest.raises(NotFinishedInTime, match=r"within 0\.05 s"):
+            receipt.outcome(timeout_s=0.05)
+        for call in (receipt.outcome, receipt.wait):
+            for timeout_s in (-1, "3"):
+                with pytest.raises(InvalidInput, match="timeout_s"):
+                    call(timeout_s)  # type: ignore[arg-type]
         thread = collected_later(engine, receipt.message_id, status)
         outcome = receipt.outcome(timeout_s=30)
         assert (outcome.status, outcome.reason) == (status, "as told")
@@ -245,6 +310,9 @@ def test_an_async_receipt_waits_for_the_outcome(
             receipt = await relatum.publish_async(channel.default_exchange, message, stream_name)
             with pytest.raises(NotFinishedInTime):
                 await receipt.outcome(timeout_s=0)
+            for call in (receipt.outcome, receipt.wait):
+                with pytest.raises(InvalidInput, match="timeout_s"):
+                    await call(-1)
             thread = collected_later(engine, receipt.message_id, OutcomeStatus.SUCCEEDED)
             assert (await receipt.outcome(timeout_s=30)).status is OutcomeStatus.SUCCEEDED
             thread.join()

@@ -4,13 +4,16 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import typer
 
 from relatum import errors
+from relatum.collecting import Outcome, OutcomeStatus
 from relatum.command import ExitCode, exit_code_of, parse_span, print_messages
 from relatum.command._logs import JsonFormatter, TextFormatter
+from relatum.command._outcome import print_outcomes
 from relatum.command._output import ranges_text, size_text
 from relatum.reading import Message
 
@@ -74,6 +77,20 @@ def test_messages_on_the_terminal_cannot_move_its_cursor(capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "\x1b[2J" not in shown
     assert "[bold]x" in shown
+
+
+def test_outcomes_fit_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns ids are whole, nothing is cut, and what a message says cannot move the cursor."""
+    monkeypatch.setenv("COLUMNS", "80")
+    long_id = "0193-" * 20 + "\x1b[2J"
+    taken = Outcome(long_id, OutcomeStatus.DEAD, "billing", "order", "s" * 100, 7, 3, "ValueError: " + "x" * 100)
+    print_outcomes([replace(taken, others=(Outcome("unknown-one", OutcomeStatus.UNKNOWN),))])
+    shown = capsys.readouterr().out
+    assert "0193-" * 20 + "·[2J: dead" in shown
+    assert "unknown-one: unknown" in shown
+    assert "…" not in shown
+    assert shown.count("s") >= 100
+    assert shown.count("x") >= 100
 
 
 def test_ranges_and_sizes_are_shown_as_people_read_them() -> None:

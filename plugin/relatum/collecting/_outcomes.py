@@ -12,9 +12,10 @@ from typing import Final, Self
 import sqlalchemy as sa
 
 from relatum.collecting import _statements as statements
+from relatum.collecting._options import check_callable, check_seconds, check_text
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import least_advanced, unknown
-from relatum.errors import InvalidInput, NotFinishedInTime, RelatumError, Transient
+from relatum.errors import ConfigurationError, InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient
 from relatum.store import collector_sources, collectors, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.collecting")
@@ -58,6 +59,14 @@ def read_outcomes(
     }
 
 
+def _require_collector(connection: sa.Connection, name: str) -> None:
+    if (
+        connection.execute(sa.select(collectors.c.collector_id).where(collectors.c.name == name).limit(1)).first()
+        is None
+    ):
+        raise NotFound(f"there is no collector {name!r}: its first member makes it")
+
+
 class Outcomes:
     """What became of messages, for the producer and for whoever else has their ids. Thread-safe.
 
@@ -71,6 +80,7 @@ class Outcomes:
         self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -84,6 +94,7 @@ class Outcomes:
         """End the thread that watches for result handlers, and give connections back."""
         with self._lock:
             watch, self._watch = self._watch, None
+            self._is_closed = True
         if watch is not None:
             watch.stop()
         if self._is_own:
@@ -102,15 +113,33 @@ class Outcomes:
             longer ago than its collector keeps (`keep_s`).
 
         Raises:
+            NotFound: there is no collector of that name.
             DatabaseUnavailable: PostgreSQL does not answer; nothing is known.
+            ConfigurationError: these outcomes were closed.
         """
         return self.of_many([message_id], collector=collector)[message_id]
 
     def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
         """What became of messages so far: an outcome for each id, in the order given; see `of`."""
         ids = _checked(message_ids)
+        if collector is not None:
+            check_text("collector", collector)
+        self._require_open()
         with translated_errors(), self._engine.connect() as connection:
-            return read_outcomes(connection, ids, collector=collector)
+            found = read_outcomes(connection, ids, collector=collector)
+            # Whatever was found has a collector: it is looked for where its name may be misspelt.
+            if collector is not None and all(each.status is OutcomeStatus.UNKNOWN for each in found.values()):
+                _require_collector(connection, collector)
+            return found
+
+    def _read(self, message_ids: list[str], collector: str | None) -> dict[str, Outcome]:
+        """As `of_many`, for what waits: a collector that nobody has made yet may come."""
+        with translated_errors(), self._engine.connect() as connection:
+            return read_outcomes(connection, message_ids, collector=collector)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError("these outcomes were closed: make others, or ask inside the `with` block")
 
     def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """The outcome of a message, once it is final: of every message with this id that was collected.
@@ -118,12 +147,14 @@ class Outcomes:
         Args:
             message_id: As for `of`.
             timeout_s: Seconds to wait. While PostgreSQL is away, it is waited for as well.
-            collector: As for `of`.
+            collector: As for `of`. While there is none of that name, its first member is waited for as well.
 
         Raises:
             NotFinishedInTime: not final in time; its field `outcome` has what is known. Waiting again is fine.
+            NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """
+        check_seconds("timeout_s", timeout_s, zero=True)
         deadline = time.monotonic() + timeout_s
         pause = _POLL_FIRST_S
         while True:
@@ -137,10 +168,10 @@ class Outcomes:
             pause = min(2 * pause, _POLL_LAST_S)
 
     def _asked(self, message_id: str, collector: str | None, deadline: float) -> Outcome | None:
-        """The outcome now; None while the database is away and there is time left."""
+        """The outcome now; None while the database is away, or the collector not made, and there is time left."""
         try:
             return self.of(message_id, collector=collector)
-        except Transient:
+        except (Transient, NotFound):
             if time.monotonic() >= deadline:
                 raise
             return None
@@ -157,10 +188,18 @@ class Outcomes:
         Args:
             handler: Called with the outcome.
             message_id: As for `of`.
-            collector: As for `of`.
+            collector: As for `wait`.
+
+        Raises:
+            InvalidInput: an argument cannot be one.
+            ConfigurationError: these outcomes were closed.
         """
-        _checked([message_id])
+        check_callable("handler", handler)
+        check_text("message_id", message_id)
+        if collector is not None:
+            check_text("collector", collector)
         with self._lock:
+            self._require_open()
             if self._watch is None:
                 self._watch = _Watch(self)
             self._watch.add(message_id, collector, handler)
@@ -204,7 +243,7 @@ class _Watch:
             for collector in {collector for collector, _ in waiting}:
                 ids = [message_id for named, message_id in waiting if named == collector]
                 try:
-                    found = self._outcomes.of_many(ids, collector=collector)
+                    found = self._outcomes._read(ids, collector)
                 except RelatumError as error:
                     logger.warning("result handlers wait for PostgreSQL: %s", error)
                     continue
@@ -270,10 +309,11 @@ class AsyncOutcomes:
 
     async def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
         """What became of messages so far; see `Outcomes.of_many`."""
-        return await asyncio.to_thread(self._outcomes.of_many, list(message_ids), collector=collector)
+        return await asyncio.to_thread(self._outcomes.of_many, message_ids, collector=collector)
 
     async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """The outcome of a message, once it is final; see `Outcomes.wait`. Cancelling it leaves nothing behind."""
+        check_seconds("timeout_s", timeout_s, zero=True)
         deadline = time.monotonic() + timeout_s
         pause = _POLL_FIRST_S
         while True:
@@ -295,6 +335,7 @@ class AsyncOutcomes:
         def in_loop(outcome: Outcome) -> None:
             loop.call_soon_threadsafe(call_handler, handler, outcome)
 
+        check_callable("handler", handler)
         self._outcomes.register_result_handler(in_loop, message_id, collector=collector)
 
 
@@ -316,8 +357,9 @@ def _checked(message_ids: Iterable[str]) -> list[str]:
     """The ids, as a list of text."""
     if isinstance(message_ids, str):
         raise InvalidInput("of_many takes several ids; use of for one")
+    if not isinstance(message_ids, Iterable):
+        raise InvalidInput(f"message_ids are several ids, not {message_ids!r}")
     ids = list(message_ids)
     for message_id in ids:
-        if not isinstance(message_id, str):
-            raise InvalidInput(f"a message id is text, not {type(message_id).__name__}")
+        check_text("a message id", message_id)
     return ids

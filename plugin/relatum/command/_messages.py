@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from rich.table import Table
+from rich.text import Text
 
 from relatum.command._output import console
 from relatum.reading import Message, Properties
@@ -50,12 +51,11 @@ def print_messages(messages: Iterable[Message]) -> None:
     for message in messages:
         time = message.time.isoformat(sep=" ") if message.time else "–"
         row = (message.stream, f"{message.offset:,}", time, _headers_text(message), _body_text(message))
-        table.add_row(*(_plain(cell) for cell in row))
+        table.add_row(*(plain_text(cell) for cell in row))
     console.print(table)
 
 
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    # As text, never as markup; control characters could move the terminal's cursor.
-    return Text("".join(character if character.isprintable() or character == "\n" else "·" for character in text))
+def plain_text(text: str, style: str = "") -> Text:
+    """Text of others for the terminal: never as markup; control characters, which could move its cursor, as dots."""
+    shown = (character if character.isprintable() or character == "\n" else "·" for character in text)
+    return Text("".join(shown), style)

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from relatum.collecting import Outcome, Outcomes, OutcomeStatus
 from relatum.command._exits import ExitCode
+from relatum.command._messages import plain_text
 from relatum.command._options import DatabaseOption, JsonOption, require_database
 from relatum.command._output import console, print_json
 
@@ -26,14 +26,15 @@ def outcome(
     """Show what became of messages: unknown, collected, forwarded, succeeded, failed or dead, with times and reason.
 
     Ends with 0 where all succeeded, 10 where one failed or is dead, 6 where one is unknown, 8 where one is not final
-    yet; the first that holds. `--json` prints one document, the list of outcomes.
+    yet; the first that holds. A collector that is not there is 6, too. `--json` prints one document, the list of
+    outcomes.
     """
     with Outcomes(require_database(database)) as outcomes:
         found = list(outcomes.of_many(message_ids, collector=collector).values())
     if as_json:
         print_json([outcome_document(each) for each in found])
     else:
-        _print(found)
+        print_outcomes(found)
     code = code_of(found)
     if code is not ExitCode.OK:
         raise typer.Exit(code)
@@ -62,15 +63,35 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _print(found: Collection[Outcome]) -> None:
-    table = Table("message", "status", "collector", "place", "attempts", "collected", "finished", "reason")
+def print_outcomes(found: Collection[Outcome]) -> None:
+    """Print outcomes for people, a block for each message."""
     for first in found:
         for each in (first, *first.others):
-            place = "–" if each.stream is None else f"{each.stream}@{each.offset}"
-            cells = (each.message_id, each.status.value, each.collector or "–", place, f"{each.attempts:,}")
-            times = (_moment(each.collected_at), _moment(each.finished_at))
-            table.add_row(*(Text(cell) for cell in (*cells, *times, each.reason or "")))
-    console.print(table)
+            # Wrapped by the terminal alone, so that an id can be copied whole.
+            console.print(plain_text(f"{each.message_id}: {each.status.value}", "bold"), soft_wrap=True)
+            table = Table(show_header=False)
+            table.add_column(no_wrap=True)
+            table.add_column(overflow="fold")
+            for label, value in _facts(each):
+                table.add_row(label, plain_text(value))
+            if table.row_count:
+                console.print(table)
+
+
+def _facts(outcome: Outcome) -> list[tuple[str, str]]:
+    """What is known of a message that a collector has taken."""
+    if outcome.collector is None:
+        return []
+    facts = [
+        ("collector", outcome.collector),
+        ("type", outcome.type or "–"),
+        ("place", f"{outcome.stream}@{outcome.offset}"),
+        ("attempts", f"{outcome.attempts:,}"),
+        ("collected", _moment(outcome.collected_at)),
+        ("forwarded", _moment(outcome.forwarded_at)),
+        ("finished", _moment(outcome.finished_at)),
+    ]
+    return facts if outcome.reason is None else [*facts, ("reason", outcome.reason)]
 
 
 def _moment(at: datetime | None) -> str:

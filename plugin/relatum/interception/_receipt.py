@@ -9,7 +9,15 @@ from typing import Final
 
 from relatum._ids import MessageId
 from relatum.collecting import Outcome
-from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishError, PublishOutcomeUnknown
+from relatum.collecting._options import check_seconds
+from relatum.collecting._outcomes import not_finished
+from relatum.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    NotFinishedInTime,
+    PublishError,
+    PublishOutcomeUnknown,
+)
 from relatum.interception._locate import (
     POLL_FIRST_S,
     POLL_LAST_S,
@@ -107,6 +115,7 @@ class Receipt:
                 to other queues only), `found` has the places known so far. Waiting again is fine.
             ConfigurationError: called on the thread of a callback connection, which would wait for itself.
         """
+        check_seconds("timeout_s", timeout_s, zero=True)
         deadline = time.monotonic() + timeout_s
         self._await_answer(deadline, timeout_s)
         arrivals = _Arrivals()
@@ -154,13 +163,19 @@ class Receipt:
             PublishUnroutable, PublishNacked, PublishOutcomeUnknown: as for `wait`.
             NotFinishedInTime: not final in time; its field `outcome` has what is known, "unknown" where no collector
                 has taken the message. Waiting again is fine.
+            NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
             ConfigurationError: as for `wait`; or there is no database to ask.
         """
+        check_seconds("timeout_s", timeout_s, zero=True)
         deadline = time.monotonic() + timeout_s
         self._await_answer(deadline, timeout_s)
         remaining = max(0.0, deadline - time.monotonic())
-        return self._locator.outcomes().wait(self.message_id, remaining, collector=collector)
+        try:
+            return self._locator.outcomes().wait(self.message_id, remaining, collector=collector)
+        except NotFinishedInTime as error:
+            # It names the time that was asked for, not what the broker's answer left of it.
+            raise not_finished(error.outcome, timeout_s) from None
 
     def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
         """Find the message by reading its streams, whatever is known of its outcome. Needs no database.
@@ -237,6 +252,7 @@ class AsyncReceipt:
             NotRecordedInTime: not recorded in time; `in_stream` is True (None where it may have gone to other queues
                 only), `found` has the places known so far. Waiting again is fine.
         """
+        check_seconds("timeout_s", timeout_s, zero=True)
         deadline = time.monotonic() + timeout_s
         loop = asyncio.get_running_loop()
         arrivals = _Arrivals()
@@ -282,6 +298,7 @@ class AsyncReceipt:
 
         Raises:
             NotFinishedInTime: not final in time; its field `outcome` has what is known. Waiting again is fine.
+            NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """
         return await self._locator.async_outcomes().wait(self.message_id, timeout_s, collector=collector)
