@@ -16,7 +16,7 @@ from relatum.collecting import Bulk, Failure, FlushReason, MessageCollector, Out
 from relatum.collecting._options import ENTRY_BYTES
 from relatum.collecting._ports import Advance, Entry
 from relatum.collecting._store import CollectorStore
-from relatum.errors import ConfigurationError, InvalidInput, StreamNotFound
+from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamNotFound
 from relatum.reading import Message, StreamReader
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support.collectors import AsyncCollectorFace, a_loop
@@ -195,7 +195,7 @@ def test_an_orderly_stop_flushes_and_waits(
     wait_status(collector, COLLECTED, "a", "b")
     assert collector.close()
     assert consumer.bulks == [(FlushReason.STOP, ["a", "b"])]
-    with collector_of() as again:
+    with collector_of(streams=[]) as again:
         assert again.outcome("b").status is SUCCEEDED
 
 
@@ -210,6 +210,7 @@ def test_what_is_not_done_when_the_stop_ends_is_done_by_the_next(
         collector.start()
         wait_until(lambda: gate.bulks, what="a bulk at the executor")
         assert not collector.close(timeout_s=0.2)
+        assert not collector.close(), "closed again, it is as little done as before"
         consumer, successor = Consumer(), collector_of()
         successor.register_executor("order", consumer, max_age_s=0.01)
         with successor:
@@ -677,6 +678,42 @@ def test_a_stream_is_followed_from_where_it_is_told(
     assert consumer.bodies == list(expected)
 
 
+def test_it_is_said_that_start_does_not_count(
+    amqp_url: str,
+    stream_name: str,
+    engine: sa.Engine,
+    collector_of: Callable[..., MessageCollector],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stream that has a position goes on there, which is logged; without its position it is begun anew."""
+    publish(amqp_url, stream_name, "a", "b")
+    consumer = Consumer()
+
+    def consume() -> list[str]:
+        caplog.clear()
+        del consumer.bulks[:]
+        collector = collector_of(start=1)
+        collector.register_executor("order", consumer, max_age_s=0.01)
+        with caplog.at_level("INFO", "relatum.collector"), collector:
+            wait_until(lambda: collector._shared.intake.is_followed(stream_name), what="the stream followed")
+            wait_status(collector, SUCCEEDED, "b")
+        return [record.message for record in caplog.records if "start is for" in record.message]
+
+    assert (len(consume()), consumer.bodies) == (0, ["b"])
+    assert (len(consume()), consumer.bodies) == (1, [])
+    with engine.begin() as connection:
+        connection.execute(sa.text(BEGIN_ANEW), {"collector": "billing", "stream": stream_name})
+    assert (len(consume()), consumer.bodies) == (0, ["b"])
+
+
+BEGIN_ANEW = """
+UPDATE relatum.collector_sources SET replaced_at = now(), member_id = NULL
+WHERE stream = :stream AND replaced_at IS NULL
+  AND collector_id IN (SELECT collector_id FROM relatum.collectors WHERE name = :collector)
+"""
+"""What the page of the collector says."""
+
+
 def test_members_collect_each_message_once(
     amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
 ) -> None:
@@ -894,5 +931,70 @@ def test_a_dead_letter_stream_that_is_missing_is_noticed_at_the_start(
 ) -> None:
     """A collector does not begin where it could not publish dead letters."""
     collector = collector_of(dead_letter_stream=unique_name("missing"))
+    collector.register_executor("order", Consumer())
     with pytest.raises(StreamNotFound):
         collector.start()
+
+
+def test_a_queue_is_not_followed(
+    amqp_url: str,
+    stream_name: str,
+    collector_of: Callable[..., MessageCollector],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It never becomes a stream; a stream that is missing may, so it is waited for, which is logged with its name."""
+    queue, missing = unique_name("queue"), unique_name("missing")
+    with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
+        connection.channel().queue_declare(queue, exclusive=False, auto_delete=True, durable=True)
+        collector = collector_of(streams=[stream_name, queue])
+        collector.register_executor("order", Consumer())
+        with pytest.raises(NotAStream, match=queue):
+            collector.start()
+        connection.channel().queue_delete(queue)
+    collector = collector_of(streams=[missing])
+    consumer = Consumer()
+    collector.register_executor("order", consumer, max_age_s=0.01)
+
+    def warnings() -> list[str]:
+        records = [record.message for record in caplog.records if record.name == "relatum.collector"]
+        return [message for message in records if missing in message]
+
+    with caplog.at_level("WARNING", "relatum.collector"):
+        collector.start()
+        try:
+            wait_until(warnings, what="a warning")
+            declare_stream(amqp_url, missing)
+            publish(amqp_url, missing, "a")
+            wait_status(collector, SUCCEEDED, "a")
+        finally:
+            collector.close()
+            delete_stream(amqp_url, missing)
+    assert len(warnings()) == 1
+
+
+def test_streams_are_not_followed_for_nobody(
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
+) -> None:
+    """Without any executor the whole stream would be passed over."""
+    with pytest.raises(ConfigurationError, match="executor"):
+        collector_of().start()
+
+
+def test_dead_letters_are_not_collected_again(
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
+) -> None:
+    """Where dead letters would go to a stream that is followed, also as a partition, the collector is refused."""
+    with pytest.raises(ConfigurationError, match="for ever"):
+        collector_of(dead_letter_stream=stream_name)
+    name = unique_name("super")
+    with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+        try:
+            channel.queue_bind(stream_name, name, "0", {"x-stream-partition-order": 0})
+            collector = collector_of(streams=[name], dead_letter_stream=stream_name)
+            collector.register_executor("order", Consumer())
+            with pytest.raises(ConfigurationError, match="for ever"):
+                collector.start()
+        finally:
+            channel.exchange_delete(name)

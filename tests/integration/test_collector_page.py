@@ -34,7 +34,7 @@ def test_what_the_page_shows_works(
 ) -> None:
     """Messages are published, written by the executor once each, and their outcomes found in each way shown."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    collects, asks, publishes = (
+    collects, made, _, asks, publishes = (
         re.sub(r'"([^"]*)"', lambda hit: repr(names.get(hit[1], hit[1])), each) for each in blocks
     )
     here: dict[str, Any] = {"relatum": relatum, "pika": pika, "body": b"a parcel"}
@@ -57,6 +57,8 @@ def test_what_the_page_shows_works(
         finally:
             delete_stream(amqp_url, names["orders-dead"])
         booked = database.execute("SELECT id FROM booked ORDER BY id").fetchall()
+    exec(compile(made, "docs/collector.md", "exec"), here)
+    assert here["taken"]
     receipt, found = here["receipt"], here["found"]
     assert sorted(message_id for (message_id,) in booked) == sorted(["first", "second", receipt.message_id])
     assert here["outcome"].status is OutcomeStatus.SUCCEEDED

@@ -144,6 +144,7 @@ def test_a_broker_that_hangs_costs_no_lease(
     monkeypatch.setattr(_keeping, "PARTITIONS_S", 0.05)
     monkeypatch.setattr(MessageCollector, "_look", look)
     collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name], lease_s=1.0)
+    collector.register_executor("order", lambda bulk: None)
     renew = collector._shared.store.renew
     monkeypatch.setattr(collector._shared.store, "renew", lambda member: renewed.append(member) or renew(member))
     with collector:

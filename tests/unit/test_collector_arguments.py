@@ -184,3 +184,21 @@ def test_what_needs_a_server_is_configuration() -> None:
     """As it was: streams without a broker are no wrong value, but a missing one."""
     with pytest.raises(ConfigurationError, match="broker"):
         MessageCollector("billing", streams=["orders"])
+
+
+class Coroutine:
+    """An object whose call gives a coroutine."""
+
+    async def __call__(self, argument: object) -> None:
+        """Nobody awaits this."""
+
+
+def test_coroutine_functions_are_for_asyncio() -> None:
+    """With threads nobody would await what they give, and each message would fail, or nobody be told."""
+    collector: Any = MessageCollector("billing")
+    for function in (Coroutine(), Coroutine().__call__):
+        with pytest.raises(InvalidInput, match="AsyncMessageCollector"):
+            collector.register_executor("order", function)
+        with pytest.raises(InvalidInput, match="AsyncMessageCollector"):
+            collector.register_result_handler(function)
+    AsyncMessageCollector("billing").register_executor("order", Coroutine())

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -21,7 +21,7 @@ from relatum.collecting._options import CollectorLimits, check_seconds, check_te
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._state import backoff, log_defect, logger
-from relatum.errors import ConfigurationError, NotAStream, Transient
+from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound, Transient
 from relatum.reading import AsyncStreamReader, Message
 
 _END_S = 5.0
@@ -50,6 +50,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         self._closing = asyncio.Lock()
         self._closer: asyncio.Task[bool] | None = None
         self._is_closed = False
+        self._in_time = False
         return AsyncShared(store, limits)
 
     # --- messages in ----------------------------------------------------------------------------------------------
@@ -103,10 +104,10 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def start(self) -> None:
         """Join the collector's members, and begin; see `MessageCollector.start`. Cancelled, it was not started."""
-        if self._is_started:
-            raise ConfigurationError("a collector is started once")
+        self._check_startable()
         await self._check_dead_letters()
         names = await self._find_streams()
+        await self._check_streams(names)
         await self._join_members()
         self._is_started = True
         self._start_workers()
@@ -167,7 +168,17 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         if not self._streams:
             return []
         async with await self._open_reader() as reader:
-            return [stream for name in self._streams for stream in (await reader.partitions(name) or [name])]
+            found = [stream for name in self._streams for stream in (await reader.partitions(name) or [name])]
+        return self._checked_followed(found)
+
+    async def _check_streams(self, names: Sequence[str]) -> None:
+        """Refuse what never becomes a stream; one that is missing, or away, is waited for when it is followed."""
+        if not names:
+            return
+        async with await self._open_reader() as reader:
+            for name in names:
+                with suppress(Transient, StreamNotFound, AccessRefused):
+                    await reader.bounds(name)
 
     async def _look(self) -> None:
         self._follow(await self._find_streams())
@@ -196,10 +207,11 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
             return False
         async with self._closing:
             if self._is_closed:
-                return True
+                return self._in_time
             self._is_closed = True
             try:
-                return await self._drain(timeout_s)
+                self._in_time = await self._drain(timeout_s)
+                return self._in_time
             finally:
                 await asyncio.shield(_task(self._end(), f"relatum-{self.name}-end"))
 

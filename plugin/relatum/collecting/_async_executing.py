@@ -17,7 +17,7 @@ AsyncExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
 """A coroutine function is awaited in the collector's loop; any other is called in a thread."""
 
 
-def is_coroutine_function(executor: AsyncExecutor) -> bool:
+def is_coroutine_function(executor: Callable[..., Any]) -> bool:
     """Whether calling it gives a coroutine; also where it is an object with such a `__call__`."""
     of_type = getattr(executor, "__call__", None)  # noqa: B004 - asked what kind it is, not whether it can be called
     return inspect.iscoroutinefunction(executor) or inspect.iscoroutinefunction(of_type)

@@ -46,6 +46,7 @@ class AsyncFollower:
         self._type_of = type_of
         self._initial = initial
         self._noted = ""
+        self._was_followed = False
         self.task = asyncio.create_task(self._run(), name=f"relatum-{stream}")
 
     async def _run(self) -> None:
@@ -79,10 +80,18 @@ class AsyncFollower:
                 if await self._stops_within(STANDBY_S) or shared.member != member:
                     return
             self._noted = ""
+            self._say_where(followed)
             try:
                 await self._follow(reader, await self._known_again(followed))
             finally:
                 await self._leave(member)
+
+    def _say_where(self, followed: Followed) -> None:
+        """Say, once, that what was given as `start` does not count."""
+        if not followed.is_new and not self._was_followed:
+            extra = {"stream": self._stream, "from": followed.next_offset}
+            logger.info("going on where the collector was; start is for streams it never followed", extra=extra)
+        self._was_followed = True
 
     async def _known_again(self, followed: Followed) -> Followed:
         """The position, if the stream is the one it was taken in; else one in a new generation."""

@@ -84,6 +84,8 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         self._lease_s = lease_s
         if self._address is None and (self._streams or dead_letter_stream):
             raise ConfigurationError("streams are followed, and dead letters published, on a broker: give `broker`")
+        if dead_letter_stream in self._streams:
+            raise _endless(dead_letter_stream)
         self._dead_letters: DeadLetters | None = None
         if self._address is not None and dead_letter_stream:
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
@@ -104,6 +106,24 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
 
         vhost = "/" if self._address is None else self._address.vhost
         return CollectorStore(self.name, database, vhost=vhost, keep_s=keep_s)
+
+    def _check_startable(self) -> None:
+        """Refuse what would go wrong from the start."""
+        if self._is_started:
+            raise ConfigurationError("a collector is started once")
+        if self._streams and not self._executors:
+            raise ConfigurationError(
+                "streams are followed for executors: register one before the start, or all messages are passed over"
+            )
+
+    def _checked_followed(self, names: list[str]) -> list[str]:
+        """The streams to follow, none of which may be the one for dead letters."""
+        if self._dead_letters is not None and self._dead_letters.stream in names:
+            raise _endless(self._dead_letters.stream)
+        return names
+
+    def _check_executor(self, executor: ExecutorT) -> None:
+        """Refuse an executor that this face could not call."""
 
     def _initial(self, bounds: StreamBounds) -> int:
         """Where to begin with a stream that was never followed."""
@@ -164,6 +184,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
             raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
         if joins_transaction and not self._is_durable:
             raise ConfigurationError("a collector in memory has no transaction to join: give it a database")
+        self._check_executor(executor)
         options = ExecutorOptions(
             type=type,
             bulk_bytes=bulk_bytes,
@@ -257,6 +278,12 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
     def refused(self) -> int:
         """Messages this member refused for lack of room."""
         return self._shared.intake.refused
+
+
+def _endless(stream: str | None) -> ConfigurationError:
+    return ConfigurationError(
+        f"{stream!r} is followed, and dead letters are to be published to it: each would be collected again, for ever"
+    )
 
 
 def _checked_name(name: str) -> str:

@@ -2,14 +2,17 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
+from relatum.collecting._async_executing import is_coroutine_function
 from relatum.collecting._base import CollectorBase
 from relatum.collecting._bulk import Executor
 from relatum.collecting._core import Verdict
 from relatum.collecting._following import Follower
+from relatum.collecting._handlers import Handler
 from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._options import (
     CollectorLimits,
@@ -22,7 +25,7 @@ from relatum.collecting._ports import Store
 from relatum.collecting._shared import Shared
 from relatum.collecting._state import backoff, log_defect, logger
 from relatum.collecting._workers import Worker
-from relatum.errors import ConfigurationError, NotAStream, Transient
+from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
 from relatum.reading import Message, StreamReader
 
 CLOSE_S: Final = 30.0
@@ -64,7 +67,28 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         self._ended = threading.Event()
         # Of a thread that closes while a signal's handler does so in the same thread, too.
         self._closing = threading.RLock()
+        self._in_time = True
         return Shared(store, limits)
+
+    def _check_executor(self, executor: Executor) -> None:
+        if is_coroutine_function(executor):
+            raise InvalidInput(f"nobody would await {executor!r}: a coroutine function is for AsyncMessageCollector")
+
+    def register_result_handler(
+        self,
+        handler: Handler,
+        *,
+        type: str | None = None,  # noqa: A002 - RabbitMQ's word for it
+        message_id: str | None = None,
+    ) -> None:
+        """Tell a handler of outcomes that this member stores; see `CollectorBase.register_result_handler`.
+
+        Raises:
+            InvalidInput: As there, or it is a coroutine function, which nobody would await.
+        """
+        if is_coroutine_function(handler):
+            raise InvalidInput(f"nobody would await {handler!r}: a coroutine function is for AsyncMessageCollector")
+        super().register_result_handler(handler, type=type, message_id=message_id)
 
     # --- messages in ----------------------------------------------------------------------------------------------
 
@@ -153,14 +177,17 @@ class MessageCollector(CollectorBase[Shared, Executor]):
 
         Raises:
             BrokerUnavailable, DatabaseUnavailable: a server is away; safe to repeat.
-            StreamNotFound: there is no dead-letter stream of that name.
+            StreamNotFound: there is no dead-letter stream of that name. A stream to follow that is missing is waited
+                for, and logged.
+            NotAStream: what is to be followed is a queue of another kind.
             SchemaMissing: the database has no schema: run `relatum migrate`.
-            ConfigurationError: it was started before.
+            ConfigurationError: it was started before; streams are to be followed, but there is no executor; or dead
+                letters would go to a stream that is followed.
         """
-        if self._is_started:
-            raise ConfigurationError("a collector is started once")
+        self._check_startable()
         self._check_dead_letters()
         names = self._find_streams()
+        self._check_streams(names)
         shared = self._shared
         shared.member = shared.store.open(shared.core.types, self._lease_s)
         self._is_started = True
@@ -203,7 +230,17 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         if not self._streams:
             return []
         with self._open_reader() as reader:
-            return [stream for name in self._streams for stream in (reader.partitions(name) or [name])]
+            found = [stream for name in self._streams for stream in (reader.partitions(name) or [name])]
+        return self._checked_followed(found)
+
+    def _check_streams(self, names: Sequence[str]) -> None:
+        """Refuse what never becomes a stream; one that is missing, or away, is waited for when it is followed."""
+        if not names:
+            return
+        with self._open_reader() as reader:
+            for name in names:
+                with suppress(Transient, StreamNotFound, AccessRefused):
+                    reader.bounds(name)
 
     def _look(self) -> None:
         self._follow(self._find_streams())
@@ -232,7 +269,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
 
         Returns:
             Whether everything closed was consumed in time. False in an executor or a handler, which cannot wait for
-            itself: it is closed in the background then.
+            itself: it is closed in the background then. Closed again, it answers the same.
         """
         check_seconds("timeout_s", timeout_s, zero=True)
         if not self._is_started:
@@ -242,7 +279,9 @@ class MessageCollector(CollectorBase[Shared, Executor]):
             threading.Thread(target=self.close, args=(timeout_s,), name=name, daemon=True).start()
             return False
         with self._closing:
-            return self._ended.is_set() or self._close(time.monotonic() + timeout_s)
+            if not self._ended.is_set():
+                self._in_time = self._close(time.monotonic() + timeout_s)
+            return self._in_time
 
     def _threads(self) -> list[threading.Thread]:
         of_followers = [follower.thread for follower in list(self._followers.values())]

@@ -60,6 +60,7 @@ class Follower:
             stopping.wait(next(pauses))
 
     _noted = ""
+    _was_followed = False
 
     def _note(self, error: Exception) -> None:
         """Log what ended a session; once, where it is the same again and again."""
@@ -76,10 +77,18 @@ class Follower:
                 if shared.stopping.wait(STANDBY_S) or shared.member != member:
                     return
             self._noted = ""
+            self._say_where(followed)
             try:
                 self._follow(reader, self._known_again(reader, followed))
             finally:
                 self._leave(member)
+
+    def _say_where(self, followed: Followed) -> None:
+        """Say, once, that what was given as `start` does not count."""
+        if not followed.is_new and not self._was_followed:
+            extra = {"stream": self._stream, "from": followed.next_offset}
+            logger.info("going on where the collector was; start is for streams it never followed", extra=extra)
+        self._was_followed = True
 
     def _known_again(self, reader: StreamReader, followed: Followed) -> Followed:
         """The position, if the stream is the one it was taken in; else one in a new generation."""

@@ -50,7 +50,8 @@ class MemoryStore:
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
         """The position to go on from."""
         with self._lock:
-            return self._positions.setdefault(stream, Followed(initial))
+            is_new = stream not in self._positions
+            return replace(self._positions.setdefault(stream, Followed(initial)), is_new=is_new)
 
     def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
         """Forget what is known of the stream."""

@@ -70,11 +70,13 @@ class Followed:
         next_offset: The position: where to read on.
         known_by: What lay at the last offset read; None where none was.
         types_of_others: The types other running members have executors of.
+        is_new: Whether it was never followed before, and so begins where it was told to.
     """
 
     next_offset: int
     known_by: Position | None = None
     types_of_others: frozenset[str] = frozenset()
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class CollectorStore:
             position = connection.execute(member_statements.follow, taken).scalar_one()
             others = self._types_of_others(connection, member)
         if source.last_offset is None:
-            return Followed(position, None, others)
+            return Followed(position, None, others, is_new=source.position is None)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms), others)
 
     def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
