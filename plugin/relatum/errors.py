@@ -105,7 +105,9 @@ class InvalidKeyDefinition(InvalidInput):
 
 
 class InvalidGroup(InvalidInput):
-    """Headers or a call that cannot make a message one of a group (field `reason`); nothing was sent.
+    """Headers or a call that cannot make a message one of a group, or an id or a number no group has (field `reason`).
+
+    Where it was about a message to be published, nothing was sent.
 
     The reasons are those of `relatum.grouping.GroupFault`.
     """

@@ -141,9 +141,13 @@ def checked_group_id(group_id: Any) -> str:
     Raises:
         InvalidGroup: it is not 24 bytes, written as 48 hexadecimal digits in lower case.
     """
-    if not isinstance(group_id, str) or not _GROUP_ID.match(group_id):
+    if not _is_group_id(group_id):
         raise invalid(GroupFault.ID_INVALID)
-    return group_id
+    return str(group_id)
+
+
+def _is_group_id(group_id: Any) -> bool:
+    return isinstance(group_id, str) and _GROUP_ID.match(group_id) is not None
 
 
 def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
@@ -162,15 +166,17 @@ def checked_membership(headers: Mapping[str, Any]) -> Membership | None:
     if group_id is None:
         if sequence is None and last is None:
             return None
-        raise invalid(GroupFault.ID_MISSING)
-    checked_group_id(group_id)
+        raise _not_sent(GroupFault.ID_MISSING)
+    if not _is_group_id(group_id):
+        raise _not_sent(GroupFault.ID_INVALID)
     if sequence is None:
-        raise invalid(GroupFault.SEQUENCE_MISSING)
-    checked_sequence(sequence)
+        raise _not_sent(GroupFault.SEQUENCE_MISSING)
+    if fault := _sequence_fault(sequence):
+        raise _not_sent(fault)
     if last is None:
         last = False
     elif type(last) is not bool:
-        raise invalid(GroupFault.LAST_NOT_BOOLEAN)
+        raise _not_sent(GroupFault.LAST_NOT_BOOLEAN)
     return Membership(group_id, sequence, last)
 
 
@@ -191,11 +197,15 @@ def checked_sequence(sequence: Any) -> int:
     Raises:
         InvalidGroup: it is no integer from 1 to 999,999,999.
     """
+    if fault := _sequence_fault(sequence):
+        raise invalid(fault)
+    return int(sequence)
+
+
+def _sequence_fault(sequence: Any) -> GroupFault | None:
     if isinstance(sequence, bool) or not isinstance(sequence, int):
-        raise invalid(GroupFault.SEQUENCE_NOT_INTEGER)
-    if not 1 <= sequence <= GROUP_SEQUENCE_MAX:
-        raise invalid(GroupFault.SEQUENCE_OUT_OF_RANGE)
-    return sequence
+        return GroupFault.SEQUENCE_NOT_INTEGER
+    return None if 1 <= sequence <= GROUP_SEQUENCE_MAX else GroupFault.SEQUENCE_OUT_OF_RANGE
 
 
 _ADVICE: Final = {
@@ -209,5 +219,10 @@ _ADVICE: Final = {
 
 
 def invalid(fault: GroupFault) -> InvalidGroup:
-    """The error of headers that cannot be a group's."""
+    """The error of an id or a number that cannot be a group's, whatever it was given for."""
+    return InvalidGroup(_ADVICE[fault], reason=str(fault))
+
+
+def _not_sent(fault: GroupFault) -> InvalidGroup:
+    """The error of headers that cannot be a group's, on a message that was about to be published."""
     return InvalidGroup(f"{_ADVICE[fault]}; nothing was sent", reason=str(fault))

@@ -47,9 +47,14 @@ class Numbering:
         """Go on where a group stands: with the numbers that are missing, then with those above the highest.
 
         Raises:
-            InvalidGroup: it is another group, and this one has been begun.
+            InvalidGroup: it is another group, and this one has been begun; or it is no position.
             GroupConflict: the group cannot be made whole by any further message.
         """
+        if not isinstance(position, GroupPosition):
+            raise InvalidGroup(
+                f"position is what group_position gives, not {type(position).__name__}",
+                reason=str(GroupFault.OPTION_INVALID),
+            )
         if position.group_id != self.group_id and self.is_begun:
             raise InvalidGroup(
                 f"group {self.group_id} has been begun: another group is gone on with by a group of its own",

@@ -22,12 +22,14 @@ class GroupBase:
     """What the groups of both clients share: the group's numbers, and how it ends.
 
     Args:
+        routing_key: See `MessageGroup`.
         on_incomplete: See `MessageGroup`.
         group_id: See `MessageGroup`.
         start: See `MessageGroup`.
     """
 
-    def __init__(self, on_incomplete: OnIncomplete, group_id: str | None, start: int) -> None:
+    def __init__(self, routing_key: str, on_incomplete: OnIncomplete, group_id: str | None, start: int) -> None:
+        _check_text("routing_key", routing_key)
         if on_incomplete not in _CHOICES:
             raise InvalidGroup(
                 f"on_incomplete is 'raise' or 'close', not {on_incomplete!r}", reason=str(GroupFault.OPTION_INVALID)
@@ -133,7 +135,8 @@ class MessageGroup(GroupBase):
         start: int = 1,
     ) -> None:
         self._publisher = publisher_of(channel)
-        super().__init__(on_incomplete, group_id, start)
+        super().__init__(routing_key, on_incomplete, group_id, start)
+        _check_text("exchange", exchange)
         self._channel = channel
         self._exchange = exchange
         self._routing_key = routing_key
@@ -211,6 +214,11 @@ class MessageGroup(GroupBase):
             self.close()
         else:
             self._numbers.end()
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise InvalidGroup(f"{name} is a text, not {type(value).__name__}", reason=str(GroupFault.OPTION_INVALID))
 
 
 def _grouped(given: BasicProperties | None, place: Membership) -> BasicProperties:

@@ -99,6 +99,10 @@ def publisher_of(channel: Any) -> Publisher:
     Raises:
         ConfigurationError: it is no such channel.
     """
+    if not isinstance(channel, BlockingChannel | Channel):
+        raise ConfigurationError(
+            f"channel is a channel of an intercepted pika connection, not {type(channel).__name__}"
+        )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
         publisher = vars(channel).get(PUBLISHER)

@@ -84,6 +84,10 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     from relatum.interception import _aio_pika
 
     exchange: Any = getattr(target, "default_exchange", None) or target
+    if not hasattr(exchange, "publish"):
+        raise ConfigurationError(
+            f"target is an exchange or a channel of an intercepted aio-pika connection, not {type(target).__name__}"
+        )
     interception = getattr(getattr(exchange, "channel", None), _aio_pika.CHANNEL_ATTRIBUTE, None)
     if not isinstance(interception, Interception) or not interception.active:
         raise ConfigurationError("this channel's connection is not intercepted: relatum.intercept(connection, …)")
