@@ -957,7 +957,7 @@ def test_a_queue_is_not_followed(
 
     def warnings() -> list[str]:
         records = [record.message for record in caplog.records if record.name == "relatum.collector"]
-        return [message for message in records if missing in message]
+        return [message for message in records if f"There is no stream {missing!r}" in message]
 
     with caplog.at_level("WARNING", "relatum.collector"):
         collector.start()

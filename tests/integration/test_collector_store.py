@@ -127,6 +127,32 @@ def test_a_retry_waits_until_it_is_due(store: CollectorStore, member: int, other
     assert entry.attempts == 1
 
 
+def test_what_is_for_others_is_stored_for_whoever_has_an_executor(
+    store: CollectorStore, member: int, other: CollectorStore
+) -> None:
+    """It is nobody's until a member takes it up. Where members came or went, nothing is written: it is decided anew.
+
+    A repetition answers the same, whoever came meanwhile.
+    """
+    assert store.follow(member, "orders", 0).types_of_others == frozenset()
+    passing = Advance("orders", 0, 2, passed_over=1, passed_over_types=frozenset({"mail"}))
+    mails = tuple(entries(1, 1000, message_type="mail"))
+    parking = Advance("orders", 0, 2, for_others=mails)
+    with pytest.raises(Conflict, match="mail"):
+        store.add(member, entries(0), parking)
+    heir = other.open(["mail"], LEASE_S)
+    with pytest.raises(Conflict, match="mail"):
+        store.add(member, entries(0), passing)
+    assert statuses(store, 0, 1) == ["unknown", "unknown"]
+    assert store.follow(member, "orders", 0).types_of_others == frozenset({"mail"})
+    other.add(heir, mails[1:])
+    assert store.add(member, entries(0), parking).places == places(0)
+    assert other.take_over(heir, ["order"], 10) == []
+    assert [entry.place.offset for entry in other.take_over(heir, ["mail"], 10)] == [1]
+    other.close(heir)
+    assert store.add(member, entries(0), parking).places == places(0)
+
+
 def test_the_position_moves_with_the_rows_or_not_at_all(store: CollectorStore, member: int) -> None:
     """A position that is not where it was left writes nothing; messages of other types are counted."""
     assert store.follow(member, "orders", 5).next_offset == 5

@@ -159,8 +159,10 @@ class Intake:
         """
         from_offset, passed_over, refused, taken = self._next[stream], self.passed_over, self.refused, 0
         gathered = self._followed.get(stream, Gathered())
+        if gathered.is_full:
+            return 0
         for message in messages:
-            verdict = Verdict.WAIT if gathered.is_full else self._core.admit(message, now)
+            verdict = self._core.admit(message, now)
             if verdict is Verdict.WAIT or (verdict is Verdict.REFUSED and self._core.is_stopping):
                 break
             self._keep(gathered, message, verdict, self._types_of_others[stream])
