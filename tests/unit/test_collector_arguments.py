@@ -22,6 +22,33 @@ def read(offset: int) -> Message:
 
 
 @pytest.mark.parametrize("kind", [MessageCollector, AsyncMessageCollector])
+def test_python_s_own_errors_name_the_class_that_was_called(kind: Callable[..., Any]) -> None:
+    """A misspelt or missing argument is Python's TypeError; what both faces share is nobody's to know."""
+    for call in (
+        kind,
+        lambda: kind("billing", databse="postgresql:///"),
+        lambda: kind("billing").register_executor("order"),
+        lambda: kind("billing").register_executor("order", print, bulk_message=5),
+        lambda: kind("billing").register_result_handler(print, typ="order"),
+    ):
+        with pytest.raises(TypeError, match=rf"^{kind.__name__}\.") as caught:
+            call()
+        assert "Base" not in str(caught.value)
+
+
+def test_a_collector_can_be_derived_from() -> None:
+    """A class of the user's keeps the methods it has of its own."""
+
+    class Mine(MessageCollector):
+        def __init__(self) -> None:
+            super().__init__("mine")
+
+    assert Mine().name == "mine"
+    with pytest.raises(TypeError, match=r"^Mine\.register_executor"):
+        Mine().register_executor("order")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", [MessageCollector, AsyncMessageCollector])
 @pytest.mark.parametrize(
     ("name", "value"),
     [

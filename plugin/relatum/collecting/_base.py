@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from types import FunctionType
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -50,6 +51,14 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
 
     Args: as for `MessageCollector`.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        # Python's own TypeErrors name the function: that of the class somebody called, who does not know this one.
+        super().__init_subclass__(**options)
+        for name in ("__init__", "register_executor", "register_result_handler"):
+            inherited = getattr(cls, name)
+            if name not in vars(cls) and isinstance(inherited, FunctionType):
+                setattr(cls, name, _as_of(cls, inherited))
 
     def __init__(
         self,
@@ -284,6 +293,17 @@ def _endless(stream: str | None) -> ConfigurationError:
     return ConfigurationError(
         f"{stream!r} is followed, and dead letters are to be published to it: each would be collected again, for ever"
     )
+
+
+def _as_of(owner: type, function: FunctionType) -> FunctionType:
+    """A function as if it had been written in another class."""
+    made = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__, made.__annotations__ = function.__kwdefaults__, function.__annotations__
+    made.__doc__, made.__module__ = function.__doc__, function.__module__
+    made.__qualname__ = f"{owner.__name__}.{function.__name__}"
+    return made
 
 
 def _checked_name(name: str) -> str:
