@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 import relatum_migrations
 from relatum.errors import (
+    BrokerUnavailable,
     ClaimLost,
     ConfigurationError,
     GroupConflict,
@@ -41,6 +42,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.groups import group_id, of_group, shuffled, whole_group
+from tests.support.proxy import Proxy
 
 Record = Callable[..., None]
 
@@ -595,6 +597,27 @@ def test_dead_letters_that_are_not_taken_give_the_group_back(
         assert states(engine) == {group_id(1): "ready", group_id(2): "done"}
         declare_stream(amqp_url, dead)
         assert given(relations, stream, consumer, on_conflict="dead_letter") == []
+    assert states(engine) == {group_id(1): "dead", group_id(2): "done"}
+
+
+def test_who_follows_waits_with_dead_letters_for_the_broker(
+    amqp_url: str, stream_url: str, database_url: str, streams: list[str], engine: sa.Engine, record: Record
+) -> None:
+    """Others get the error at once; the group is a dead letter when the broker is there again."""
+    stream, dead = streams
+    publish_plain(amqp_url, stream, UNSOUND)
+    record(stream)
+    consumer = GroupConsumer("billing", dead_letter_stream=dead)
+    with Proxy.to(amqp_url) as proxy, Relations(proxy.url(amqp_url), database_url, stream_url=stream_url) as relations:
+        proxy.accepts = False
+        groups = relations.groups(stream, consumer=consumer, on_conflict="dead_letter")
+        with groups, pytest.raises(BrokerUnavailable):
+            next(groups)
+        back = threading.Timer(1, setattr, (proxy, "accepts", True))
+        back.start()
+        options: dict[str, Any] = {"follow": True, "idle_timeout_s": 2}
+        assert given(relations, stream, consumer, on_conflict="dead_letter", **options) == ids(2)
+        back.join()
     assert states(engine) == {group_id(1): "dead", group_id(2): "done"}
 
 

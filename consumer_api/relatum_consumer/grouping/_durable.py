@@ -7,15 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from relatum.errors import (
-    AccessRefused,
-    GroupConflict,
-    NotAStream,
-    RelatumError,
-    StreamNotFound,
-    StreamReplaced,
-    Transient,
-)
+from relatum.errors import GroupConflict, RelatumError, StreamNotFound, StreamReplaced, Transient
 from relatum.grouping import Anomaly
 from relatum.reading import Message
 from relatum_consumer._catalog import Catalog
@@ -25,7 +17,7 @@ from relatum_consumer.grouping import _durable_statements as statements
 from relatum_consumer.grouping._assembly import Assembled, Member
 from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, read_group
 from relatum_consumer.grouping._durable_claims import Claims
-from relatum_consumer.grouping._durable_consumer import find_consumer
+from relatum_consumer.grouping._durable_consumer import check_dead_letters, find_consumer
 from relatum_consumer.grouping._durable_options import SharedOptions
 from relatum_consumer.grouping._durable_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
 from relatum_consumer.grouping._durable_scan import Scanner
@@ -157,7 +149,7 @@ class SharedReading:
     def _opened(self) -> GroupSteps[Scanner]:
         """Find the consumer, or make it, once it is sure that its dead letters have a place."""
         if self._scanner is None:
-            yield from _check_dead_letters(self._options.consumer.dead_letter_stream)
+            yield from check_dead_letters(self._options.consumer.dead_letter_stream)
             consumer = yield from find_consumer(self._catalog, self._options)
             self.claims.bind(consumer.consumer_id)
             self._scanner = Scanner(self._catalog, consumer)
@@ -286,13 +278,22 @@ class SharedReading:
                 "and only in its streams" if letters is None else f"and in the stream {letters!r}",
             )
 
-    def not_given_up(self, outcome: GivenUp) -> GroupSteps[None]:
-        """The caller failed, or the dead letters were not taken: the group's turn comes again, at any member."""
+    def not_given_up(self, outcome: GivenUp, error: Exception) -> GroupSteps[bool]:
+        """The caller failed, or the dead letters were not taken: the group's turn comes again, at any member.
+
+        Returns:
+            Whether to go on all the same: who follows waits until the servers are there again.
+        """
         try:
             yield from self.claims.end(outcome.claim, statements.give_back("ready"))
-        except RelatumError as error:
+        except RelatumError as lost:
             self.claims.forget(outcome.claim)
-            logger.warning("a group could not be given back, and is free when its lease has run out: %s", error)
+            logger.warning("a group could not be given back, and is free when its lease has run out: %s", lost)
+        # What the caller raises is the caller's, whatever it is.
+        goes_on = self._options.follow and outcome.reason is not None and isinstance(error, Transient)
+        if goes_on:
+            yield Pause(IDLE_CHECKS_S)
+        return goes_on
 
 
 _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
@@ -315,20 +316,6 @@ class _AtOnce(Reading):
         taken = self._messages[self._at : self._at + count]
         self._at += count
         return taken
-
-
-def _check_dead_letters(name: str | None) -> GroupSteps[None]:
-    """See that there is a stream, or a queue, for dead letters: at the start, not when the first one is lost."""
-    if name is None:
-        return
-    try:
-        yield Bounds(name)
-    except StreamNotFound as error:
-        raise StreamNotFound(
-            f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
-        ) from error
-    except (NotAStream, AccessRefused):
-        pass  # A queue will do; and who may publish need not be allowed to read.
 
 
 def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:

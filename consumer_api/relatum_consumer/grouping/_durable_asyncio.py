@@ -83,9 +83,9 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         try:
             await self._tell(outcome)
             await self._run(self._reading.given_up(outcome))
-        except Exception:
-            await self._run(self._reading.not_given_up(outcome))
-            raise
+        except Exception as error:
+            if not await self._run(self._reading.not_given_up(outcome, error)):
+                raise
 
     async def _tell(self, outcome: GivenUp) -> None:
         if outcome.reason is None:

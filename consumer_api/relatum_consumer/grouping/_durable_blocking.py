@@ -101,9 +101,9 @@ class SharedGroups(Iterator[SharedGroup]):
         try:
             self._tell(outcome)
             self._run(self._reading.given_up(outcome))
-        except Exception:
-            self._run(self._reading.not_given_up(outcome))
-            raise
+        except Exception as error:
+            if not self._run(self._reading.not_given_up(outcome, error)):
+                raise
 
     def _tell(self, outcome: GivenUp) -> None:
         if outcome.reason is None:

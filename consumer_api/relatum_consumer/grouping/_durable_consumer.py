@@ -3,10 +3,10 @@
 from datetime import datetime
 from typing import Any
 
-from relatum.errors import ConfigurationError
+from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._lookups import time_us_of
-from relatum_consumer._requests import Select
+from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.grouping import _durable_statements as statements
 from relatum_consumer.grouping._durable_options import SharedOptions
 from relatum_consumer.grouping._durable_scan import SharedConsumer
@@ -33,6 +33,24 @@ def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[Shared
             f"the same; another name begins anew"
         )
     return consumer
+
+
+def check_dead_letters(name: str | None) -> GroupSteps[None]:
+    """See that there is a stream, or a queue, for dead letters: at the start, not when there is the first.
+
+    Raises:
+        StreamNotFound: there is neither.
+    """
+    if name is None:
+        return
+    try:
+        yield Bounds(name)
+    except StreamNotFound as error:
+        raise StreamNotFound(
+            f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
+        ) from error
+    except (NotAStream, AccessRefused):
+        pass  # A queue will do; and who may publish need not be allowed to read.
 
 
 def by_name(catalog: Catalog, name: str) -> GroupSteps[SharedConsumer | None]:
