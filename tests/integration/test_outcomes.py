@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum import MessageId
-from relatum.collecting import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
+from relatum.collecting import AsyncOutcomes, MessageCollector, Outcome, Outcomes, OutcomeStatus
 from relatum.collecting._ports import Entry, Result
 from relatum.collecting._store import CollectorStore
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NotFinishedInTime, NotFound
@@ -214,6 +214,10 @@ def test_a_database_that_is_not_there_is_no_server_that_is_away(database_url: st
     nowhere = sa.make_url(database_url).set(database="relatum_nothing")
     with Outcomes(nowhere) as asked, pytest.raises(ConfigurationError, match="no such database"):
         asked.wait("id", 60)
+    collector = MessageCollector("billing", database=nowhere.render_as_string(hide_password=False))
+    collector.register_executor("order", lambda bulk: None)
+    with pytest.raises(ConfigurationError, match="no such database"):
+        collector.run(threading.Event())
 
 
 def test_arguments_are_checked_before_anything_is_asked() -> None:
