@@ -44,7 +44,11 @@ def upgrade(database: str | Engine, revision: str = "head") -> None:
 
 
 def downgrade(database: str | Engine, revision: str) -> None:
-    """Go back to an older revision; "base" drops every table of Relatum (the streams stay; rebuild by back-fill)."""
+    """Go back to an older revision; "base" drops every table of Relatum.
+
+    What is recorded can be rebuilt from the streams. What consumers of groups (before "0002") and collectors (before
+    "0003") keep cannot: it is lost.
+    """
     _migrate(database, alembic_command.downgrade, revision)
 
 

@@ -1,7 +1,9 @@
 """Recording real streams into a real database."""
 
+import re
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -61,6 +63,25 @@ def test_a_stop_commits_what_was_read_and_a_start_goes_on_there(
         with recording(amqp_url, engine, stream_name, keys=["order_id"]):
             wait_recorded(amqp_url, engine, stream_name)
     assert len(rows_of(engine, stream_name)) == 15
+
+
+def test_what_is_derived_can_be_emptied_and_filled_again(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """The statement that the page on operations shows empties what is derived; a recorder fills it with the same."""
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    found = re.search(r"^TRUNCATE .*?;", page, re.DOTALL | re.MULTILINE)
+    assert found
+    publish_plain(amqp_url, stream_name, orders(20))
+    with recording(amqp_url, engine, stream_name, keys=["order_id", "host"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    before = rows_of(engine, stream_name)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(found[0])
+    assert not rows_of(engine, stream_name)
+    with recording(amqp_url, engine, stream_name):
+        wait_recorded(amqp_url, engine, stream_name)
+    assert rows_of(engine, stream_name) == before
 
 
 def test_every_kind_of_message_is_covered_and_bad_values_are_counted(
