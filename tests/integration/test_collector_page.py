@@ -54,6 +54,7 @@ def test_what_the_page_shows_works(
                 relatum.intercept(connection, keys=["order_id"], database=database_url)
                 here |= {"channel": connection.channel(), "work": work}
                 exec(compile(collects.replace("    ...", "    work()"), "docs/collector.md", "exec"), here)
+                relatum.release(connection)
         finally:
             delete_stream(amqp_url, names["orders-dead"])
         booked = database.execute("SELECT id FROM booked ORDER BY id").fetchall()
