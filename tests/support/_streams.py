@@ -107,13 +107,16 @@ NOT_YET = ("is down or inaccessible", "does not have a replica on the local node
 
 def stream_available(amqp_url: str, stream: str) -> bool:
     """Whether the broker serves the stream to consumers; for a moment after its start it does not."""
-    with broker_connection(amqp_url) as connection:
-        channel = connection.channel()
-        try:
+    try:
+        with broker_connection(amqp_url) as connection:
+            channel = connection.channel()
             channel.basic_qos(prefetch_count=1)
             channel.basic_consume(stream, lambda *_: None, arguments={"x-stream-offset": "next"})
-        except pika.exceptions.ChannelClosedByBroker as closed:
-            if not any(words in closed.reply_text for words in NOT_YET):
-                raise
-            return False
-        return True
+    except pika.exceptions.ChannelClosedByBroker as closed:
+        if not any(words in closed.reply_text for words in NOT_YET):
+            raise
+        return False
+    except pika.exceptions.AMQPConnectionError:
+        # A broker that is still starting may end the connection with an internal error.
+        return False
+    return True
