@@ -6,12 +6,11 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from psycopg.sql import SQL, Literal
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _member_statements as member_statements
 from relatum.collecting import _statements as statements
-from tests.support import unique_name
+from tests.support.plans import filled_database, nodes_of, plan_of
 
 ROWS = 100_000
 WAITING = 20_000
@@ -69,42 +68,14 @@ INSERT INTO relatum.collected_messages
 @pytest.fixture(scope="module")
 def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a database with 100,000 collected messages."""
-    name = unique_name("relatum_plans").replace("-", "_")
-    with psycopg.connect(database_server_url, autocommit=True) as administration:
-        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
-        try:
-            url = f"{database_server_url.rpartition('/')[0]}/{name}"
-            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
-                connection.execute(FILL.encode())
-                connection.execute("VACUUM ANALYZE")
-                yield connection
-        finally:
-            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for inner in plan.get("Plans", ()):
-        yield from _nodes(inner)
+    with filled_database(database_server_url, _migrated_template, FILL) as connection:
+        yield connection
 
 
 def _plan(connection: psycopg.Connection[Any], mode: str, statement: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a prepared statement as it ran; what it wrote is rolled back."""
-    compiled = statement.compile(dialect=dialect.dialect(paramstyle="named"))
-    values = {**compiled.params, **parameters}
-    names = list(values)
-    text = str(statement.compile(dialect=dialect.dialect()))
-    for number, name in enumerate(names, 1):
-        text = text.replace(f"%({name})s", f"${number}")
-    with connection.transaction(force_rollback=True):
-        connection.execute(f"SET LOCAL plan_cache_mode = {mode}".encode())
-        connection.execute(f"PREPARE statement AS {text}".encode())
-        given = SQL(", ").join(Literal(values[name]) for name in names)
-        explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE statement({})").format(given)
-        (found,) = connection.execute(explain).fetchone() or ()
-    connection.execute("DEALLOCATE statement")
-    plan: dict[str, Any] = found[0]["Plan"]
-    return plan
+    """The plan of a statement of SQLAlchemy's, with the parameters that it brings itself."""
+    compiled = statement.compile(dialect=dialect.dialect())
+    return plan_of(connection, mode, str(compiled), {**compiled.params, **parameters})
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
@@ -112,10 +83,10 @@ def _plan(connection: psycopg.Connection[Any], mode: str, statement: Any, parame
 def test_each_statement_finds_its_messages_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """The table of messages is never scanned, and the rows that are read are those that are meant."""
     plan = _plan(filled, mode, *STATEMENTS[name])
-    of_messages = [node for node in _nodes(plan) if node.get("Relation Name") == "collected_messages"]
+    of_messages = [node for node in nodes_of(plan) if node.get("Relation Name") == "collected_messages"]
     assert of_messages, plan
     assert not [node for node in of_messages if node["Node Type"] == "Seq Scan"], plan
-    used = {node["Index Name"] for node in _nodes(plan) if node.get("Index Name", "").startswith("collected_")}
+    used = {node["Index Name"] for node in nodes_of(plan) if node.get("Index Name", "").startswith("collected_")}
     assert used <= INDEXES, plan
     read = max(node["Actual Rows"] * node["Actual Loops"] for node in of_messages)
     assert read <= 2_000, plan
@@ -136,7 +107,7 @@ def test_what_waits_is_not_read_again_for_each_bulk(filled: psycopg.Connection[A
         wanted = {"source": 1, "offsets": list(range(500)), "of_member": LIVE_MEMBER, "into": 1}
         plan = _plan(filled, mode, statements.forward, wanted)
     seen = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Join Filter")
-    compared = max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in _nodes(plan))
+    compared = max(sum(node.get(key, 0) for key in seen) * node["Actual Loops"] for node in nodes_of(plan))
     assert compared <= WAITING, plan
 
 

@@ -1,15 +1,13 @@
 """The plans of shared groups at 100,000 done ones: what is still to do is found by an index of its own."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.sql import SQL, Literal
 
 from relatum_consumer.grouping import _durable_statements as statements
-from tests.support import unique_name
+from tests.support.plans import filled_database, nodes_of, plan_of
 
 DONE = 100_000
 READY = 50
@@ -69,46 +67,16 @@ INSERT INTO relatum.group_states (rank, first_offset, consumer_id, stream_id, st
 @pytest.fixture(scope="module")
 def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a database with 100,000 groups that are done, fifty to be given and fifty incomplete."""
-    name = unique_name("relatum_plans").replace("-", "_")
-    with psycopg.connect(database_server_url, autocommit=True) as administration:
-        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
-        try:
-            url = f"{database_server_url.rpartition('/')[0]}/{name}"
-            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
-                connection.execute(FILL.encode())
-                connection.execute("VACUUM ANALYZE")
-                yield connection
-        finally:
-            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-def _plan(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a prepared statement as it ran; what it wrote is rolled back."""
-    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
-    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
-    values = SQL(", ").join(Literal(parameters[name]) for name in names)
-    explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE shared({})").format(values)
-    with connection.transaction(force_rollback=True):
-        connection.execute(f"SET LOCAL plan_cache_mode = {mode}".encode())
-        connection.execute(f"PREPARE shared AS {numbered}".encode())
-        (plan,) = connection.execute(explain).fetchone() or ()
-        connection.execute("DEALLOCATE shared")
-    found: dict[str, Any] = plan[0]["Plan"]
-    return found
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for inner in plan.get("Plans", ()):
-        yield from _nodes(inner)
+    with filled_database(database_server_url, _migrated_template, FILL) as connection:
+        yield connection
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_what_is_done_costs_nothing(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No table of groups is scanned, and few pages are read, whether values are known or not."""
-    plan = _plan(filled, mode, *STATEMENTS[name])
-    scanned = {node["Relation Name"] for node in _nodes(plan) if node["Node Type"] == "Seq Scan"}
+    plan = plan_of(filled, mode, *STATEMENTS[name])
+    scanned = {node["Relation Name"] for node in nodes_of(plan) if node["Node Type"] == "Seq Scan"}
     assert scanned <= {"group_consumers", "streams"}, plan
     pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     # Writing down touches each group's page and its indexes' pages; the others touch ten groups at most.
@@ -118,8 +86,8 @@ def test_what_is_done_costs_nothing(filled: psycopg.Connection[Any], name: str, 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 def test_claiming_probes_the_index_of_what_is_to_be_given(filled: psycopg.Connection[Any], mode: str) -> None:
     """The first ten in order, out of the partial index, without sorting."""
-    plan = _plan(filled, mode, *STATEMENTS["claiming"])
-    indexes = {node["Index Name"] for node in _nodes(plan) if "Index Name" in node}
+    plan = plan_of(filled, mode, *STATEMENTS["claiming"])
+    indexes = {node["Index Name"] for node in nodes_of(plan) if "Index Name" in node}
     assert "group_states_next" in indexes, plan
-    assert not [node for node in _nodes(plan) if node["Node Type"] in ("Sort", "Incremental Sort")], plan
+    assert not [node for node in nodes_of(plan) if node["Node Type"] in ("Sort", "Incremental Sort")], plan
     assert plan["Actual Rows"] == 10

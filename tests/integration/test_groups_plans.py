@@ -1,15 +1,13 @@
 """The plans of the statements of groups at 1,000,000 rows, whatever the planner knows of the parameters."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.sql import SQL, Literal
 
 from relatum_consumer.grouping import _statements as statements
-from tests.support import unique_name
+from tests.support.plans import filled_database, nodes_of, plan_of
 
 ROWS = 1_000_000
 SIZE = 10
@@ -50,47 +48,18 @@ INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, va
 @pytest.fixture(scope="module")
 def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a database with the rows of 100,000 groups."""
-    name = unique_name("relatum_plans").replace("-", "_")
-    with psycopg.connect(database_server_url, autocommit=True) as administration:
-        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
-        try:
-            url = f"{database_server_url.rpartition('/')[0]}/{name}"
-            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
-                connection.execute(FILL.encode())
-                connection.execute("VACUUM ANALYZE")
-                yield connection
-        finally:
-            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-def _plan(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a prepared statement as it ran, with what it read."""
-    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
-    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
-    connection.execute("DEALLOCATE ALL")
-    connection.execute(f"SET plan_cache_mode = {mode}".encode())
-    connection.execute(f"PREPARE look_up AS {numbered}".encode())
-    values = SQL(", ").join(Literal(parameters[name]) for name in names)
-    explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE look_up({})").format(values)
-    (plan,) = connection.execute(explain).fetchone() or ()
-    found: dict[str, Any] = plan[0]["Plan"]
-    return found
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for inner in plan.get("Plans", ()):
-        yield from _nodes(inner)
+    with filled_database(database_server_url, _migrated_template, FILL) as connection:
+        yield connection
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_of_groups_uses_its_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No table is scanned, and as many pages are read as the rows take."""
-    plan = _plan(filled, mode, *STATEMENTS[name])
-    scanned = [node for node in _nodes(plan) if node["Node Type"] == "Seq Scan"]
+    plan = plan_of(filled, mode, *STATEMENTS[name])
+    scanned = [node for node in nodes_of(plan) if node["Node Type"] == "Seq Scan"]
     assert not scanned, plan
-    used = {node["Index Name"] for node in _nodes(plan) if "Index Name" in node}
+    used = {node["Index Name"] for node in nodes_of(plan) if "Index Name" in node}
     assert used == {"relationships_offsets" if "window" in name else "relationships_lookup"}, plan
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < PAGES[name], plan
 
@@ -99,8 +68,8 @@ def test_groups_that_are_not_whole_are_found_in_one_pass(filled: psycopg.Connect
     """The rows of the key are read once, however many groups they are of."""
     parameters = {"key_id": 1, "stream_ids": [1, 2], "before": 2**62, "limit": 100}
     filled.execute("SET max_parallel_workers_per_gather = 0")
-    plan = _plan(filled, "auto", statements.unfinished(), parameters)
-    reads = [node for node in _nodes(plan) if node.get("Relation Name") == "relationships"]
+    plan = plan_of(filled, "auto", statements.unfinished(), parameters)
+    reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
     assert [node["Actual Loops"] for node in reads] == [1], plan
     assert plan["Actual Rows"] == 100
 
@@ -117,7 +86,7 @@ def test_groups_of_a_stream_that_was_never_analyzed_are_looked_up_one_by_one(
             "SELECT n, n, 4, 1, lpad(to_hex(200000 + n / 2), 48, '0') || '|' || 1 + n % 2 || '|false' "
             "FROM generate_series(0, 99999) AS n"
         )
-        plan = _plan(filled, mode, statements.members(), {"key_id": 1, "group_ids": ids, "stream_ids": [4]})
-    assert {node["Index Name"] for node in _nodes(plan) if "Index Name" in node} == {"relationships_lookup"}, plan
+        plan = plan_of(filled, mode, statements.members(), {"key_id": 1, "group_ids": ids, "stream_ids": [4]})
+    assert {node["Index Name"] for node in nodes_of(plan) if "Index Name" in node} == {"relationships_lookup"}, plan
     assert plan["Actual Rows"] == 400
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 4_000, plan

@@ -1,17 +1,15 @@
 """The plans of look-ups at 1,000,000 rows: an index for each table, whatever the planner knows of the parameters."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.sql import SQL, Literal
 
 from relatum.limits import INTEGER_MAX
 from relatum_consumer import _statements as statements
 from relatum_consumer._statements import WIDTH_CLASSES, WIDTHS_US
-from tests.support import unique_name
+from tests.support.plans import filled_database, nodes_of, plan_of
 
 ROWS = 1_000_000
 STREAMS = 2_000
@@ -102,54 +100,24 @@ INSERT INTO relatum.time_blocks (min_us, max_us, first_offset, last_offset, stre
 @pytest.fixture(scope="module")
 def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a database with 1,000,000 rows."""
-    name = unique_name("relatum_plans").replace("-", "_")
-    with psycopg.connect(database_server_url, autocommit=True) as administration:
-        administration.execute(f"CREATE DATABASE {name} TEMPLATE {_migrated_template}".encode())
-        try:
-            url = f"{database_server_url.rpartition('/')[0]}/{name}"
-            with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
-                connection.execute(FILL.encode())
-                connection.execute("VACUUM ANALYZE")
-                yield connection
-        finally:
-            administration.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
-def _plan(connection: psycopg.Connection[Any], mode: str, sql: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """The plan of a prepared statement as it ran, with what it read."""
-    names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
-    numbered = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", sql)
-    if connection.execute("SELECT FROM pg_prepared_statements WHERE name = 'look_up'").rowcount:
-        connection.execute("DEALLOCATE look_up")
-    connection.execute(f"SET plan_cache_mode = {mode}".encode())
-    connection.execute(f"PREPARE look_up AS {numbered}".encode())
-    values = SQL(", ").join(Literal(parameters[name]) for name in names)
-    explain = SQL("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE look_up({})").format(values)
-    (plan,) = connection.execute(explain).fetchone() or ()
-    found: dict[str, Any] = plan[0]["Plan"]
-    return found
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for inner in plan.get("Plans", ()):
-        yield from _nodes(inner)
+    with filled_database(database_server_url, _migrated_template, FILL) as connection:
+        yield connection
 
 
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
     """No table is scanned, nothing big is sorted, and few pages are read, whether values are known or not."""
-    plan = _plan(filled, mode, *STATEMENTS[name])
-    by_table = {node["Relation Name"]: node["Node Type"] for node in _nodes(plan) if "Relation Name" in node}
+    plan = plan_of(filled, mode, *STATEMENTS[name])
+    by_table = {node["Relation Name"]: node["Node Type"] for node in nodes_of(plan) if "Relation Name" in node}
     all_streams = name == "one key, all streams"
     scanned = {table for table, node in by_table.items() if node == "Seq Scan"}
     assert scanned <= ({"streams"} if all_streams else set()), plan
-    probes = {node["Index Name"]: node.get("Index Cond", "") for node in _nodes(plan) if "Index Name" in node}
+    probes = {node["Index Name"]: node.get("Index Cond", "") for node in nodes_of(plan) if "Index Name" in node}
     assert set(probes) <= set(INDEXES), plan
     for index, condition in probes.items():
         assert all(column in condition for column in INDEXES[index]), plan
-    sorted_rows = [node["Actual Rows"] for node in _nodes(plan) if node["Node Type"] == "Sort"]
+    sorted_rows = [node["Actual Rows"] for node in nodes_of(plan) if node["Node Type"] == "Sort"]
     assert max(sorted_rows, default=0) < 2_500
     pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     assert pages < (5 * STREAMS if all_streams else 400), plan
@@ -157,5 +125,5 @@ def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], name: st
 
 def test_the_limit_bounds_what_a_hot_value_costs(filled: psycopg.Connection[Any]) -> None:
     """Ten of half a million messages that share one value are as cheap as ten of ten."""
-    plan = _plan(filled, "auto", *STATEMENTS["a hot value, the newest"])
+    plan = plan_of(filled, "auto", *STATEMENTS["a hot value, the newest"])
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20
