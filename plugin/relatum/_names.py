@@ -20,3 +20,24 @@ GROUP_SEQUENCE_HEADER: Final = "group_sequence"
 
 GROUP_LAST_HEADER: Final = "group_last"
 """Whether the group ends with the message: True or False. The interceptor adds False."""
+
+CONTEXT_HEADER: Final = "serialization_context"
+"""The serialization context a message belongs to: its messages are consumed in the order they were published."""
+
+AFFINITY_HEADER: Final = "affinity_set"
+"""The affinity set a message belongs to: all of a set go to one partition."""
+
+AFFINITY_LAST_HEADER: Final = "affinity_last"
+"""True with the last message of an affinity set."""
+
+PREDECESSOR_HEADER: Final = "affinity_predecessor"
+"""The message whose affinity set this one joins: a `message_id`, or where it lies, as "stream:offset"."""
+
+PLACED_HEADER: Final = "relatum_placed"
+"""Under which placement a message was published, and its number there; see `relatum.serial.Placed`."""
+
+CONTROL_HEADER: Final = "relatum_control"
+"""What a message of Relatum's own says: "fence", "marker" or "adoption". Consumers of a stream pass over such messages.
+
+Serial consumers look for these letters in a record's bytes before they decode it, so no other header may begin so.
+"""

@@ -1,7 +1,5 @@
 """Which stream of a super stream a routing key belongs to: the rule of RabbitMQ's own clients.
 
-Needs mmh3, which the extra `spark` brings.
-
 Source: HashRoutingStrategy and HashUtils of the RabbitMQ stream Java client; those for Go, .NET and Rust agree.
 """
 

@@ -16,7 +16,10 @@ RelatumError
 │   ├── NotAStream                the name is another kind of queue
 │   ├── OffsetNotFound            no message at that offset
 │   │   └── OffsetExpired         retention has dropped it
-│   └── KeyNotDefined             no definition of that name
+│   ├── KeyNotDefined             no definition of that name
+│   ├── SuperStreamNotFound       there is no such super stream (field: super_stream)
+│   ├── PlacementNotFound         no context or affinity set of that name (field: name)
+│   └── PredecessorNotFound       the message whose affinity set is to be joined is not known (field: predecessor)
 ├── AccessRefused                 the broker or the database refuses this user
 ├── Conflict
 │   ├── StreamReplaced            the stream is not the one that was recorded
@@ -24,7 +27,11 @@ RelatumError
 │   ├── KeyDefinitionConflict     a definition of that name says something else
 │   ├── IncompleteGroup           messages of a group are missing (fields: group_id, missing, last_sequence)
 │   ├── GroupConflict             a group contradicts itself (fields: group_id, anomaly)
-│   └── ClaimLost                 another member of the consumer has the group now (field: group_id)
+│   ├── ClaimLost                 another member of the consumer has the group now (field: group_id)
+│   ├── SuperStreamConflict       a super stream is not as it was said to be (fields: super_stream, reason)
+│   ├── MoveConflict              a move cannot begin, or go on as asked (fields: move_id, state)
+│   ├── PartitionInUse            a partition is still needed (fields: stream, reason)
+│   └── PartitionLost             another member of the serial consumer has the partition now (field: stream)
 ├── Transient                     safe to retry
 │   ├── BrokerUnavailable
 │   │   ├── ConnectionLost        the connection ended while in use
@@ -32,7 +39,9 @@ RelatumError
 │   ├── DatabaseUnavailable
 │   ├── ReadTimeout               no answer in time
 │   ├── NotRecordedInTime         the message is in the stream, its rows are not there yet
-│   └── NotFinishedInTime         the message's outcome is not final yet (field: outcome)
+│   ├── NotFinishedInTime         the message's outcome is not final yet (field: outcome)
+│   ├── ContextMoving             a move of the context did not end in time; nothing was sent (fields: context, move_id)
+│   └── TooManyOpenSets           no further affinity set can be opened now (fields: open_sets, open_sets_max)
 ├── PublishError
 │   ├── PublishRejected           the broker took the message into no stream
 │   │   ├── PublishNacked
@@ -156,6 +165,24 @@ class KeyNotDefined(NotFound):
     key: str
 
 
+class SuperStreamNotFound(NotFound):
+    """There is no such super stream (field `super_stream`)."""
+
+    super_stream: str
+
+
+class PlacementNotFound(NotFound):
+    """No serialization context, or affinity set, of that name is placed (field `name`)."""
+
+    name: str
+
+
+class PredecessorNotFound(NotFound):
+    """The message whose affinity set is to be joined is not known (field `predecessor`); nothing was sent."""
+
+    predecessor: str
+
+
 class AccessRefused(RelatumError):
     """The broker or the database refuses this user."""
 
@@ -210,6 +237,43 @@ class ClaimLost(Conflict):
     group_id: str
 
 
+class SuperStreamConflict(Conflict):
+    """A super stream is not as it was said to be: other partitions, or another header that names contexts.
+
+    Fields: `super_stream`, `reason`.
+    """
+
+    super_stream: str
+    reason: str
+
+
+class MoveConflict(Conflict):
+    """A move of contexts cannot begin, or cannot go on as asked: one of them moves already, or the move has ended.
+
+    Fields: `move_id` (the move in the way), `state` (that move's).
+    """
+
+    move_id: int
+    state: str
+
+
+class PartitionInUse(Conflict):
+    """A partition cannot be retired: contexts, moves or consumers still need it (fields `stream`, `reason`)."""
+
+    stream: str
+    reason: str
+
+
+class PartitionLost(Conflict):
+    """The partition is not this member's any more (field `stream`); nothing was written.
+
+    Its lease had run out, and another member of the serial consumer has it. What was not acknowledged is delivered to
+    that one.
+    """
+
+    stream: str
+
+
 class Transient(RelatumError):
     """Something that passes; the call is safe to repeat."""
 
@@ -253,6 +317,26 @@ class NotFinishedInTime(Transient):
     """
 
     outcome: Any
+
+
+class ContextMoving(Transient):
+    """A move of the message's context did not end in time; nothing was sent.
+
+    Fields: `context`, `move_id`. Whoever finds a move that nobody goes on with can complete or abort it.
+    """
+
+    context: str
+    move_id: int
+
+
+class TooManyOpenSets(Transient):
+    """No further affinity set can be opened until others are closed; nothing was sent.
+
+    Fields: `open_sets`, `open_sets_max`.
+    """
+
+    open_sets: int
+    open_sets_max: int
 
 
 class PublishError(RelatumError):

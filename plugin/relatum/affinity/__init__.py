@@ -1,0 +1,1 @@
+"""Affinity sets: messages that all go where the first of them went."""
