@@ -1,0 +1,84 @@
+"""What a message's headers say of its affinity set, and what they may say. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from relatum._names import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
+from relatum.errors import InvalidInput
+from relatum.keys import InvalidValue, checked_text
+
+
+class Wish(NamedTuple):
+    """Where a message asks to go.
+
+    Attributes:
+        name: The affinity set it names; None for none.
+        is_last: Whether its set ends with it.
+        predecessor: The message whose set it joins: a `message_id`, or "stream:offset"; None for none.
+    """
+
+    name: str | None = None
+    is_last: bool = False
+    predecessor: str | None = None
+
+
+NO_WISH: Final = Wish()
+"""What a message of no set asks for: any partition will do."""
+
+
+def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
+    """What the headers ask for.
+
+    Args:
+        headers: The message's headers; None for none.
+        header: The header that names affinity sets in this super stream.
+
+    Raises:
+        InvalidInput: The name or the predecessor is not text of 1 to 1,024 bytes of UTF-8 without NUL, both are given,
+            the flag is no boolean, or it is True on a message that is in no set.
+    """
+    if not headers:
+        return NO_WISH
+    name, predecessor = headers.get(header), headers.get(PREDECESSOR_HEADER)
+    is_last = headers.get(AFFINITY_LAST_HEADER, False)
+    if name is not None:
+        if predecessor is not None:
+            raise InvalidInput(
+                f"a message names its affinity set ({header}) or a predecessor ({PREDECESSOR_HEADER}), not both; "
+                "nothing was sent"
+            )
+        check_name(header, name)
+    elif predecessor is not None:
+        check_name(PREDECESSOR_HEADER, predecessor)
+    # A header that is there without a value says nothing.
+    if is_last is None:
+        is_last = False
+    if type(is_last) is not bool:
+        raise InvalidInput(
+            f"the header {AFFINITY_LAST_HEADER} is True or False, not {type(is_last).__name__}; nothing was sent"
+        )
+    if is_last and name is None and predecessor is None:
+        raise InvalidInput(
+            f"the header {AFFINITY_LAST_HEADER} ends an affinity set, and this message is in none; nothing was sent"
+        )
+    return Wish(name, is_last, predecessor)
+
+
+def check_name(what: str, name: Any) -> None:
+    """Refuse what cannot name an affinity set, or a message.
+
+    Args:
+        what: What is named, for the error.
+        name: The name.
+
+    Raises:
+        InvalidInput: It is no text, empty, over 1,024 bytes of UTF-8, or has a NUL.
+    """
+    if not isinstance(name, str):
+        raise InvalidInput(f"{what} is text, not {type(name).__name__}; nothing was sent")
+    if not name:
+        raise InvalidInput(f"{what} is empty: leave it out for a message of no affinity set; nothing was sent")
+    try:
+        checked_text(name)
+    except InvalidValue as error:
+        raise InvalidInput(f"{what} cannot be {name[:40]!r}: {error.reason}; nothing was sent") from error
