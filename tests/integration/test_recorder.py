@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from relatum.recording._batch import Batch
 from relatum.recording._commit import commit_batch
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import is_same
+from relatum.recording._recorder import DRAIN_S
 from relatum.store import add_keys, ensure_stream, open_range, remove_key, set_record_time, tail_of
 from relatum_consumer import Relations
 from tests.support import (
@@ -456,6 +458,34 @@ def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(
         with broker_connection(amqp_url) as connection:
             connection.channel().exchange_delete(super_stream)
         delete_stream(amqp_url, partition)
+
+
+def test_what_was_published_before_an_embedded_recorder_is_closed_is_recorded(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """A publisher that lives for a moment leaves nothing to the next recorder."""
+    add_keys(engine, ["order_id"])
+    recorder = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine)
+    publish_plain(amqp_url, stream_name, orders(500))
+    recorder.record(stream_name)
+    recorder.close()
+    assert recorded_to(engine, stream_name) == 500
+
+
+def test_a_recorder_that_cannot_record_does_not_delay_its_end(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """With the database away, or the stream in another's hands, closing waits for neither."""
+    publish_plain(amqp_url, stream_name, orders(5))
+    away = EmbeddedRecorder(BrokerAddress.parse(amqp_url), "postgresql://nobody@127.0.0.1:1/none")
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+        second = EmbeddedRecorder(BrokerAddress.parse(amqp_url), engine)
+        for recorder in (away, second):
+            recorder.record(stream_name)
+            begun = time.monotonic()
+            recorder.close()
+            assert time.monotonic() - begun < DRAIN_S
 
 
 def test_the_metrics_tell_what_was_recorded(

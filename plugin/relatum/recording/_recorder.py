@@ -27,6 +27,12 @@ PARTITIONS_S: Final = 10.0
 STOP_S: Final = 30.0
 """How long a stop waits for the batches under way."""
 
+DRAIN_S: Final = 2.0
+"""How long a recorder beside a publisher goes on for what was published last. What it leaves, the next one records."""
+
+DRAIN_LOOK_S: Final = 0.002
+"""How often it looks; a batch is recorded in about that time."""
+
 
 class RecorderGroup:
     """Recorders of single streams, each in a thread of its own, that start and stop together.
@@ -53,6 +59,7 @@ class RecorderGroup:
         self._holder = holder or new_holder()
         self._stop = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
+        self._recorders: dict[str, TailRecorder] = {}
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on; nothing happens where it is recorded already."""
@@ -69,13 +76,41 @@ class RecorderGroup:
         )
         thread = threading.Thread(target=recorder.run, args=[self._stop], name=f"relatum-{stream}", daemon=True)
         self._threads[stream] = thread
+        self._recorders[stream] = recorder
         thread.start()
+
+    def drain(self, until: float) -> None:
+        """Wait until what is in the streams now is recorded, as far as these recorders are about to record it.
+
+        Args:
+            until: When to give up, by the monotonic clock.
+        """
+        recorders = dict(self._recorders)
+        try:
+            with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
+                ends = {stream: _end_of(reader, stream) for stream in recorders}
+        except RelatumError as error:
+            logger.info("not drained: %s", ended(error))
+            return
+        while time.monotonic() < until and any(
+            end >= 0 and recorders[stream].lacks(end) for stream, end in ends.items()
+        ):
+            time.sleep(DRAIN_LOOK_S)
 
     def stop(self) -> None:
         """Finish the batches under way and end all threads."""
         self._stop.set()
         for thread in self._threads.values():
             thread.join(STOP_S)
+
+
+def _end_of(reader: StreamReader, stream: str) -> int:
+    """The offset of a stream's last message; -1 where there is none."""
+    try:
+        last = reader.bounds(stream).last
+    except NotFound:
+        return -1
+    return -1 if last is None else last
 
 
 class Recorder:
@@ -194,6 +229,8 @@ class EmbeddedRecorder:
         self._changed = threading.Condition()
         self._watched: set[tuple[str, str]] = set()
         self._wanted: list[tuple[str, str]] = []
+        self._is_resolved = True
+        """Whether the streams of all routes are recorded, or could not be looked up the last time."""
         self._listeners: dict[str, list[Callable[[MessageId], None]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
@@ -210,7 +247,8 @@ class EmbeddedRecorder:
                 self._watched.clear()
             self._watched.add(route)
             self._wanted.append(route)
-            self._changed.notify()
+            self._is_resolved = False
+            self._changed.notify_all()
 
     def record(self, stream: str) -> None:
         """Record a stream by name, from now on."""
@@ -243,14 +281,23 @@ class EmbeddedRecorder:
                 listener(MessageId(stream, offset))
 
     def close(self) -> None:
-        """Finish the batches at hand and stop."""
+        """Record what was published until now, for two seconds at most, and stop.
+
+        Nothing is waited for where the broker or the database does not answer, or another process records.
+        """
+        self._drain(time.monotonic() + DRAIN_S)
         self._stop.set()
         with self._changed:
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(STOP_S)
         self._group.stop()
         if self._owns_engine:
             self._engine.dispose()
+
+    def _drain(self, until: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_resolved, max(0.0, until - time.monotonic()))
+        self._group.drain(until)
 
     def _run(self) -> None:
         keys_defined = not self._definitions
@@ -267,9 +314,11 @@ class EmbeddedRecorder:
             if not keys_defined:
                 keys_defined = self._define_keys()
             unresolved = self._resolve(routes)
+            with self._changed:
+                self._is_resolved = bool(unresolved) or not self._wanted
+                self._wanted[:0] = unresolved
+                self._changed.notify_all()
             if unresolved or not keys_defined:
-                with self._changed:
-                    self._wanted[:0] = unresolved
                 self._stop.wait(0.5)
 
     def _define_keys(self) -> bool:

@@ -61,8 +61,18 @@ class TailRecorder:
         self._metrics = metrics
         self._on_recorded = on_recorded
         self._was_missing = False
+        self._writer: Writer | None = None
+        self._is_hopeful = True
         self._observer: StreamReader
         self._transport: Literal["auto", "stream"] = "auto"
+
+    def lacks(self, offset: int) -> bool:
+        """Whether the offset is not recorded yet, and this recorder is about to do it.
+
+        False also where it cannot: another process records the stream, or the last attempt failed.
+        """
+        writer = self._writer
+        return self._is_hopeful if writer is None else writer.recorded_to < offset
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
@@ -76,6 +86,7 @@ class TailRecorder:
                 logger.warning("session ended: %s", ended(error), extra={"stream": self._stream})
             except Exception:
                 logger.exception("session ended by a defect", extra={"stream": self._stream})
+            self._is_hopeful = False
             self._metrics.reconnects.labels(self._stream).inc()
             stop.wait(next(pauses))
 
@@ -83,12 +94,14 @@ class TailRecorder:
         """One lease, from taking it to giving it back. True where it ended in order."""
         with translated_errors(), self._engine.begin() as connection:
             row = ensure_stream(connection, self._address.vhost, self._stream, self._super_stream)
-        if not take(self._engine, row.stream_id, self._holder):
+        self._is_hopeful = take(self._engine, row.stream_id, self._holder)
+        if not self._is_hopeful:
             stop.wait(RENEW_S)
             return True
         try:
             return self._record(row, stop)
         except StreamNotFound:
+            self._is_hopeful = False
             self._note_missing(row)
             stop.wait(RENEW_S)
             return True
@@ -123,11 +136,14 @@ class TailRecorder:
             start = opened.tail.to_offset
             logger.info("recording", extra={"stream": self._stream, "from": start})
             writer = Writer(self._engine, opened, self._holder, self._metrics, self._on_recorded)
+            self._writer = writer
             try:
                 self._follow(reader, writer, start, stop)
             except BaseException:
                 self._abandon(writer)
                 raise
+            finally:
+                self._writer = None
             writer.finish()
         return True
 
