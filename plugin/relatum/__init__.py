@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         release,
     )
     from relatum.keys import KeyDefinition
+    from relatum.superstreams import SuperStream
 
 __all__ = [
     "GROUP_KEY",
@@ -46,6 +47,7 @@ __all__ = [
     "OutcomeStatus",
     "Outcomes",
     "Receipt",
+    "SuperStream",
     "errors",
     "intercept",
     "new_group_id",
@@ -67,6 +69,7 @@ _HOMES = {
     "OutcomeStatus": "relatum.collecting",
     "Outcomes": "relatum.collecting",
     "Receipt": "relatum.interception",
+    "SuperStream": "relatum.superstreams",
     "intercept": "relatum.interception",
     "new_group_id": "relatum.grouping",
     "publish": "relatum.interception",

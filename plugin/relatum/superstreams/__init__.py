@@ -1,1 +1,33 @@
 """Super streams over AMQP 0.9.1: made, described, and published to."""
+
+from relatum.superstreams._admin import (
+    Broker,
+    add_partition,
+    declare_super_stream,
+    delete_super_stream,
+    describe_super_stream,
+    unbind_partition,
+)
+from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
+from relatum.superstreams._layout import Layout, Partition
+from relatum.superstreams._protocol import Outgoing, Target, TargetExchange
+from relatum.superstreams._target import SuperStream
+
+__all__ = [
+    "Balance",
+    "BalanceName",
+    "Broker",
+    "Candidate",
+    "Layout",
+    "Outgoing",
+    "Partition",
+    "SuperStream",
+    "Target",
+    "TargetExchange",
+    "add_partition",
+    "balance_of",
+    "declare_super_stream",
+    "delete_super_stream",
+    "describe_super_stream",
+    "unbind_partition",
+]

@@ -1,0 +1,93 @@
+"""Which streams a super stream is made of, and which of them a key goes to."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from relatum._routing import partition_of
+from relatum.errors import InvalidInput, NotFound
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """One stream of a super stream.
+
+    Attributes:
+        place: Its place among the partitions in their order, from 0.
+        stream: The stream's name.
+        binding_key: The routing key by which the super stream's exchange leads to it.
+    """
+
+    place: int
+    stream: str
+    binding_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A super stream and its partitions in their order.
+
+    Attributes:
+        super_stream: The super stream's name, which is its exchange's.
+        partitions: At least one.
+    """
+
+    super_stream: str
+    partitions: tuple[Partition, ...]
+
+    def __post_init__(self) -> None:
+        if not self.partitions:
+            raise InvalidInput(f"Super stream {self.super_stream!r} needs at least one partition.")
+
+    @classmethod
+    def numbered(cls, super_stream: str, partitions: int) -> Self:
+        """The layout of a super stream made with a number of partitions: streams `NAME-0`, `NAME-1` and so on."""
+        if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
+            raise InvalidInput(f"partitions is a whole number from 1, not {partitions!r}.")
+        return cls.keyed(super_stream, [str(place) for place in range(partitions)])
+
+    @classmethod
+    def keyed(cls, super_stream: str, binding_keys: Sequence[str]) -> Self:
+        """The layout of a super stream made with binding keys, in their order: streams `NAME-KEY`."""
+        return cls.of(super_stream, ((f"{super_stream}-{key}", key) for key in binding_keys))
+
+    @classmethod
+    def of(cls, super_stream: str, streams: Iterable[tuple[str, str]]) -> Self:
+        """The layout of streams in their order, each with its binding key."""
+        return cls(super_stream, tuple(Partition(place, *pair) for place, pair in enumerate(streams)))
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self.partitions)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def route(self, key: str | bytes) -> Partition:
+        """The partition a key goes to, as RabbitMQ's Java, Go, .NET and Rust clients have it.
+
+        Args:
+            key: Text counts as its UTF-8 bytes.
+        """
+        return self.partitions[partition_of(key, len(self.partitions))]
+
+    def bound_to(self, binding_key: str) -> Partition:
+        """The partition of a binding key.
+
+        Raises:
+            NotFound: no partition is bound by it.
+        """
+        for partition in self.partitions:
+            if partition.binding_key == binding_key:
+                return partition
+        raise NotFound(f"No partition of {self.super_stream!r} is bound by {binding_key!r}.")
+
+    def partition(self, stream: str) -> Partition:
+        """The partition that is the stream of that name.
+
+        Raises:
+            NotFound: it is none of this super stream's.
+        """
+        for partition in self.partitions:
+            if partition.stream == stream:
+                return partition
+        raise NotFound(f"{stream!r} is no partition of {self.super_stream!r}.")

@@ -1,0 +1,77 @@
+"""What can be given as the exchange of a publish, and decides itself where the message goes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Target(ABC):
+    """Something to publish to that is no exchange: it chooses the exchange and the routing key of each message.
+
+    On an intercepted pika channel, `channel.basic_publish(target, routing_key, body, properties)` calls `publish`,
+    which in the end calls the same channel's `basic_publish` with names; that is where the message is stamped and
+    recorded. It works on channels that are not intercepted as well.
+
+    On aio-pika, `target.exchange(channel).publish(message, routing_key)` calls `publish_async`.
+    """
+
+    @abstractmethod
+    def publish(
+        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
+    ) -> Any:
+        """Publish one message through a pika channel.
+
+        Args:
+            channel: A pika channel, blocking or not, intercepted or not.
+            body: The body.
+            properties: pika's BasicProperties; not changed.
+            routing_key: What the caller named as the routing key.
+            mandatory: As for `basic_publish`.
+
+        Returns:
+            What the channel's `basic_publish` returned.
+        """
+
+    @abstractmethod
+    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
+        """Publish one message through an aio-pika channel.
+
+        Args:
+            channel: An aio-pika channel, or an exchange of one.
+            message: An aio-pika message; not changed.
+            routing_key: What the caller named as the routing key.
+            kwargs: Further arguments of `Exchange.publish`.
+
+        Returns:
+            What `Exchange.publish` returned.
+        """
+
+    def exchange(self, channel: Any) -> "TargetExchange":
+        """What takes this target's place where an aio-pika exchange is wanted: it has `publish`."""
+        return TargetExchange(self, channel)
+
+
+class TargetExchange:
+    """A target on one aio-pika channel, in the form of an exchange."""
+
+    def __init__(self, target: Target, channel: Any) -> None:
+        self.target = target
+        self.channel = channel
+
+    async def publish(self, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
+        """Publish as `Exchange.publish` does; the target decides where the message goes."""
+        return await self.target.publish_async(self.channel, message, routing_key, **kwargs)
+
+
+class Outgoing(NamedTuple):
+    """A message before it is published, as a function that names its key sees it.
+
+    Attributes:
+        body: The body.
+        headers: The headers, empty where there are none.
+        properties: pika's BasicProperties, None where there are none; an aio-pika message.
+    """
+
+    body: bytes
+    headers: Mapping[str, Any]
+    properties: Any
