@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import sqlalchemy as sa
 
@@ -121,7 +121,7 @@ def find_predecessor(
     _refuse(predecessor, "this router has not published it, and it is not recorded, or not yet")
 
 
-def recorded_places(key_id: int, value: str, partitions: Collection[str], vhost: str) -> "sa.Select[tuple[str, int]]":
+def recorded_places(key_id: int, value: str, partitions: Collection[str], vhost: str) -> sa.Select[Any]:
     """The statement that gives where a key's value was recorded, newest first."""
     return (
         sa.select(streams.c.name, relationships.c.stream_offset)
