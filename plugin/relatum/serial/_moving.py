@@ -1,0 +1,270 @@
+"""The steps of a move of serialization contexts from one partition to another. No input or output.
+
+Each function is a generator: it yields what is to be done, is sent what came of it, and returns the move as it ended.
+Whoever performs the steps may die between any two of them. The move is in the database and in the streams; another
+looks there (`go_on`) and performs the rest. Two may do so side by side: the database takes each step of a move once,
+and a fence or a marker that is published again changes nothing.
+
+```
+begin ── fencing ──────────────► fenced ──────────────────► switched
+         fence in the source     marker in the target       placements are the target's
+              │                       │
+              └── abort ──────────────┴── target := source, under a new epoch ──► aborted
+```
+
+An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
+have there counts again only behind a marker of a higher epoch.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Literal, TypeAlias
+
+from relatum.errors import MoveConflict, StreamUnavailable
+from relatum.serial._entries import Control, Fence, Marker
+
+GRACE_S: Final = 0.05
+"""Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.
+
+Only the number of strays depends on it, not what becomes of them; and it is longer than publishers go without looking
+whether placements changed.
+"""
+
+LOOKS_MAX: Final = 5
+"""How often a control message is looked for that the broker has confirmed, before the stream counts as unavailable.
+
+One look finds it, unless a replica that lags behind is the one that is read.
+"""
+
+LOOK_AGAIN_S: Final = 0.1
+"""Seconds between such looks."""
+
+
+class MoveState(Enum):
+    """How far a move is."""
+
+    FENCING = "fencing"
+    """Its contexts stand still; where its fence lies is not known yet."""
+    FENCED = "fenced"
+    """Nothing placed before counts behind its fence."""
+    SWITCHED = "switched"
+    """Its contexts go on in the target. It has ended."""
+    ABORTED = "aborted"
+    """Its contexts go on in the source. It has ended."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing is left to do."""
+        return self in (MoveState.SWITCHED, MoveState.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStep:
+    """A move as the database has it, as far as its steps depend on it.
+
+    Attributes:
+        move_id: Its number.
+        state: How far it is.
+        attempt: Changes with every decision about its target; a step for another attempt is refused.
+        aborting: Whether it goes back to its source; `target` is then the source.
+        source: The stream its contexts leave.
+        target: The stream they go to.
+        contexts: Their names.
+        fence_epoch: The epoch of its fence.
+        epoch: The epoch that begins in the target.
+        scan_from: The fence lies at this offset of the source or behind it.
+        target_scan_from: The marker lies at this offset of the target or behind it.
+        fence_offset: Where the fence lies; None while that is not known.
+    """
+
+    move_id: int
+    state: MoveState
+    attempt: int
+    aborting: bool
+    source: str
+    target: str
+    contexts: frozenset[str]
+    fence_epoch: int
+    epoch: int
+    scan_from: int
+    target_scan_from: int
+    fence_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindEnd:
+    """Find the last offset of a stream; the answer is an `int`, 0 where the stream is empty."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin the move in the database, in one transaction; the answer is its `MoveStep`.
+
+    The placements of all contexts become `moving`, and the generation is raised. It fails where one of them is not
+    open, or not in the source.
+    """
+
+    source: str
+    target: str
+    contexts: frozenset[str]
+    scan_from: int
+    target_scan_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read the move; the answer is its `MoveStep`."""
+
+    move_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Let time pass; the answer is None."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishControl:
+    """Publish a control message to a stream and wait for the broker's confirm; the answer is None."""
+
+    stream: str
+    control: Control
+
+
+@dataclass(frozen=True, slots=True)
+class FindControl:
+    """Find the first fence or marker of a move and an epoch; the answer is its offset, or None where there is none.
+
+    From an offset of the stream on, up to where the stream ends now.
+    """
+
+    stream: str
+    kind: Literal["fence", "marker"]
+    move_id: int
+    epoch: int
+    from_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetFenced:
+    """From `fencing` to `fenced`, if the move is at that attempt; the answer is its `MoveStep` either way."""
+
+    move_id: int
+    attempt: int
+    fence_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """From `fenced` to `switched` (or `aborted`), if at that attempt; the answer is the `MoveStep` either way.
+
+    In the same transaction the placements become the target's, open, under the move's epoch, and the generation is
+    raised.
+    """
+
+    move_id: int
+    attempt: int
+    marker_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAborting:
+    """Make the source the target, under a new epoch and attempt, unless that was done or the move has ended.
+
+    The answer is the `MoveStep` either way.
+    """
+
+    move_id: int
+
+
+Request: TypeAlias = FindEnd | Begin | Look | Sleep | PublishControl | FindControl | SetFenced | Switch | SetAborting
+"""What a step asks for."""
+
+Steps: TypeAlias = Generator[Request, Any, MoveStep]
+
+
+def move(source: str, target: str, contexts: frozenset[str], *, grace_s: float = GRACE_S) -> Steps:
+    """Move contexts from one partition to another.
+
+    Args:
+        source: The stream all of them are in.
+        target: The stream they go to.
+        contexts: Their names.
+        grace_s: Seconds before the fence.
+    """
+    scan_from: int = yield FindEnd(source)
+    target_scan_from: int = yield FindEnd(target)
+    begun: MoveStep = yield Begin(source, target, contexts, scan_from, target_scan_from)
+    yield Sleep(grace_s)
+    yield PublishControl(source, _fence(begun))
+    return (yield from _complete(begun))
+
+
+def go_on(move_id: int) -> Steps:
+    """Perform what is left of a move, from whatever state it is in. One that has ended stays as it is."""
+    found: MoveStep = yield Look(move_id)
+    return (yield from _complete(found))
+
+
+def abort(move_id: int) -> Steps:
+    """Take a move back: its contexts go on in the source. One that was aborted before stays so.
+
+    Raises:
+        MoveConflict: it was completed; another move brings its contexts back.
+    """
+    found: MoveStep = yield SetAborting(move_id)
+    if found.state is MoveState.SWITCHED:
+        raise MoveConflict(
+            f"move {move_id} was completed: move its contexts back to {found.source!r} instead",
+            move_id=move_id,
+            state=found.state.value,
+        )
+    return (yield from _complete(found))
+
+
+def _complete(found: MoveStep) -> Steps:
+    """Perform step after step. After each, the database says how far the move is: it may be further than we know."""
+    while not found.state.is_ended:
+        if found.state is MoveState.FENCING:
+            at = yield from _ensure(found.source, _fence(found), found.scan_from)
+            found = yield SetFenced(found.move_id, found.attempt, at)
+        else:
+            at = yield from _ensure(found.target, _marker(found), found.target_scan_from)
+            found = yield Switch(found.move_id, found.attempt, at)
+    return found
+
+
+def _ensure(stream: str, control: Fence | Marker, from_offset: int) -> Generator[Request, Any, int]:
+    """Where the first such message lies; it is published where there is none.
+
+    Which one is the first cannot change once one was seen: offsets only ascend.
+    """
+    kind: Literal["fence", "marker"] = "fence" if isinstance(control, Fence) else "marker"
+    find = FindControl(stream, kind, control.move_id, control.epoch, from_offset)
+    at: int | None = yield find
+    if at is not None:
+        return at
+    yield PublishControl(stream, control)
+    for _ in range(LOOKS_MAX):
+        at = yield find
+        if at is not None:
+            return at
+        yield Sleep(LOOK_AGAIN_S)
+    raise StreamUnavailable(
+        f"the {kind} of move {control.move_id} is confirmed and not to be found in {stream!r}; go on with it later",
+        stream=stream,
+    )
+
+
+def _fence(of: MoveStep) -> Fence:
+    return Fence(of.move_id, of.fence_epoch, of.contexts)
+
+
+def _marker(of: MoveStep) -> Marker:
+    assert of.fence_offset is not None, "a fenced move knows where its fence is"
+    return Marker(of.move_id, of.epoch, of.contexts, of.source, of.fence_offset)
