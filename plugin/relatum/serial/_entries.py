@@ -1,165 +1,31 @@
-"""What a message in a partition is to those who keep serialization contexts in order.
+"""What a message in a partition is: told by the layer of placements, whose routers write what serial consumers read."""
 
-Most are an application's, some of them placed: published under a placement, which their header `relatum_placed` names.
-Three kinds are Relatum's own, and are what a move of contexts looks like in the streams:
+from relatum.placement._entries import (
+    CONTENT_TYPE,
+    CONTROL_BYTES,
+    Adoption,
+    Control,
+    Data,
+    Entry,
+    Fence,
+    Marker,
+    Placed,
+    decode,
+    encode,
+    entry_of,
+)
 
-- a `Fence` in the source: nothing placed under an earlier epoch counts behind it;
-- a `Marker` in the target: what follows under its epoch is held until the source is consumed up to the fence;
-- an `Adoption` in whichever partition the context is in: it stands for a message that came to lie behind a fence.
-
-Their facts are JSON in the body, so that no key of an application is found in their headers.
-"""
-
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self, TypeAlias
-
-from relatum._names import CONTROL_HEADER, PLACED_HEADER
-
-CONTROL_BYTES: Final = CONTROL_HEADER.encode()
-"""What the bytes of a control message contain; few others do."""
-
-CONTENT_TYPE: Final = "application/json"
-"""The property `content_type` of control messages."""
-
-
-class Placed(NamedTuple):
-    """What the header `relatum_placed` says: `<epoch>-<session>-<number>`.
-
-    Attributes:
-        epoch: The epoch of the placement it was published under. Later placements of a context have higher ones.
-        session: The router that published it, 16 hexadecimal digits; new with each one that is opened.
-        number: Its number there, ascending in the order of publishing.
-    """
-
-    epoch: int
-    session: str
-    number: int
-
-    @classmethod
-    def parse(cls, text: object) -> Self | None:
-        """What a header's value says; None where it is none of ours."""
-        if not isinstance(text, str):
-            return None
-        epoch, _, rest = text.partition("-")
-        session, _, number = rest.partition("-")
-        if not (session and _is_number(epoch) and _is_number(number)):
-            return None
-        return cls(int(epoch), session, int(number))
-
-    def __str__(self) -> str:
-        return f"{self.epoch}-{self.session}-{self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """The end of contexts in a partition.
-
-    Attributes:
-        move_id: The move that ends them.
-        epoch: Behind the fence, what was placed under an earlier epoch is a stray.
-        contexts: Their names.
-    """
-
-    move_id: int
-    epoch: int
-    contexts: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """The beginning of contexts in a partition.
-
-    Attributes:
-        move_id: The move that brings them.
-        epoch: The epoch that begins.
-        contexts: Their names.
-        source: The partition they come from; this very one where the move was aborted.
-        fence_offset: Where the move's fence lies there.
-    """
-
-    move_id: int
-    epoch: int
-    contexts: frozenset[str]
-    source: str
-    fence_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """A stray, taken into its context again: it counts here, not where it lies.
-
-    Attributes:
-        context: The context's name.
-        epoch: The epoch this was published under.
-        stream: The partition where the message lies.
-        offset: Its offset there.
-    """
-
-    context: str
-    epoch: int
-    stream: str
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """An application's message.
-
-    Attributes:
-        context: Its context; None for none.
-        placed: Under which placement it was published; None where no router published it.
-    """
-
-    context: str | None
-    placed: Placed | None
-
-
-Control: TypeAlias = Fence | Marker | Adoption
-Entry: TypeAlias = Control | Data
-
-_KINDS: Final = {"fence": Fence, "marker": Marker, "adoption": Adoption}
-_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
-
-
-def encode(control: Control) -> tuple[dict[str, Any], bytes]:
-    """The headers and the body of a control message."""
-    facts = {name: getattr(control, name) for name in control.__slots__}
-    if not isinstance(control, Adoption):
-        facts["contexts"] = sorted(control.contexts)
-    return {CONTROL_HEADER: _NAMES[type(control)]}, json.dumps(facts, ensure_ascii=False).encode()
-
-
-def decode(kind: object, body: bytes) -> Control | None:
-    """What a control message says; None where it is an application's message after all."""
-    cls = _KINDS.get(kind) if isinstance(kind, str) else None
-    if cls is None:
-        return None
-    try:
-        facts = json.loads(body)
-        if "contexts" in facts:
-            facts["contexts"] = frozenset(facts["contexts"])
-        control: Control = cls(**facts)
-    except (ValueError, TypeError):
-        return None
-    return control
-
-
-def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> Entry:
-    """What a message with these headers and this body is.
-
-    Args:
-        headers: The message's headers.
-        body: Its body; only looked at where the headers say that it is a control message.
-        context_header: The header that names contexts in this super stream.
-    """
-    kind = headers.get(CONTROL_HEADER)
-    if kind is not None and (control := decode(kind, body)) is not None:
-        return control
-    context = headers.get(context_header)
-    return Data(context if isinstance(context, str) else None, Placed.parse(headers.get(PLACED_HEADER)))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+__all__ = [
+    "CONTENT_TYPE",
+    "CONTROL_BYTES",
+    "Adoption",
+    "Control",
+    "Data",
+    "Entry",
+    "Fence",
+    "Marker",
+    "Placed",
+    "decode",
+    "encode",
+    "entry_of",
+]
