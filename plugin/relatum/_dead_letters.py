@@ -2,17 +2,13 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
 from pika import BasicProperties
-from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPError, NackError, UnroutableError
 
-from relatum.errors import BrokerUnavailable, PublishNacked, PublishUnroutable
+from relatum._direct import TIMEOUT_S, DirectPublisher
 from relatum.reading import BrokerAddress, Message
-from relatum.reading._amqp_blocking import connection_error, pika_parameters
 
 REASON_HEADER: Final = "relatum_dead_reason"
 """The header that says why a message was given up."""
@@ -59,13 +55,10 @@ class DeadLetters:
         ConfigurationError: the address has no AMQP port; give the broker as an amqp:// URL.
     """
 
-    def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = TIMEOUT_S) -> None:
         self.stream = stream
-        self._address = address
-        # No heartbeats: nobody answers them while nothing is published, and the next publish notices a lost connection.
-        self._parameters = pika_parameters(address, None, timeout_s, "PLAIN", 0)
+        self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
         self._lock = threading.Lock()
-        self._channel: BlockingChannel | None = None
 
     def publish(self, messages: Sequence[Message], reason: str, **headers: str | int | bool) -> None:
         """Publish messages, in order, and wait for the confirm of each.
@@ -87,50 +80,11 @@ class DeadLetters:
         added = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
         with self._lock:
             for message in messages:
-                self._publish(message, added)
-
-    def _publish(self, message: Message, added: Mapping[str, Any]) -> None:
-        try:
-            self._open().basic_publish("", self.stream, message.body, _properties(message, added), mandatory=True)
-        except UnroutableError as error:
-            raise PublishUnroutable(
-                f"there is no stream {self.stream!r} for dead letters: declare it", in_stream=False
-            ) from error
-        except NackError as error:
-            raise PublishNacked(f"the broker refused a dead letter for {self.stream!r}", in_stream=False) from error
-        except (AMQPError, OSError) as error:
-            self._drop()
-            what = str(error) or type(error).__name__
-            raise BrokerUnavailable(f"no dead letter could be published to {self.stream!r}: {what}") from error
-
-    def _open(self) -> BlockingChannel:
-        """The channel. One whose connection ended while nothing was published is opened anew."""
-        if self._channel is not None:
-            with suppress(AMQPError, OSError):
-                self._channel.connection.process_data_events(0)
-            if not self._channel.is_open:
-                self._drop()
-        if self._channel is None:
-            self._channel = self._connect().channel()
-            self._channel.confirm_delivery()
-        return self._channel
-
-    def _connect(self) -> BlockingConnection:
-        try:
-            return BlockingConnection(self._parameters)
-        except (AMQPError, OSError) as error:
-            raise connection_error(error, self._address) from error
-
-    def _drop(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None and channel.connection.is_open:
-            with suppress(AMQPError, OSError):
-                channel.connection.close()
+                self._publisher.publish(self.stream, message.body, _properties(message, added))
 
     def close(self) -> None:
         """Close the connection. Publishing again opens another."""
-        with self._lock:
-            self._drop()
+        self._publisher.close()
 
     def __enter__(self) -> Self:
         return self
