@@ -1,0 +1,232 @@
+"""What `verify` says of partitions: each kind of finding, and silence where nothing is wrong."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from relatum._ids import MessageId
+from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.serial._order import (
+    FINDINGS_MAX,
+    ContextMessage,
+    Finding,
+    FindingKind,
+    OrderCheck,
+    PartitionsReading,
+    SerialReport,
+    Unreadable,
+    canonical_order,
+)
+
+A, B = "a" * 16, "b" * 16
+Partitions = Mapping[str, Sequence[Entry]]
+
+
+def data(epoch: int, number: int, *, context: str = "c", session: str = A) -> Data:
+    """A message of a router."""
+    return Data(context, Placed(epoch, session, number))
+
+
+def fence(move_id: int, epoch: int, *contexts: str) -> Fence:
+    """A fence of a move."""
+    return Fence(move_id, epoch, frozenset(contexts or ("c",)))
+
+
+def marker(move_id: int, epoch: int, source: str, fence_offset: int, *contexts: str) -> Marker:
+    """A marker of a move."""
+    return Marker(move_id, epoch, frozenset(contexts or ("c",)), source, fence_offset)
+
+
+def read(
+    partitions: Partitions,
+    *,
+    first: Mapping[str, int] | None = None,
+    floors: Mapping[str, Mapping[str, int]] | None = None,
+) -> tuple[SerialReport, list[ContextMessage]]:
+    """What is found in partitions whose offsets begin at `first`, 0 where left out."""
+    begin = {stream: (first or {}).get(stream, 0) for stream in partitions}
+    report = SerialReport("s", "serialization_context")
+
+    def look(stream: str, offset: int) -> Entry | Unreadable:
+        if offset < begin[stream]:
+            return Unreadable.OUT_OF_REACH
+        entries = partitions[stream]
+        return entries[offset - begin[stream]] if offset - begin[stream] < len(entries) else Unreadable.MISSING
+
+    reading, order = PartitionsReading(look, report.add), OrderCheck(report.add)
+    counted = []
+    for stream, entries in partitions.items():
+        reading.begin(stream, (floors or {}).get(stream, {}))
+        for offset, entry in enumerate(entries, begin[stream]):
+            if (message := reading.add(offset, entry)) is not None:
+                counted.append(message)
+                order.add(message)
+    reading.finish({stream: (begin[stream], begin[stream] + len(entries)) for stream, entries in partitions.items()})
+    order.finish()
+    return report, counted
+
+
+def kinds(partitions: Partitions) -> list[FindingKind]:
+    """The kinds of what is found."""
+    return [finding.kind for finding in read(partitions)[0].findings]
+
+
+def test_a_move_in_order_is_found_right() -> None:
+    """Before the fence in the source, behind the marker in the target: nothing is found, and the order is theirs."""
+    partitions = {
+        "s-0": [data(1, 1), data(1, 2), data(1, 1, session=B), fence(7, 2)],
+        "s-1": [data(3, 9, context="other"), marker(7, 2, "s-0", 3), data(2, 3), data(2, 2, session=B)],
+    }
+    report, counted = read(partitions)
+    assert report.findings == []
+    ordered = sorted((each for each in counted if each.context == "c"), key=canonical_order)
+    assert [str(each.at) for each in ordered] == ["s-0@0", "s-0@1", "s-0@2", "s-1@2", "s-1@3"]
+
+
+def test_a_stray_that_was_adopted_counts_where_its_adoption_lies() -> None:
+    """Its own place does not count; its publisher's later messages may only follow the adoption."""
+    partitions = {
+        "s-0": [data(1, 1), fence(7, 2), data(1, 2)],
+        "s-1": [marker(7, 2, "s-0", 1), Adoption("c", 2, "s-0", 2), data(2, 3)],
+    }
+    report, counted = read(partitions)
+    assert report.findings == []
+    assert [str(each.message) for each in counted] == ["s-0@0", "s-0@2", "s-1@2"]
+    assert counted[1].at == MessageId("s-1", 1)
+
+
+def test_a_later_message_before_an_adoption_is_disorder() -> None:
+    """The router must adopt before it publishes anything else of the context."""
+    partitions = {
+        "s-0": [data(1, 1), fence(7, 2), data(1, 2)],
+        "s-1": [marker(7, 2, "s-0", 1), data(2, 3), Adoption("c", 2, "s-0", 2)],
+    }
+    assert kinds(partitions) == [FindingKind.DISORDER]
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        pytest.param({"s-0": [data(1, 1), data(1, 1)]}, id="twice in a partition"),
+        pytest.param({"s-0": [data(1, 2), data(1, 1)]}, id="turned in a partition"),
+        pytest.param({"s-0": [data(1, 1)], "s-1": [data(2, 1)]}, id="twice in two partitions"),
+        pytest.param({"s-0": [data(2, 1)], "s-1": [data(1, 2)]}, id="turned in two partitions"),
+        pytest.param({"s-0": [data(3, 1)], "s-1": [data(1, 2)], "s-2": [data(2, 1, session=B)]}, id="across an epoch"),
+        pytest.param(
+            {
+                "s-0": [fence(7, 2), data(1, 1)],
+                "s-1": [marker(7, 2, "s-0", 0), Adoption("c", 2, "s-0", 1), Adoption("c", 2, "s-0", 1)],
+            },
+            id="adopted twice",
+        ),
+    ],
+)
+def test_what_does_not_ascend_is_disorder(partitions: Partitions) -> None:
+    """A router's numbers ascend in each context's order, whatever partitions that runs over."""
+    assert kinds(partitions) == [FindingKind.DISORDER]
+
+
+def test_routers_and_contexts_are_ordered_each_for_itself() -> None:
+    """Nothing is promised between different contexts or different routers."""
+    assert kinds({"s-0": [data(1, 5), data(1, 1, session=B), data(1, 2, context="d"), data(1, 6)]}) == []
+
+
+def test_an_epoch_in_two_partitions_is_found() -> None:
+    """One placement is in one partition."""
+    assert kinds({"s-0": [data(1, 1)], "s-1": [data(1, 2)]}) == [FindingKind.SPLIT]
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        pytest.param({"s-0": [fence(7, 2)], "s-1": [data(2, 1), marker(7, 2, "s-0", 0)]}, id="marker"),
+        pytest.param({"s-0": [data(2, 1), fence(7, 2)], "s-1": [marker(7, 2, "s-0", 1)]}, id="fence"),
+    ],
+)
+def test_a_message_before_the_beginning_of_its_epoch_is_found(partitions: Partitions) -> None:
+    """A consumer would not hold it."""
+    assert kinds(partitions) == [FindingKind.EARLY]
+
+
+def test_repeated_and_late_controls_change_nothing() -> None:
+    """Whoever goes on with a move may publish its fence and its marker again."""
+    partitions = {
+        "s-0": [data(1, 1), fence(7, 2), fence(7, 2)],
+        "s-1": [marker(7, 2, "s-0", 1), data(2, 2), marker(7, 2, "s-0", 1), data(2, 3)],
+    }
+    assert kinds(partitions) == []
+
+
+@pytest.mark.parametrize(
+    "adoption",
+    [
+        pytest.param(Adoption("c", 2, "s-0", 99), id="no message"),
+        pytest.param(Adoption("c", 2, "s-0", 1), id="a fence"),
+        pytest.param(Adoption("d", 2, "s-0", 2), id="another context's"),
+        pytest.param(Adoption("c", 2, "s-0", 3), id="of no router"),
+    ],
+)
+def test_an_adoption_of_no_message_of_the_context_is_false(adoption: Adoption) -> None:
+    """It would have a consumer deliver something else, or wait for ever."""
+    partitions = {
+        "s-0": [data(1, 1), fence(7, 2), data(1, 2), Data("c", None)],
+        "s-1": [marker(7, 2, "s-0", 1), Adoption("c", 2, "s-0", 2), adoption],
+    }
+    assert kinds(partitions) == [FindingKind.FALSE_ADOPTION]
+
+
+def test_an_adoption_of_what_counts_is_false() -> None:
+    """The message would be delivered twice."""
+    adoption = Adoption("c", 2, "s-0", 1)
+    partitions = {"s-0": [data(1, 1), data(1, 2), fence(7, 2)], "s-1": [marker(7, 2, "s-0", 2), adoption]}
+    assert set(kinds(partitions)) == {FindingKind.DISORDER, FindingKind.FALSE_ADOPTION}
+
+
+def test_strays_and_unfinished_moves_are_notices() -> None:
+    """A publisher that died and a move that goes on leave them; the order is not broken by either."""
+    report, _ = read({"s-0": [data(1, 1), fence(7, 2), data(1, 2)], "s-1": []})
+    assert report.counts == {FindingKind.STRAY: 1, FindingKind.UNFINISHED: 1}
+    assert report.ok
+    assert not read({"s-0": [data(1, 1), data(1, 1)]})[0].ok
+
+
+def test_a_stray_adoption_adopts_nothing() -> None:
+    """An adoption behind the next fence does not count; the one published again does."""
+    partitions = {
+        "s-0": [fence(7, 2), data(1, 1)],
+        "s-1": [marker(7, 2, "s-0", 0), fence(8, 3), Adoption("c", 2, "s-0", 1)],
+        "s-2": [marker(8, 3, "s-1", 1), Adoption("c", 3, "s-0", 1), data(3, 2)],
+    }
+    report, counted = read(partitions)
+    assert report.findings == []
+    assert [str(each.at) for each in counted] == ["s-2@1", "s-2@2"]
+
+
+def test_what_no_router_published_is_in_no_order() -> None:
+    """It counts where it lies, fence or not."""
+    report, counted = read({"s-0": [Data("c", None), data(1, 1), fence(7, 2), Data("c", None), Data(None, None)]})
+    assert [each.epoch for each in counted] == [0, 1, 1, 0]
+    assert report.ok
+
+
+def test_floors_from_before_the_first_offset_count() -> None:
+    """Where retention has dropped the fence, what was published behind it is a stray all the same."""
+    partitions = {"s-0": [data(1, 2), data(5, 1)]}
+    assert [each.epoch for each in read(partitions, floors={"s-0": {"c": 4}})[1]] == [5]
+
+
+def test_an_adoption_of_what_has_expired_says_nothing() -> None:
+    """What it named cannot be read any more: it is neither false nor in an order."""
+    report, counted = read({"s-0": [data(1, 9)], "s-1": [Adoption("c", 2, "s-0", 3)]}, first={"s-0": 8})
+    assert report.findings == []
+    assert [str(each.at) for each in counted] == ["s-0@8"]
+
+
+def test_findings_are_listed_up_to_a_bound_and_counted_beyond() -> None:
+    """A super stream that is all wrong does not fill the memory."""
+    report = SerialReport("s", "h")
+    for offset in range(FINDINGS_MAX + 1):
+        report.add(Finding(FindingKind.DISORDER, "s-0", offset, "c", ""))
+    report.add(Finding(FindingKind.STRAY, "s-0", 0, "c", ""))
+    assert len(report.findings) == FINDINGS_MAX + 1
+    assert report.counts == {FindingKind.DISORDER: FINDINGS_MAX + 1, FindingKind.STRAY: 1}
