@@ -32,7 +32,16 @@ from relatum.store._coverage import (
 )
 from relatum.store._engine import as_engine, make_engine, translated_errors
 from relatum.store._group_tables import group_consumers, group_scans, group_states
+from relatum.store._placement_tables import (
+    context_moves,
+    moved_contexts,
+    placement_epochs,
+    placements,
+    super_stream_partitions,
+    super_streams,
+)
 from relatum.store._rows import copy_lines, copy_text, count_skips, needs_escape
+from relatum.store._serial_tables import serial_consumers, serial_holds, serial_members, serial_positions
 from relatum.store._tables import (
     SCHEMA,
     checkpoints,
@@ -66,6 +75,7 @@ __all__ = [
     "collector_members",
     "collector_sources",
     "collectors",
+    "context_moves",
     "copy_lines",
     "copy_text",
     "count_skips",
@@ -86,15 +96,24 @@ __all__ = [
     "merged",
     "metadata",
     "missing",
+    "moved_contexts",
     "needs_escape",
     "open_range",
+    "placement_epochs",
+    "placements",
     "receipts",
     "relationships",
     "remove_key",
+    "serial_consumers",
+    "serial_holds",
+    "serial_members",
+    "serial_positions",
     "set_record_time",
     "skips",
     "streams",
     "streams_named",
+    "super_stream_partitions",
+    "super_streams",
     "tail_of",
     "time_blocks",
     "translated_errors",

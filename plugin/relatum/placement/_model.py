@@ -1,0 +1,198 @@
+"""What the database knows of a super stream's placements: partitions, placements, moves."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+
+class PlacementState(StrEnum):
+    """What a placement may be relied on for."""
+
+    OPEN = "open"
+    """Messages go to its partition."""
+    MOVING = "moving"
+    """A move is between its fence and its marker: nothing is published until it has ended."""
+    RELEASED = "released"
+    """It is over: the name's next message is placed anew."""
+
+
+class PartitionState(StrEnum):
+    """Whether a partition takes new placements."""
+
+    ACTIVE = "active"
+    RETIRED = "retired"
+
+
+class MoveState(StrEnum):
+    """How far a move is."""
+
+    FENCING = "fencing"
+    """Its contexts wait; where the fence lies is not known yet."""
+    FENCED = "fenced"
+    """The fence is in the source; the marker is not known to be in the target yet."""
+    SWITCHED = "switched"
+    """Ended: its contexts go to the target."""
+    ABORTED = "aborted"
+    """Ended: its contexts go to the source again."""
+
+
+class PartitionLike(Protocol):
+    """A partition as the broker has it; what a layout of a super stream consists of."""
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+
+    @property
+    def binding_key(self) -> str:
+        """The key it is bound with to the super stream's exchange."""
+
+    @property
+    def place(self) -> int:
+        """Its place among the partitions, from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """A partition as the database knows it.
+
+    Attributes:
+        partition_id: What other rows name it by.
+        stream: The stream's name.
+        binding_key: The key it is bound with to the super stream's exchange.
+        place: Its place among the partitions, from 0.
+        state: Whether it takes new placements.
+        weight: Its share where sets are spread by weight.
+        open_sets: Placements in it that are not released.
+    """
+
+    partition_id: int
+    stream: str
+    binding_key: str
+    place: int
+    state: PartitionState = PartitionState.ACTIVE
+    weight: float = 1.0
+    open_sets: int = 0
+
+
+Choose: TypeAlias = Callable[[str, Sequence[PartitionRow]], PartitionRow]
+"""Chooses the partition of a name that is placed for the first time, among the active ones in their places' order.
+
+Names that are placed together are asked for one by one, with the open sets counted on from one to the next. It may be
+called again for the same name, and in vain: another publisher may place it first.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the messages of a name go.
+
+    Attributes:
+        name: The serialization context's or affinity set's name.
+        partition_id: The partition's id.
+        stream: The partition's stream.
+        binding_key: What a message is published with to get there.
+        epoch: Which placement this is; each later one of the name has a higher one, moves included.
+        state: Whether messages may be published under it.
+        move_id: The move it waits for; None where none.
+        generation: The super stream's generation when it last changed; 0 where it never did.
+        opened_at: When its first message was placed.
+        used_at: When a publisher last said that it is in use; see `PlacementStore.touch`.
+        released_at: When it was released; None where it was not.
+    """
+
+    name: str
+    partition_id: int
+    stream: str
+    binding_key: str
+    epoch: int
+    state: PlacementState
+    move_id: int | None = None
+    generation: int = 0
+    opened_at: datetime | None = None
+    used_at: datetime | None = None
+    released_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed since a generation.
+
+    Attributes:
+        generation: The generation these are complete up to: what to ask with the next time.
+        placements: The placements that changed, as they are now; None where that is not remembered: everything cached
+            may be wrong.
+    """
+
+    generation: int
+    placements: tuple[Placement, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MoveInfo:
+    """A move of contexts from one partition to another.
+
+    Attributes:
+        move_id: Its id, also in its fence and marker.
+        source: The stream its contexts come from.
+        target: The stream they go to; the source where it is aborted.
+        source_id: The source's partition id.
+        target_id: The target's partition id.
+        state: How far it is.
+        aborting: Whether it goes back to the source.
+        attempt: Raised whenever somebody else, or the other way, is taken up.
+        contexts: How many contexts it moves.
+        fence_epoch: Behind its fence, what was placed under an earlier epoch is a stray.
+        epoch: The contexts' epoch when it has ended.
+        scan_from: An offset of the source at or below its first fence.
+        target_scan_from: An offset of the target at or below its first marker.
+        fence_offset: Where its first fence lies; None as long as that is not known.
+        marker_offset: Where its first marker lies; None until it has ended.
+        holder: Who goes on with it; None for nobody.
+        lease_expires_at: Until when that is believed.
+        started_at: When its contexts began to wait.
+        fenced_at: When the fence was found.
+        ended_at: When its contexts went on; None while they wait.
+        reason: Why it was aborted.
+    """
+
+    move_id: int
+    source: str
+    target: str
+    source_id: int
+    target_id: int
+    state: MoveState
+    aborting: bool
+    attempt: int
+    contexts: int
+    fence_epoch: int
+    epoch: int
+    scan_from: int
+    target_scan_from: int
+    fence_offset: int | None
+    marker_offset: int | None
+    holder: str | None
+    lease_expires_at: datetime | None
+    started_at: datetime
+    fenced_at: datetime | None
+    ended_at: datetime | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementCounts:
+    """How many placements a super stream has.
+
+    Attributes:
+        open: Those messages go by, moving ones included.
+        moving: Those that wait for a move.
+        released: Those that are over and not forgotten yet.
+        by_stream: The open ones by their partition's stream.
+    """
+
+    open: int
+    moving: int
+    released: int
+    by_stream: Mapping[str, int]

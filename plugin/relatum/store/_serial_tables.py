@@ -1,0 +1,106 @@
+"""The tables of serial consumers: how far each consumer name is in each partition, and what it holds back there.
+
+They are primary data, like all positions: dropping them means that every message is delivered again.
+
+- `serial_consumers`: one row for each consumer name of a super stream.
+- `serial_members`: its members that are up, each with a lease.
+- `serial_positions`: one row for each consumer and partition, also for those nobody reads yet: whether what comes
+  before a moved context was consumed is asked of the row of the partition it came from.
+- `serial_holds`: one row for each move whose contexts wait in a partition for what is before them in another.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+)
+
+from relatum.store._tables import metadata
+
+serial_consumers = Table(
+    "serial_consumers",
+    metadata,
+    Column("consumer_id", Integer, Identity(always=True), primary_key=True),
+    Column(
+        "super_stream_id",
+        Integer,
+        ForeignKey("relatum.super_streams.super_stream_id", ondelete="CASCADE"),
+        nullable=False,
+    ),
+    Column("name", Text(collation="C"), nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    UniqueConstraint("super_stream_id", "name", name="serial_consumers_name"),
+)
+
+serial_members = Table(
+    "serial_members",
+    metadata,
+    Column("lease_expires_at", DateTime(timezone=True), nullable=False),
+    Column(
+        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
+    ),
+    Column("holder", Text, nullable=False),
+    PrimaryKeyConstraint("consumer_id", "holder", name="serial_members_holder"),
+    # Each member renews its row every second: room on its page keeps that update short.
+    postgresql_with={"fillfactor": "50"},
+)
+
+serial_positions = Table(
+    "serial_positions",
+    metadata,
+    # The next offset to be read: everything below is delivered, passed over, or held.
+    Column("position", BigInteger, nullable=False),
+    # Raised by each write, which names the one it follows: two members cannot both move a position.
+    Column("version", BigInteger, nullable=False, server_default="0"),
+    # What lay at the last offset read: how the stream is known again.
+    Column("last_offset", BigInteger),
+    Column("last_fingerprint", BigInteger),
+    Column("last_chunk_ms", BigInteger),
+    Column("lease_expires_at", DateTime(timezone=True)),
+    Column(
+        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
+    ),
+    Column(
+        "partition_id",
+        Integer,
+        ForeignKey("relatum.super_stream_partitions.partition_id", ondelete="CASCADE"),
+        nullable=False,
+    ),
+    Column("holder", Text),
+    PrimaryKeyConstraint("consumer_id", "partition_id", name="serial_positions_place"),
+    # Every batch moves one row: room on its page keeps that update out of the index.
+    postgresql_with={"fillfactor": "50"},
+)
+
+serial_holds = Table(
+    "serial_holds",
+    metadata,
+    Column("move_id", BigInteger, nullable=False),
+    Column("marker_offset", BigInteger, nullable=False),
+    # Held messages before this offset have been delivered.
+    Column("cursor", BigInteger, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("fence_offset", BigInteger, nullable=False),
+    # Messages that wait, as far as was read.
+    Column("held", BigInteger, nullable=False, server_default="0"),
+    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column(
+        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
+    ),
+    # Where they wait, and where what is before them lies.
+    Column("partition_id", Integer, nullable=False),
+    Column("source_id", Integer, nullable=False),
+    PrimaryKeyConstraint("consumer_id", "partition_id", "move_id", name="serial_holds_place"),
+    # Moves that somebody waits for are not forgotten.
+    Index("serial_holds_move", "move_id"),
+    postgresql_with={"fillfactor": "50"},
+)
