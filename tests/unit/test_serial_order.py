@@ -73,7 +73,7 @@ def kinds(partitions: Partitions) -> list[FindingKind]:
 
 def test_a_move_in_order_is_found_right() -> None:
     """Before the fence in the source, behind the marker in the target: nothing is found, and the order is theirs."""
-    partitions = {
+    partitions: Partitions = {
         "s-0": [data(1, 1), data(1, 2), data(1, 1, session=B), fence(7, 2)],
         "s-1": [data(3, 9, context="other"), marker(7, 2, "s-0", 3), data(2, 3), data(2, 2, session=B)],
     }
@@ -85,7 +85,7 @@ def test_a_move_in_order_is_found_right() -> None:
 
 def test_a_stray_that_was_adopted_counts_where_its_adoption_lies() -> None:
     """Its own place does not count; its publisher's later messages may only follow the adoption."""
-    partitions = {
+    partitions: Partitions = {
         "s-0": [data(1, 1), fence(7, 2), data(1, 2)],
         "s-1": [marker(7, 2, "s-0", 1), Adoption("c", 2, "s-0", 2), data(2, 3)],
     }
@@ -97,7 +97,7 @@ def test_a_stray_that_was_adopted_counts_where_its_adoption_lies() -> None:
 
 def test_a_later_message_before_an_adoption_is_disorder() -> None:
     """The router must adopt before it publishes anything else of the context."""
-    partitions = {
+    partitions: Partitions = {
         "s-0": [data(1, 1), fence(7, 2), data(1, 2)],
         "s-1": [marker(7, 2, "s-0", 1), data(2, 3), Adoption("c", 2, "s-0", 2)],
     }
@@ -150,7 +150,7 @@ def test_a_message_before_the_beginning_of_its_epoch_is_found(partitions: Partit
 
 def test_repeated_and_late_controls_change_nothing() -> None:
     """Whoever goes on with a move may publish its fence and its marker again."""
-    partitions = {
+    partitions: Partitions = {
         "s-0": [data(1, 1), fence(7, 2), fence(7, 2)],
         "s-1": [marker(7, 2, "s-0", 1), data(2, 2), marker(7, 2, "s-0", 1), data(2, 3)],
     }
@@ -168,7 +168,7 @@ def test_repeated_and_late_controls_change_nothing() -> None:
 )
 def test_an_adoption_of_no_message_of_the_context_is_false(adoption: Adoption) -> None:
     """It would have a consumer deliver something else, or wait for ever."""
-    partitions = {
+    partitions: Partitions = {
         "s-0": [data(1, 1), fence(7, 2), data(1, 2), Data("c", None)],
         "s-1": [marker(7, 2, "s-0", 1), Adoption("c", 2, "s-0", 2), adoption],
     }
@@ -178,7 +178,7 @@ def test_an_adoption_of_no_message_of_the_context_is_false(adoption: Adoption) -
 def test_an_adoption_of_what_counts_is_false() -> None:
     """The message would be delivered twice."""
     adoption = Adoption("c", 2, "s-0", 1)
-    partitions = {"s-0": [data(1, 1), data(1, 2), fence(7, 2)], "s-1": [marker(7, 2, "s-0", 2), adoption]}
+    partitions: Partitions = {"s-0": [data(1, 1), data(1, 2), fence(7, 2)], "s-1": [marker(7, 2, "s-0", 2), adoption]}
     assert set(kinds(partitions)) == {FindingKind.DISORDER, FindingKind.FALSE_ADOPTION}
 
 
@@ -192,7 +192,7 @@ def test_strays_and_unfinished_moves_are_notices() -> None:
 
 def test_a_stray_adoption_adopts_nothing() -> None:
     """An adoption behind the next fence does not count; the one published again does."""
-    partitions = {
+    partitions: Partitions = {
         "s-0": [fence(7, 2), data(1, 1)],
         "s-1": [marker(7, 2, "s-0", 0), fence(8, 3), Adoption("c", 2, "s-0", 1)],
         "s-2": [marker(8, 3, "s-1", 1), Adoption("c", 3, "s-0", 1), data(3, 2)],
@@ -211,7 +211,7 @@ def test_what_no_router_published_is_in_no_order() -> None:
 
 def test_floors_from_before_the_first_offset_count() -> None:
     """Where retention has dropped the fence, what was published behind it is a stray all the same."""
-    partitions = {"s-0": [data(1, 2), data(5, 1)]}
+    partitions: Partitions = {"s-0": [data(1, 2), data(5, 1)]}
     assert [each.epoch for each in read(partitions, floors={"s-0": {"c": 4}})[1]] == [5]
 
 

@@ -1,1 +1,13 @@
 """Serialization contexts over the partitions of a super stream: placed, moved, and consumed in order."""
+
+from relatum.serial._order import ContextMessage, Finding, FindingKind, SerialReport
+from relatum.serial._verify import history, verify
+
+__all__ = [
+    "ContextMessage",
+    "Finding",
+    "FindingKind",
+    "SerialReport",
+    "history",
+    "verify",
+]

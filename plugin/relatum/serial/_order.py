@@ -176,8 +176,8 @@ class PartitionsReading:
     def _control(self, at: MessageId, entry: Fence | Marker) -> None:
         for context in entry.contexts:
             # Only the first of repeated ones, which is the one that raises the floor, begins anything.
-            if self._log.floors.get(context, 0) < entry.epoch <= self._latest.get(context, 0):
-                what = f"epoch {self._latest[context]} was used before move {entry.move_id} let it"
+            if self._log.floors.get(context, 0) < entry.epoch == self._latest.get(context, 0):
+                what = f"epoch {entry.epoch} was used before move {entry.move_id} let it"
                 self._found(Finding(FindingKind.EARLY, *at, context, what))
         self._log.judge(at.offset, entry)
         if isinstance(entry, Fence):

@@ -1,0 +1,185 @@
+"""What must hold of contexts after a test of kills, told by bare pika and code of its own: nothing here is Relatum's.
+
+Three witnesses are compared: the partitions, read whole; what publishers wrote down before and after each message; and
+what consumers wrote into PostgreSQL in the transactions that moved their positions.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pika
+
+END_TYPE = "end of the test"
+"""The property `type` of the message that ends a partition's reading."""
+
+
+class Record(NamedTuple):
+    """A message as it lies in a partition."""
+
+    offset: int
+    headers: Mapping[str, Any]
+    body: bytes
+
+
+class Sent(NamedTuple):
+    """What a publisher wrote down of a message: when it began to publish it, and when it was told that it is there."""
+
+    context: str
+    began: float
+    told: float | None
+
+
+class Consumed(NamedTuple):
+    """A row that a consumer wrote: in the order in which they became true."""
+
+    context: str
+    name: str
+    stream: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Valid:
+    """A message that counts, by the partitions alone."""
+
+    epoch: int
+    offset: int
+    name: str
+    lies: tuple[str, int]
+
+
+def read_partition(broker_url: str, stream: str) -> list[Record]:
+    """All of a partition, read by bare pika up to a message that this publishes as its end."""
+    records: list[Record] = []
+    connection = pika.BlockingConnection(pika.URLParameters(broker_url))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("", stream, b"", pika.BasicProperties(type=END_TYPE))
+    reading = connection.channel()
+    reading.basic_qos(prefetch_count=500)
+    for method, properties, body in reading.consume(stream, arguments={"x-stream-offset": "first"}):
+        headers = properties.headers or {}
+        if properties.type == END_TYPE and records_end(headers, records):
+            break
+        reading.basic_ack(method.delivery_tag)
+        records.append(Record(headers["x-stream-offset"], headers, body))
+    connection.close()
+    return records
+
+
+def records_end(headers: Mapping[str, Any], records: Sequence[Record]) -> bool:
+    """Whether an end was reached: ends that were published before are behind what was read before."""
+    return not records or headers["x-stream-offset"] > records[-1].offset
+
+
+def sent_by(ledger: Path) -> dict[str, Sent]:
+    """What a publisher wrote down, by the message's name. A last line that was cut short by its death is left out."""
+    sent: dict[str, Sent] = {}
+    for line in ledger.read_text().split("\n")[:-1]:
+        kind, moment, name, context = line.split(" ")
+        if kind == "sending":
+            sent[name] = Sent(context, float(moment), None)
+        else:
+            sent[name] = sent[name]._replace(told=float(moment))
+    return sent
+
+
+def valid_messages(partitions: Mapping[str, Sequence[Record]], header: str) -> dict[str, list[Valid]]:
+    """The messages of each context that count, in the context's order.
+
+    A message counts where no fence or marker before it in its partition named a later epoch for its context; an
+    adoption likewise, and then the message it names counts in its place.
+    """
+    found: defaultdict[str, list[Valid]] = defaultdict(list)
+    at = {(stream, record.offset): record for stream, records in partitions.items() for record in records}
+    for stream, records in partitions.items():
+        least: defaultdict[str, int] = defaultdict(int)
+        for record in records:
+            kind = record.headers.get("relatum_control")
+            if kind in ("fence", "marker"):
+                facts = json.loads(record.body)
+                for context in facts["contexts"]:
+                    least[context] = max(least[context], facts["epoch"])
+                continue
+            if kind == "adoption":
+                facts = json.loads(record.body)
+                context, epoch, lies = facts["context"], facts["epoch"], (facts["stream"], facts["offset"])
+            elif header in record.headers:
+                context, lies = record.headers[header], (stream, record.offset)
+                epoch = int(record.headers["relatum_placed"].split("-")[0])
+            else:
+                continue
+            if epoch >= least[context]:
+                found[context].append(Valid(epoch, record.offset, at[lies].body.decode(), lies))
+    for messages in found.values():
+        messages.sort(key=lambda each: (each.epoch, each.offset))
+    return found
+
+
+def faults(
+    partitions: Mapping[str, Sequence[Record]],
+    sent: Mapping[str, Sent],
+    consumed: Sequence[Consumed],
+    *,
+    header: str = "serialization_context",
+) -> list[str]:
+    """Everything that should not be; empty where all is well.
+
+    Args:
+        partitions: What `read_partition` gave of each.
+        sent: What all publishers wrote down, by the message's name, which is `<publisher>/<number>`.
+        consumed: What the members of one consumer wrote, in order.
+        header: The header that names contexts.
+    """
+    orders: defaultdict[str, list[str]] = defaultdict(list)
+    for row in consumed:
+        orders[row.context].append(row.name)
+    valid = {context: [each.name for each in rows] for context, rows in valid_messages(partitions, header).items()}
+    return [
+        *_lost_or_doubled(partitions, sent, Counter(row.name for row in consumed)),
+        *(f"{context}: consumed in another order than the partitions say"
+          for context in sorted(valid.keys() | orders.keys())
+          if valid.get(context, []) != orders.get(context, [])),
+        *(fault for context, names in orders.items() for fault in _disorder(context, names, sent)),
+    ]  # fmt: skip
+
+
+def _lost_or_doubled(
+    partitions: Mapping[str, Sequence[Record]], sent: Mapping[str, Sent], consumed: Counter[str]
+) -> Iterator[str]:
+    yield from (f"{name}: told and not consumed" for name, each in sent.items() if each.told and not consumed[name])
+    yield from (f"{name}: consumed {times} times" for name, times in consumed.items() if times > 1)
+    yield from (f"{name}: consumed and never sent" for name in consumed if name not in sent)
+    lying = Counter(
+        record.body.decode()
+        for records in partitions.values()
+        for record in records
+        if "relatum_placed" in record.headers
+    )
+    yield from (f"{name}: {times} times in the partitions" for name, times in lying.items() if times > 1)
+
+
+def _disorder(context: str, names: Sequence[str], sent: Mapping[str, Sent]) -> Iterator[str]:
+    """Where a context's messages were consumed in another order than they were published.
+
+    Each publisher's numbers ascend; and what was told before another was begun comes before it, whoever published
+    either. The clock is one for all processes.
+    """
+    number_of: dict[str, int] = {}
+    latest, latest_name = 0.0, ""
+    for name in names:
+        publisher, _, number = name.rpartition("/")
+        if int(number) <= number_of.get(publisher, 0):
+            yield f"{context}: {name} was consumed behind {publisher}/{number_of[publisher]}"
+        number_of[publisher] = int(number)
+        if name not in sent:
+            continue
+        _, began, told = sent[name]
+        if told is not None and told < latest:
+            yield f"{context}: {name} was there before {latest_name} was sent, and was consumed behind it"
+        if began > latest:
+            latest, latest_name = began, name

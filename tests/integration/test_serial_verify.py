@@ -1,0 +1,163 @@
+"""`verify` and `history` on real partitions and a real database."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pika
+import psycopg
+import pytest
+
+from relatum.errors import SuperStreamNotFound
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.serial import FindingKind, history, verify
+from tests.support import broker_connection, declare_stream, delete_stream, unique_name, wait_until
+
+A = "a" * 16
+
+
+def partitions_of(name: str) -> list[str]:
+    """The streams of the super streams of these tests."""
+    return [f"{name}-{place}" for place in range(2)]
+
+
+@pytest.fixture
+def super_stream(amqp_url: str) -> Iterator[str]:
+    """A super stream of two partitions, as RabbitMQ's own tools declare one."""
+    name = unique_name("verify")
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+        for place, stream in enumerate(partitions_of(name)):
+            channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+            channel.queue_bind(stream, name, str(place), {"x-stream-partition-order": place})
+        yield name
+        for stream in partitions_of(name):
+            channel.queue_delete(stream)
+        channel.exchange_delete(name)
+
+
+def publish(amqp_url: str, stream: str, messages: Sequence[tuple[Mapping[str, Any], bytes]]) -> None:
+    """Publish messages, headers and bodies, one by one."""
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for headers, body in messages:
+            channel.basic_publish("", stream, body, pika.BasicProperties(headers=dict(headers)))
+
+
+def placed(context: str, epoch: int, number: int) -> tuple[dict[str, Any], bytes]:
+    """A message as a router publishes it."""
+    return {"serialization_context": context, "relatum_placed": f"{epoch}-{A}-{number}"}, b"%d" % number
+
+
+def control(kind: str, **facts: Any) -> tuple[dict[str, Any], bytes]:
+    """A fence, a marker or an adoption as the streams hold it."""
+    return {"relatum_control": kind}, json.dumps(facts).encode()
+
+
+def fill(amqp_url: str, name: str) -> None:
+    """A context that moved from the first partition to the second, with a stray that was adopted."""
+    source, target = partitions_of(name)
+    fence = control("fence", move_id=1, epoch=2, contexts=["plane"])
+    publish(amqp_url, source, [placed("plane", 1, 1), placed("other", 5, 2), fence, placed("plane", 1, 3)])
+    marker = control("marker", move_id=1, epoch=2, contexts=["plane"], source=source, fence_offset=2)
+    adoption = control("adoption", context="plane", epoch=2, stream=source, offset=3)
+    publish(amqp_url, target, [marker, adoption, placed("plane", 2, 4)])
+
+
+def test_a_move_is_read_in_its_order(amqp_url: str, stream_url: str, super_stream: str) -> None:
+    """The streams alone say where a context's messages count, in which order, and that nothing is wrong."""
+    fill(amqp_url, super_stream)
+    report = verify(super_stream, broker=amqp_url, stream_url=stream_url)
+    assert report.ok
+    assert report.findings == []
+    assert (report.messages, report.contexts, report.strays, report.adopted, report.moves) == (4, 2, 1, 1, 1)
+    source, target = partitions_of(super_stream)
+    assert report.partitions == {source: (0, 4), target: (0, 3)}
+    found = history(super_stream, "plane", broker=amqp_url, stream_url=stream_url)
+    assert [(each.epoch, each.message, each.at) for each in found] == [
+        (1, (source, 0), (source, 0)),
+        (2, (source, 3), (target, 1)),
+        (2, (target, 2), (target, 2)),
+    ]
+
+
+def test_a_message_that_counts_twice_is_found(amqp_url: str, stream_url: str, super_stream: str) -> None:
+    """A number that a context has already is named, with where it is."""
+    fill(amqp_url, super_stream)
+    target = partitions_of(super_stream)[1]
+    publish(amqp_url, target, [placed("plane", 2, 4)])
+    report = verify(super_stream, broker=amqp_url, stream_url=stream_url)
+    assert not report.ok
+    assert [(each.kind, each.stream, each.offset, each.context) for each in report.findings] == [
+        (FindingKind.DISORDER, target, 3, "plane")
+    ]
+
+
+def test_a_super_stream_that_is_not_there_is_named(amqp_url: str, stream_url: str) -> None:
+    """Nothing is read."""
+    with pytest.raises(SuperStreamNotFound) as caught:
+        verify("no-such-super-stream", broker=amqp_url, stream_url=stream_url)
+    assert caught.value.super_stream == "no-such-super-stream"
+
+
+def test_empty_partitions_are_right(amqp_url: str, stream_url: str, super_stream: str) -> None:
+    """There is nothing to be wrong."""
+    report = verify(super_stream, broker=amqp_url, stream_url=stream_url)
+    assert report.ok
+    assert report.messages == 0
+
+
+def replace_by_small(amqp_url: str, stream: str) -> None:
+    """Declare a stream anew, with retention that drops its first messages soon."""
+    delete_stream(amqp_url, stream)
+    declare_stream(amqp_url, stream, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
+
+
+def first_offset(amqp_url: str, stream_url: str, stream: str) -> int:
+    """The first offset that retention has left."""
+    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+        return reader.bounds(stream).first or 0
+
+
+INSERT = """
+WITH s AS (INSERT INTO relatum.super_streams (name, header) VALUES (%(name)s, 'plane') RETURNING super_stream_id),
+     p AS (INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place, state)
+           SELECT super_stream_id, stream, stream, place, state
+           FROM s, (VALUES (%(source)s, 0, 'active'), (%(gone)s, 1, 'retired'), (%(target)s, 2, 'retired'))
+               AS v (stream, place, state)
+           RETURNING super_stream_id, partition_id, stream),
+     m AS (INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, state, contexts, fence_epoch,
+               epoch, scan_from, target_scan_from, fence_offset, marker_offset, ended_at)
+           SELECT s.super_stream_id, s.partition_id, t.partition_id, 'switched', 1, %(epoch)s, %(epoch)s,
+               0, 0, 0, 0, now()
+           FROM p AS s, p AS t WHERE s.stream = %(source)s AND t.stream = %(target)s RETURNING move_id)
+INSERT INTO relatum.moved_contexts (move_id, name, from_epoch) SELECT move_id, 'N1', 1 FROM m
+"""
+"""A super stream in the database whose third partition is retired, and one move at the first offset of both others."""
+
+
+def test_the_database_says_what_the_streams_do_not(
+    amqp_url: str, stream_url: str, database_url: str, super_stream: str
+) -> None:
+    """Another header, retired partitions, deleted ones, and fences that retention has dropped."""
+    source, target = partitions_of(super_stream)
+    with psycopg.connect(database_url) as connection:
+        names = {"name": super_stream, "source": source, "target": target, "gone": "deleted", "epoch": 7}
+        connection.execute(INSERT, names)
+    for stream in (source, target):
+        replace_by_small(amqp_url, stream)
+        publish(amqp_url, stream, [({}, b"x" * 20_000)] * 40)
+        wait_until(partial(first_offset, amqp_url, stream_url, stream), what="retention")
+        publish(amqp_url, stream, [({"plane": "N1", "relatum_placed": f"3-{A}-1"}, b"")])
+    with broker_connection(amqp_url) as connection:
+        # The other one is not bound any more: it is retired.
+        connection.channel().queue_bind(source, super_stream, "0", {"x-stream-partition-order": 0})
+    report = verify(super_stream, broker=amqp_url, database=database_url, stream_url=stream_url)
+    assert report.header == "plane"
+    assert list(report.partitions) == [source, target]
+    assert report.strays == 2
+    alone = verify(super_stream, broker=amqp_url, stream_url=stream_url, header="plane")
+    assert (list(alone.partitions), alone.strays) == ([source], 0)
