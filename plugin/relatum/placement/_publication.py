@@ -1,0 +1,382 @@
+"""The steps by which a router publishes a message where its context, or affinity set, is. No input or output.
+
+Each function is a generator: it yields what is to be done, is sent what came of it (or thrown the error it ended in),
+and returns when the caller may be told. Whoever performs the steps sleeps between any two of them as long as it likes:
+
+1. The placement is looked up, or made. Where its context moves just now, the router waits.
+2. The message is published to that partition, and confirmed.
+3. Only then the generation is read again. Unchanged, no move of the context had begun: a mover writes `moving` into the
+   database before it publishes its fence, so the message lies before any fence that follows.
+4. Changed, and the context with it: the partition itself tells. Read from where the move's fence can lie at the
+   earliest: where the fence comes first and the message behind it, the message is a stray, which consumers pass over.
+   Then an `Adoption`, published to where the context is now, takes it into the context again; and it is checked like
+   any message, since the context may have moved once more.
+
+One message of a name is published at a time by one router, and the next only when it is known to count, so strays do
+not overtake each other. No clock has a say in any of that, unless `check_s` allows it.
+"""
+
+import itertools
+import secrets
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+from relatum.errors import ContextMoving, DatabaseUnavailable
+from relatum.placement._cache import Known, PlacementCache, Sent, Unchecked
+from relatum.placement._entries import Adoption, Placed
+from relatum.placement._model import MoveInfo, Placement, PlacementState
+
+POLL_S: Final = 0.005
+"""Seconds between two looks whether a move has ended."""
+
+RETRY_S: Final = 0.1
+"""Seconds between two tries to reach a database that is away."""
+
+AWAY_S: Final = 1.0
+"""Seconds for which a database that was away is not asked again by those who can go on without it."""
+
+FRESH_S: Final = 0.02
+"""Seconds for which a generation that was read spares the look before a message is sent, at most.
+
+Shorter than the 0.05 s a mover waits before its fence: so hardly a message is a stray. Nothing else depends on it.
+"""
+
+WhenAway: TypeAlias = Literal["known", "wait", "fail"]
+"""What to do while the database is away: go on with known placements, wait, or fail."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGeneration:
+    """Read the generation of the super stream; the answer is an `int`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChanges:
+    """Read what changed; the answer is a pair: the generation as of which it was read, and the placements.
+
+    None instead of placements where it cannot be told any more.
+    """
+
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Read the placement of a name, making one where there is none; the answer is a `Placement`, open or moving.
+
+    Attributes:
+        name: The context or affinity set.
+        stream: Where to place it, if it is not placed yet; None: by the router's rule.
+    """
+
+    name: str
+    stream: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own."""
+
+    placement: Placement
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True)
+class FindMove:
+    """Find the first move of a name out of or into a stream whose fence or marker has a higher epoch.
+
+    The answer is a `MoveInfo`, or None where there is none.
+    """
+
+    name: str
+    epoch: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Find what was sent, where it lies behind a fence or a marker of its name with a higher epoch.
+
+    Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all, is no
+    stray. The answer is the offset, or None.
+
+    Attributes:
+        sent: What is looked for.
+        from_offset: Where to begin.
+        anywhere: Whether it is asked for wherever it lies.
+    """
+
+    sent: Sent
+    from_offset: int
+    anywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Publish an adoption to a stream and wait for the broker's confirm; the answer is None."""
+
+    stream: str
+    adoption: Adoption
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Let time pass; the answer is None."""
+
+    seconds: float
+
+
+Request: TypeAlias = ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | Sleep
+"""What a step asks for."""
+
+Steps: TypeAlias = Generator[Request, Any, T]
+
+
+class Published(NamedTuple):
+    """A message that counts where it is.
+
+    Attributes:
+        placement: What it was published under.
+        placed: Its header `relatum_placed`.
+        result: What the client's publish gave.
+    """
+
+    placement: Placement
+    placed: Placed
+    result: Any
+
+
+class Unsettled(Exception):
+    """The broker has confirmed the message, and whether it counts could not be found out in time; its cause says why.
+
+    The router remembers the message: nothing else of its name is sent before it is settled.
+    """
+
+
+class Publications:
+    """The messages one router publishes under placements.
+
+    Names may be published side by side, each of them one message at a time: that is for the caller to see to.
+
+    Args:
+        clock: Gives seconds, ascending.
+        timeout_s: Seconds to wait for a move to end, or for a database that is away.
+        check_s: Seconds for which a look at the database serves messages that are confirmed after it. 0: it serves
+            none, each message is checked before it is told.
+        names_max: Placements remembered.
+        unchecked_max: Messages that may wait for a check.
+        when_away: What to do while the database is away.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        timeout_s: float = 10.0,
+        check_s: float = 0.0,
+        names_max: int = 100_000,
+        unchecked_max: int = 10_000,
+        when_away: WhenAway = "wait",
+    ) -> None:
+        self.cache = PlacementCache(names_max)
+        self.unchecked = Unchecked(unchecked_max)
+        self.session = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._check_s = check_s
+        self._fresh_s = max(check_s, FRESH_S)
+        self._when_away = when_away
+        self._checked_at: float | None = None
+        self._checked_mark = 0
+        self._away_until = 0.0
+
+    def publish(self, name: str, *, stream: str | None = None) -> Steps[Published]:
+        """Publish one message of a name.
+
+        Args:
+            name: The context or affinity set.
+            stream: Where to place the name, if it is not placed yet; None (default): by the router's rule.
+
+        Raises:
+            ContextMoving: A move did not end in time; nothing was sent.
+            DatabaseUnavailable: The database is away and is needed; nothing was sent.
+            Unsettled: It is in the partition, and whether it counts there is not known.
+        """
+        deadline = self._clock() + self._timeout_s
+        known = yield from self._placed(name, deadline, stream)
+        if self.unchecked.of(name, self._checked_mark):
+            yield from self._settle_all(name, deadline, must=True)
+            known = yield from self._placed(name, deadline, stream)
+        placed = Placed(known.placement.epoch, self.session, next(self._numbers))
+        result = yield Send(known.placement, placed)
+        sent = Sent(name, known.placement.stream, placed, known.as_of)
+        self.unchecked.add(sent)
+        if not self._is_checked_enough(sent):
+            try:
+                yield from self._settle_all(name, self._clock() + self._timeout_s)
+            except (ContextMoving, DatabaseUnavailable) as error:
+                raise Unsettled from error
+        return Published(known.placement, placed, result)
+
+    def settle(self, name: str, timeout_s: float | None = None) -> Steps[None]:
+        """See to it that all that was sent of a name counts.
+
+        Args:
+            name: The context or affinity set.
+            timeout_s: Seconds to wait; None (default): as for publishing.
+
+        Raises:
+            ContextMoving: A move did not end in time.
+            DatabaseUnavailable: The database is away.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        yield from self._settle_all(name, self._clock() + timeout_s, must=True)
+
+    def counts(self, sent: Sent) -> Steps[bool]:
+        """Whether what was sent with an unknown outcome, and was found in its partition, counts there."""
+        yield from self._look(self._clock() + self._timeout_s, must=True)
+        return (yield from self._stray(sent)) is None
+
+    # --- before the message ---------------------------------------------------------------------------------------
+
+    def _placed(self, name: str, deadline: float, stream: str | None = None) -> Steps[Known]:
+        """The open placement of a name."""
+        must_look = False
+        while True:
+            if must_look or self._is_stale():
+                yield from self._look(deadline)
+            known = self.cache.get(name)
+            if known is None:
+                known = yield from self._place(name, stream, deadline)
+            placement = known.placement
+            if placement.state is PlacementState.OPEN:
+                return known
+            if self._clock() >= deadline:
+                raise ContextMoving(
+                    f"a move of {name!r} did not end within {self._timeout_s:g} s; nothing was sent",
+                    context=name,
+                    move_id=placement.move_id,
+                )
+            yield Sleep(POLL_S)
+            must_look = True
+
+    def _place(self, name: str, stream: str | None, deadline: float) -> Steps[Known]:
+        """Read or make the placement of a name that is not known; not even a database that is away changes that."""
+        while True:
+            if self.cache.generation is None:
+                yield from self._look(deadline, must=True)
+            as_of = self.cache.generation
+            assert as_of is not None
+            try:
+                placement: Placement = yield Place(name, stream)
+            except DatabaseUnavailable:
+                if self._when_away != "wait" or self._clock() >= deadline:
+                    raise
+                yield Sleep(RETRY_S)
+                continue
+            self.cache.add(placement, as_of)
+            return Known(placement, as_of)
+
+    def _is_stale(self) -> bool:
+        return self._checked_at is None or self._clock() - self._checked_at >= self._fresh_s
+
+    # --- the look at the database ---------------------------------------------------------------------------------
+
+    def _look(self, deadline: float, *, must: bool = False) -> Steps[bool]:
+        """Read the generation and, where it went on, what changed; False where the database is away and may be.
+
+        Args:
+            deadline: Until when to wait for it, where that is the rule.
+            must: Whether it may not be away.
+        """
+        may_be_away = self._when_away == "known" and not must and not self.unchecked.is_full
+        if may_be_away and self._clock() < self._away_until:
+            return False
+        while True:
+            mark, began = self.unchecked.mark(), self._clock()
+            try:
+                generation: int = yield ReadGeneration()
+                self.cache.begin(generation)
+                while (since := self.cache.generation) is not None and since < generation:
+                    as_of, changed = yield ReadChanges(since)
+                    self.cache.advance(as_of, changed)
+            except DatabaseUnavailable:
+                if may_be_away:
+                    self._away_until = self._clock() + AWAY_S
+                    return False
+                if self._when_away != "wait" or self._clock() >= deadline:
+                    raise
+                yield Sleep(RETRY_S)
+                continue
+            self.unchecked.checked(mark, self.cache)
+            self._checked_at = began if self._checked_at is None else max(began, self._checked_at)
+            self._checked_mark = max(mark, self._checked_mark)
+            return True
+
+    # --- after the confirm ----------------------------------------------------------------------------------------
+
+    def _is_checked_enough(self, sent: Sent) -> bool:
+        """Whether the caller may be told on the word of a look before the confirm, which was just now by the clock."""
+        if not self._check_s or self.unchecked.is_full or self._checked_at is None:
+            return False
+        return self._clock() - self._checked_at < self._check_s and self.cache.still(sent)
+
+    def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> Steps[None]:
+        """Return once all of a name counts, in the order it was sent, or may go unchecked for now."""
+        if (yield from self._look(deadline, must=must)):
+            for sent in self.unchecked.of(name, self._checked_mark):
+                yield from self._settle(sent, deadline)
+
+    def _settle(self, sent: Sent, deadline: float) -> Steps[None]:
+        """Return once something sent counts, here or as an adoption elsewhere. After a look."""
+        if sent.is_doubtful and not (yield from self._is_there(sent)):
+            sent = yield from self._adopt(sent, _origin(sent), deadline)
+        while (at := (yield from self._stray(sent))) is not None:
+            sent = yield from self._adopt(sent, _origin(sent) or (sent.stream, at), deadline)
+        self.unchecked.remove(sent)
+
+    def _adopt(self, sent: Sent, origin: tuple[str, int] | None, deadline: float) -> Steps[Sent]:
+        """Take a stray into its context where that is now; what is unchecked is the adoption then."""
+        assert origin is not None, "what an adoption stands for is known"
+        known = yield from self._placed(sent.name, deadline)
+        adoption = Adoption(sent.name, known.placement.epoch, *origin)
+        adopted = Sent(sent.name, known.placement.stream, adoption, known.as_of)
+        # Remembered before it is published: should its confirm not come, it is looked for before the next try.
+        doubtful = replace(adopted, is_doubtful=True)
+        self.unchecked.replace(sent, doubtful)
+        yield Adopt(known.placement.stream, adoption)
+        self.unchecked.replace(doubtful, adopted)
+        yield from self._look(deadline, must=True)
+        return adopted
+
+    def _is_there(self, sent: Sent) -> Steps[bool]:
+        """Whether an adoption whose confirm did not come is in its partition: behind the marker that began its epoch."""
+        move: MoveInfo | None = yield FindMove(sent.name, sent.wanted.epoch - 1, sent.stream)
+        from_offset = 0 if move is None else _scan_from(move, sent.stream)
+        at: int | None = yield Search(sent, from_offset, anywhere=True)
+        return at is not None
+
+    def _stray(self, sent: Sent) -> Steps[int | None]:
+        """Where something sent lies behind the end of its placement; None where it counts. After a look."""
+        if sent.as_of == self.cache.generation or self.cache.still(sent):
+            return None
+        move: MoveInfo | None = yield FindMove(sent.name, sent.wanted.epoch, sent.stream)
+        if move is None:
+            return None
+        at: int | None = yield Search(sent, _scan_from(move, sent.stream))
+        return at
+
+
+def _origin(sent: Sent) -> tuple[str, int] | None:
+    """Where the message lies that an adoption stands for; None where it is the message itself."""
+    return (sent.wanted.stream, sent.wanted.offset) if isinstance(sent.wanted, Adoption) else None
+
+
+def _scan_from(move: MoveInfo, stream: str) -> int:
+    """From where on a stream is read to meet all that a move wrote there."""
+    offsets = [at for end, at in ((move.source, move.scan_from), (move.target, move.target_scan_from)) if end == stream]
+    return min(offsets)
