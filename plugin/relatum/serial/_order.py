@@ -35,9 +35,10 @@ class FindingKind(StrEnum):
     UNFINISHED = "unfinished"
     """A move whose fence is there, and whose marker is not: it goes on, or waits for somebody to resume it."""
 
-
-NOTICES: Final = frozenset({FindingKind.STRAY, FindingKind.UNFINISHED})
-"""Kinds that contradict no order: a publisher's death or a move under way leave them."""
+    @property
+    def is_notice(self) -> bool:
+        """Whether it contradicts no order: a publisher's death or a move under way leave such things."""
+        return self in (FindingKind.STRAY, FindingKind.UNFINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class SerialReport:
     @property
     def ok(self) -> bool:
         """Whether nothing contradicts the order. Strays nobody adopted and unfinished moves do not."""
-        return not any(count for kind, count in self.counts.items() if kind not in NOTICES)
+        return not any(count for kind, count in self.counts.items() if not kind.is_notice)
 
     def add(self, finding: Finding) -> None:
         """Count a finding, and list it while there is room."""

@@ -1,0 +1,141 @@
+"""`relatum contexts verify` and `relatum contexts history`: the order of contexts, read out of the streams."""
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from relatum.command._exits import ExitCode
+from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_broker
+from relatum.command._output import console, errors, print_json
+from relatum.serial import ContextMessage, SerialReport
+from relatum.serial import history as read_history
+from relatum.serial import verify as run_verify
+
+FINDINGS_SHOWN: Final = 20
+"""Findings shown on the terminal."""
+
+SuperStreamArgument = Annotated[
+    str, typer.Argument(metavar="SUPER_STREAM", help="The super stream's name.", show_default=False)
+]
+HeaderOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        show_default=False,
+        help="The header that names contexts; by default the database's word for it, or serialization_context.",
+    ),
+]
+
+
+def verify(
+    super_stream: SuperStreamArgument,
+    header: HeaderOption = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read all partitions and check: each context's messages count once, in the order in which they were published.
+
+    Without a database the streams are read alone: partitions that were retired are left out, and where retention has
+    dropped fences, what they made strays seems to count. Ends with code 7 where the order is broken. Strays that nobody
+    adopted and moves that have not ended are shown and break nothing. `--json` prints one document: ok, what was
+    counted, partitions (from and to offset), counts by kind, findings.
+    """
+    address = require_broker(broker)
+    with Progress(TextColumn("{task.fields[read]:,} messages"), console=errors, transient=True) as bar:
+        task = bar.add_task("", total=None, read=0)
+        report = run_verify(
+            super_stream,
+            broker=address,
+            database=database,
+            stream_url=stream_url,
+            header=header,
+            progress=lambda report: bar.update(task, read=report.messages),
+        )
+    if as_json:
+        print_json({"ok": report.ok, **asdict(report)})
+    else:
+        _print(report)
+    if not report.ok:
+        raise typer.Exit(ExitCode.DIFFERENT)
+
+
+def history(
+    super_stream: SuperStreamArgument,
+    context: Annotated[str, typer.Argument(metavar="CONTEXT", help="The context's name.", show_default=False)],
+    header: HeaderOption = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where a context's messages lie, in its order, across all its moves. Reads all partitions.
+
+    Ends with code 6 where there are none. `--json` prints JSON lines: stream, offset, epoch, adopted_at (the place of
+    its adoption, where the message counts there), session and number (of the router that published it).
+    """
+    found = read_history(
+        super_stream,
+        context,
+        broker=require_broker(broker),
+        database=database,
+        stream_url=stream_url,
+        header=header,
+    )
+    if as_json:
+        for message in found:
+            print_json(_document(message), one_line=True)
+    else:
+        _print_history(found)
+    if not found:
+        raise typer.Exit(ExitCode.NOT_THERE)
+
+
+def _document(message: ContextMessage) -> dict[str, Any]:
+    placed = message.placed
+    return {
+        "stream": message.message.stream,
+        "offset": message.message.offset,
+        "epoch": message.epoch,
+        "adopted_at": None if message.at == message.message else message.at._asdict(),
+        "session": placed.session if placed else None,
+        "number": placed.number if placed else None,
+    }
+
+
+def _print(report: SerialReport) -> None:
+    broken = sum(count for kind, count in report.counts.items() if not kind.is_notice)
+    console.print(
+        f"{report.super_stream}: {report.messages:,} messages of {report.contexts:,} contexts in "
+        f"{len(report.partitions)} partitions, {report.moves:,} moves, {report.strays:,} strays "
+        f"({report.adopted:,} adopted): {f'{broken:,} faults' if broken else 'in order'}.",
+        markup=False,
+    )
+    if report.unplaced:
+        console.print(f"{report.unplaced:,} of the messages were published by no router: they have no order.")
+    if not report.findings:
+        return
+    table = Table("what", "partition", "offset", "context", "found")
+    for each in sorted(report.findings, key=lambda each: each.kind.is_notice)[:FINDINGS_SHOWN]:
+        table.add_row(
+            *(Text(cell) for cell in (each.kind, each.stream, f"{each.offset:,}", each.context or "–", each.text))
+        )
+    console.print(table)
+    more = sum(report.counts.values()) - FINDINGS_SHOWN
+    if more > 0:
+        console.print(f"and {more:,} more; --json lists up to 1,000 of a kind.")
+
+
+def _print_history(found: list[ContextMessage]) -> None:
+    table = Table("epoch", "partition", "offset", "adopted at", "router", "number")
+    for message in found:
+        at = "" if message.at == message.message else str(message.at)
+        session, number = (message.placed.session, f"{message.placed.number:,}") if message.placed else ("–", "–")
+        cells = (f"{message.epoch:,}", message.message.stream, f"{message.message.offset:,}", at, session, number)
+        table.add_row(*map(Text, cells))
+    console.print(table if found else "There are none.")
