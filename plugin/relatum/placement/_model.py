@@ -37,6 +37,11 @@ class MoveState(StrEnum):
     ABORTED = "aborted"
     """Ended: its contexts go to the source again."""
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing is left to do."""
+        return self in (MoveState.SWITCHED, MoveState.ABORTED)
+
 
 class PartitionLike(Protocol):
     """A partition as the broker has it; what a layout of a super stream consists of."""
@@ -179,6 +184,11 @@ class MoveInfo:
     fenced_at: datetime | None
     ended_at: datetime | None
     reason: str | None
+
+    @property
+    def pause_s(self) -> float | None:
+        """Seconds its contexts waited; None while they do."""
+        return None if self.ended_at is None else (self.ended_at - self.started_at).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pika import BasicProperties
 
 from relatum._direct import TIMEOUT_S, DirectPublisher
 from relatum.errors import ReadTimeout
+from relatum.placement._entries import CONTENT_TYPE, CONTROL_BYTES, Control, Fence, Marker, encode, entry_of
 from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
-from relatum.serial._entries import CONTENT_TYPE, CONTROL_BYTES, Control, Fence, Marker, encode, entry_of
 from relatum.serial._moving import FindControl
 
 IDLE_S: Final = TIMEOUT_S

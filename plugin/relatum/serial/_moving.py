@@ -18,11 +18,11 @@ have there counts again only behind a marker of a higher epoch.
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
 from relatum.errors import MoveConflict, StreamUnavailable
-from relatum.serial._entries import Control, Fence, Marker
+from relatum.placement._entries import Control, Fence, Marker
+from relatum.placement._model import MoveState
 
 GRACE_S: Final = 0.05
 """Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.
@@ -39,24 +39,6 @@ One look finds it, unless a replica that lags behind is the one that is read.
 
 LOOK_AGAIN_S: Final = 0.1
 """Seconds between such looks."""
-
-
-class MoveState(Enum):
-    """How far a move is."""
-
-    FENCING = "fencing"
-    """Its contexts stand still; where its fence lies is not known yet."""
-    FENCED = "fenced"
-    """Nothing placed before counts behind its fence."""
-    SWITCHED = "switched"
-    """Its contexts go on in the target. It has ended."""
-    ABORTED = "aborted"
-    """Its contexts go on in the source. It has ended."""
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether nothing is left to do."""
-        return self in (MoveState.SWITCHED, MoveState.ABORTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +85,8 @@ class FindEnd:
 class Begin:
     """Begin the move in the database, in one transaction; the answer is its `MoveStep`.
 
-    The placements of all contexts become `moving`, and the generation is raised. It fails where one of them is not
-    open, or not in the source.
+    The placements of these contexts become `moving`, and the generation is raised. Those that are not open in the
+    source any more are left out; where none is left, it fails and nothing is written.
     """
 
     source: str
