@@ -1,1 +1,8 @@
 """Affinity sets: messages that all go where the first of them went."""
+
+from relatum.affinity._sets import AffinitySet, AffinitySets
+
+__all__ = [
+    "AffinitySet",
+    "AffinitySets",
+]

@@ -1,0 +1,198 @@
+"""Affinity sets for operators: where each is, and how they are closed and moved."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+import sqlalchemy as sa
+
+from relatum.affinity._headers import check_name
+from relatum.affinity._upkeep import close_idle
+from relatum.errors import InvalidInput, PlacementNotFound
+from relatum.placement._model import Placement, PlacementState
+from relatum.placement._store import PlacementStore
+from relatum.reading import BrokerAddress
+from relatum.serial._contexts import Move, Progress, SerializationContexts
+
+PAGE: Final = 1_000
+"""Sets that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AffinitySet:
+    """An affinity set that is open.
+
+    Attributes:
+        name: Its name.
+        partition: The stream its messages go to; while it moves, the one it leaves.
+        epoch: The epoch its messages are published under: later placements have higher ones.
+        state: "open" or "moving".
+        move_id: The move it is in; None where it stands.
+        opened_at: When its first message was placed.
+        used_at: When a publisher last said that it is in use; up to 15 seconds behind.
+    """
+
+    name: str
+    partition: str
+    epoch: int
+    state: str
+    move_id: int | None
+    opened_at: datetime | None
+    used_at: datetime | None
+
+
+class AffinitySets:
+    """The affinity sets of a super stream. A context manager; threads may share one.
+
+    Args:
+        super_stream: The super stream's name.
+        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        broker: The broker's URL or address: moving needs it, and its virtual host is the super stream's; None: "/".
+        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
+
+    Raises:
+        SuperStreamNotFound: no router has published sets to it yet.
+        DatabaseUnavailable: PostgreSQL does not answer; so may all methods.
+    """
+
+    def __init__(
+        self,
+        super_stream: str,
+        database: str | sa.Engine,
+        *,
+        broker: str | BrokerAddress | None = None,
+        stream_url: str | None = None,
+    ) -> None:
+        address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+        self._super_stream = super_stream
+        self._broker = broker
+        self._stream_url = stream_url
+        self._store = PlacementStore(database, "/" if address is None else address.vhost, super_stream)
+        try:
+            self._store.open()
+        except BaseException:
+            self._store.close_store()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give connections back. The sets stay."""
+        self._store.close_store()
+
+    def list(
+        self, prefix: str = "", *, partition: str | None = None, limit: int | None = PAGE
+    ) -> Sequence[AffinitySet]:
+        """Open sets, by name.
+
+        Args:
+            prefix: Only sets whose names begin so.
+            partition: Only sets in this stream; None: in all.
+            limit: How many at most; None: all of them.
+        """
+        if limit is not None and limit < 1:
+            raise InvalidInput(f"limit is a number from 1, or None, not {limit}")
+        found = []
+        for placement in self._placements(prefix, partition):
+            if not placement.name.startswith(prefix):
+                break
+            found.append(_set_of(placement))
+            if len(found) == limit:
+                break
+        return found
+
+    def count(self) -> dict[str, int]:
+        """How many sets are open in each partition, by stream; partitions without any are there with 0."""
+        by_stream = self._store.count().by_stream
+        return {partition.stream: by_stream.get(partition.stream, 0) for partition in self._store.partitions()}
+
+    def inspect(self, name: str) -> AffinitySet:
+        """An open set.
+
+        Raises:
+            PlacementNotFound: none of that name is open.
+        """
+        check_name("an affinity set's name", name)
+        placement = self._store.find([name]).get(name)
+        if placement is None:
+            raise PlacementNotFound(f"no affinity set {name!r} is open in {self._super_stream!r}", name=name)
+        return _set_of(placement)
+
+    def close_set(self, name: str) -> AffinitySet:
+        """Close a set; the next message under its name begins another. Gives it as it was.
+
+        Raises:
+            PlacementNotFound: none of that name is open.
+            MoveConflict: it moves; nothing was changed.
+        """
+        check_name("an affinity set's name", name)
+        return _set_of(self._store.close(name))
+
+    def close_idle(self, idle_s: float) -> int:
+        """Close sets that no publisher used for so many seconds; gives their number. Those that move stay open."""
+        if not idle_s > 0:
+            raise InvalidInput(f"idle_s is a number of seconds above 0, not {idle_s}")
+        return close_idle(self._store, idle_s)
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of partitions, by stream, for all routers that balance by weight and name none themselves.
+
+        Raises:
+            StreamNotFound: there is no such partition; nothing was changed.
+            InvalidInput: a weight is negative or no number; nothing was changed.
+        """
+        self._store.set_weights(weights)
+
+    def move(self, names: Collection[str], to: str, *, progress: Progress | None = None) -> Sequence[Move]:
+        """Move sets to another partition, with the guarantee of `SerializationContexts.move`.
+
+        Args:
+            names: The sets' names.
+            to: The stream they are to go to.
+            progress: Told of each step.
+
+        Raises:
+            PlacementNotFound: one of them is not open; nothing was moved.
+            MoveConflict: one of them moves already.
+        """
+        with SerializationContexts(
+            self._super_stream,
+            self._store.engine,
+            broker=self._broker,
+            stream_url=self._stream_url,
+            header=self._store.header,
+        ) as contexts:
+            return contexts.move(names, to, progress=progress)
+
+    def _placements(self, prefix: str, partition: str | None) -> Iterator[Placement]:
+        """Open placements by name, from the first that may have the prefix on."""
+        if prefix:
+            # What is asked for below comes after a name, so the prefix itself is asked for alone.
+            exact = self._store.find([prefix]).get(prefix)
+            if exact is not None and partition in (None, exact.stream):
+                yield exact
+        after = prefix or None
+        states = (PlacementState.OPEN, PlacementState.MOVING)
+        while page := self._store.placements(stream=partition, states=states, after=after, limit=PAGE):
+            yield from page
+            after = page[-1].name
+
+
+def _set_of(placement: Placement) -> AffinitySet:
+    return AffinitySet(
+        placement.name,
+        placement.stream,
+        placement.epoch,
+        str(placement.state),
+        placement.move_id,
+        placement.opened_at,
+        placement.used_at,
+    )
