@@ -11,6 +11,7 @@ from relatum import errors
 from relatum._ids import MessageId
 
 if TYPE_CHECKING:
+    from relatum.affinity import AffinitySet, AffinitySets
     from relatum.collecting import (
         AsyncMessageCollector,
         AsyncOutcomes,
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
         release,
     )
     from relatum.keys import KeyDefinition
-    from relatum.superstreams import SuperStream
+    from relatum.superstreams import AffinityHandle, SuperStream
 
 __all__ = [
     "GROUP_KEY",
+    "AffinityHandle",
+    "AffinitySet",
+    "AffinitySets",
     "AsyncMessageCollector",
     "AsyncMessageGroup",
     "AsyncOutcomes",
@@ -58,6 +62,9 @@ __all__ = [
 
 _HOMES = {
     "GROUP_KEY": "relatum.grouping",
+    "AffinityHandle": "relatum.superstreams",
+    "AffinitySet": "relatum.affinity",
+    "AffinitySets": "relatum.affinity",
     "AsyncMessageCollector": "relatum.collecting",
     "AsyncMessageGroup": "relatum.interception",
     "AsyncOutcomes": "relatum.collecting",
