@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from relatum.errors import ContextMoving, DatabaseUnavailable
+from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
 from relatum.placement._cache import Known, PlacementCache, Sent, Unchecked
 from relatum.placement._entries import Adoption, Placed
 from relatum.placement._model import MoveInfo, Placement, PlacementState
@@ -78,10 +78,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own."""
+    """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own.
+
+    Attributes:
+        placement: Where it goes.
+        placed: Its header `relatum_placed`.
+        as_of: The generation the placement is right as of.
+    """
 
     placement: Placement
     placed: Placed
+    as_of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +219,13 @@ class Publications:
             yield from self._settle_all(name, deadline, must=True)
             known = yield from self._placed(name, deadline, stream)
         placed = Placed(known.placement.epoch, self.session, next(self._numbers))
-        result = yield Send(known.placement, placed)
+        result = yield Send(known.placement, placed, known.as_of)
         sent = Sent(name, known.placement.stream, placed, known.as_of)
         self.unchecked.add(sent)
         if not self._is_checked_enough(sent):
             try:
                 yield from self._settle_all(name, self._clock() + self._timeout_s)
-            except (ContextMoving, DatabaseUnavailable) as error:
+            except RelatumError as error:
                 raise Unsettled from error
         return Published(known.placement, placed, result)
 
@@ -354,7 +361,7 @@ class Publications:
         return adopted
 
     def _is_there(self, sent: Sent) -> Steps[bool]:
-        """Whether an adoption whose confirm did not come is in its partition: behind the marker that began its epoch."""
+        """Whether an adoption whose confirm did not come is in its partition, behind the marker of its epoch."""
         move: MoveInfo | None = yield FindMove(sent.name, sent.wanted.epoch - 1, sent.stream)
         from_offset = 0 if move is None else _scan_from(move, sent.stream)
         at: int | None = yield Search(sent, from_offset, anywhere=True)

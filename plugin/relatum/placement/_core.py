@@ -1,0 +1,285 @@
+"""What the routers of both faces share: their options, the placements in the database, and the steps that block."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum._ids import MessageId
+from relatum._names import PLACED_HEADER
+from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PublishOutcomeUnknown, RelatumError
+from relatum.keys import InvalidValue, checked_text
+from relatum.placement._model import PartitionRow, PartitionState, Placement
+from relatum.placement._publication import (
+    Adopt,
+    FindMove,
+    Place,
+    Publications,
+    ReadChanges,
+    ReadGeneration,
+    Request,
+    Search,
+    Send,
+    WhenAway,
+)
+from relatum.placement._search import Strays
+from relatum.placement._store import PlacementStore
+from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
+from relatum.superstreams._connections import reach_of
+
+AWAY: Final = ("known", "wait", "fail")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """How a router places and checks.
+
+    Attributes:
+        header: The header that names contexts, or affinity sets.
+        balance: By which rule the partition of a name is chosen, and that of messages without one.
+        check_s: Seconds for which a look at the database serves the confirms after it; 0: none.
+        timeout_s: Seconds to wait for a move to end, or for a database that is away.
+        names_max: Placements remembered.
+        unchecked_max: Messages that may wait for their check while the database is away.
+        open_sets_max: Names that may be placed at once; None: any number.
+        when_database_away: Whether known placements go on, or publishing waits, or fails.
+    """
+
+    header: str
+    balance: BalanceName | Balance
+    check_s: float = 0.0
+    timeout_s: float = 10.0
+    names_max: int = 100_000
+    unchecked_max: int = 10_000
+    open_sets_max: int | None = None
+    when_database_away: WhenAway = "wait"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.header, str) or not self.header:
+            raise ConfigurationError(f"header is the name of a header, not {self.header!r}")
+        for name in ("check_s", "timeout_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ConfigurationError(f"{name} is a number of seconds from 0, not {value!r}")
+        for name in ("names_max", "unchecked_max", "open_sets_max"):
+            value = getattr(self, name)
+            if name == "open_sets_max" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name} is a number from 1, not {value!r}")
+        if self.when_database_away not in AWAY:
+            raise ConfigurationError(f"when_database_away is one of {', '.join(AWAY)}, not {self.when_database_away!r}")
+
+
+class RouterCore:
+    """The placements of one router, and the requests of its publications that block. Threads may share it.
+
+    Args:
+        super_stream: The super stream's name.
+        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        broker: The broker's URL; None: that of the connection first published on.
+        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
+        options: How it places and checks.
+
+    Raises:
+        ConfigurationError: an option, or a URL, cannot be one.
+    """
+
+    def __init__(
+        self,
+        super_stream: str,
+        database: "str | sa.URL | sa.Engine",
+        options: RouterOptions,
+        *,
+        broker: str | None = None,
+        stream_url: str | None = None,
+    ) -> None:
+        self.super_stream = super_stream
+        self.options = options
+        self.rule = balance_of(options.balance)
+        self.publications = Publications(
+            time.monotonic,
+            timeout_s=options.timeout_s,
+            check_s=options.check_s,
+            names_max=options.names_max,
+            unchecked_max=options.unchecked_max,
+            when_away=options.when_database_away,
+        )
+        self._database = database.render_as_string(hide_password=False) if isinstance(database, sa.URL) else database
+        self._broker = broker
+        self._stream_url = stream_url
+        self._lock = threading.Lock()
+        self._strays: Strays | None = None
+        self._store: PlacementStore | None = None
+        self._is_open = False
+        self._is_closed = False
+        self._candidates: Sequence[PartitionRow] = ()
+        if broker is not None:
+            reach_of(broker, stream_url)
+        self._performers: dict[type, Callable[[Any], Any]] = {
+            ReadGeneration: lambda _request: self.store.generation(),
+            ReadChanges: self._changes,
+            Place: self.place,
+            FindMove: lambda request: self.store.fence_after(request.name, request.epoch, request.stream),
+            Search: lambda request: self._stray_keeper.search(
+                request.sent, request.from_offset, anywhere=request.anywhere
+            ),
+            Adopt: lambda request: self._stray_keeper.adopt(request.stream, request.adoption),
+        }
+
+    # --- opening --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether messages of no name can be published."""
+        return bool(self._candidates)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages with a name can be published."""
+        return self._is_open
+
+    @property
+    def store(self) -> PlacementStore:
+        """The placements in the database. Known after `open`."""
+        assert self._store is not None, "the router was opened"
+        return self._store
+
+    @property
+    def _stray_keeper(self) -> Strays:
+        assert self._strays is not None, "the router was opened"
+        return self._strays
+
+    def open(self, source: Any = None, *, with_database: bool = True) -> None:
+        """Ask the broker for the partitions, and have the database's rows. Again: nothing.
+
+        Args:
+            source: The client's connection or channel, which names the broker where the router was given no URL.
+            with_database: Whether names are to be placed; False never waits for the database.
+
+        Raises:
+            ConfigurationError: the router is closed, or knows no broker.
+            SuperStreamNotFound: the broker has no such super stream.
+            SuperStreamConflict: its contexts, or sets, are named by another header.
+            BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: nothing was sent.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ConfigurationError("the router is closed: open another")
+            source = self._broker if self._broker is not None else source
+            if source is None:
+                raise ConfigurationError("give the router broker=URL, or publish with it first")
+            if not self._candidates or (with_database and not self._is_open):
+                self._describe(source)
+            if with_database and not self._is_open:
+                self._open_store(source)
+
+    def _describe(self, source: Any) -> None:
+        layout = describe_super_stream(source, self.super_stream, stream_url=self._stream_url)
+        self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+
+    def _open_store(self, source: Any) -> None:
+        reach = reach_of(source, self._stream_url)
+        if self._strays is None:
+            self._strays = Strays(reach.address, self.options.header, ssl_context=reach.tls)
+        store = self._store or PlacementStore(self._database, reach.address.vhost, self.super_stream)
+        try:
+            rows = store.open(self.options.header, self._candidates)
+        except BaseException:
+            store.close_store()
+            raise
+        self._store = store
+        self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
+        self._is_open = True
+
+    def forget_layout(self) -> None:
+        """Ask the broker again before the next message of no name: a partition was not there."""
+        self._candidates = ()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        with self._lock:
+            self._is_closed = True
+            self._is_open = False
+            store, self._store = self._store, None
+            strays, self._strays = self._strays, None
+        if store is not None:
+            store.close_store()
+        if strays is not None:
+            strays.close()
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def perform(self, request: Request) -> Any:
+        """Do what a publication asks for, but for sending and sleeping; it may block."""
+        return self._performers[type(request)](request)
+
+    def _changes(self, request: ReadChanges) -> tuple[int, Sequence[Placement] | None]:
+        changes = self.store.changes(request.since)
+        return changes.generation, changes.placements
+
+    def place(self, request: Place) -> Placement:
+        """The placement of a name, chosen by the rule where it is not placed yet."""
+
+        def choose(name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
+            self._candidates = partitions
+            preferred = next((each for each in partitions if each.stream == request.stream), None)
+            return preferred or self.chosen(name, partitions)
+
+        placed = self.store.place([request.name], choose, open_sets_max=self.options.open_sets_max)
+        return placed[request.name]
+
+    def chosen(self, name: str | None, partitions: Sequence[PartitionRow]) -> PartitionRow:
+        """The partition the rule chooses for a name, or for a message of none."""
+        candidates = [Candidate(each.stream, each.weight, each.open_sets) for each in partitions]
+        return partitions[self.rule(name, candidates)]
+
+    def unnamed(self, routing_key: str) -> PartitionRow:
+        """Where a message of no name goes: by its routing key where it has one. Waits for nothing."""
+        return self.chosen(routing_key or None, self._candidates)
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    def name_of(self, headers: Mapping[str, Any] | None) -> str | None:
+        """The name a message's headers give; None for none.
+
+        Raises:
+            InvalidInput: it cannot be one; nothing was sent.
+        """
+        name = headers.get(self.options.header) if headers else None
+        if name is None:
+            return None
+        if not isinstance(name, str) or not name:
+            raise InvalidInput(f"the header {self.options.header} is text that is not empty; nothing was sent")
+        try:
+            return checked_text(name)
+        except InvalidValue as error:
+            raise InvalidInput(
+                f"the header {self.options.header} cannot be {name[:40]!r}: {error.reason}; nothing was sent"
+            ) from error
+
+    def headers_for(self, send: Send, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The headers a message is sent with."""
+        headers = dict(given) if given else {}
+        headers[self.options.header] = send.placement.name
+        headers[PLACED_HEADER] = str(send.placed)
+        return headers
+
+
+def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]) -> PublishOutcomeUnknown:
+    """The error of a message that the broker has, while it is not known whether it counts where it lies."""
+    why = f": {cause}" if isinstance(cause, RelatumError) else ""
+    away = " the database is away;" if isinstance(cause, DatabaseUnavailable) else ""
+    return PublishOutcomeUnknown(
+        f"the broker has the message of {name!r};{away} whether it is in its context's order is not known yet: "
+        f"settle it{why}",
+        in_stream=None,
+        settle=settle,
+    )
+
+
+Places = tuple[MessageId, ...]
+"""Where a message is known to lie."""

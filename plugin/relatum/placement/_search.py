@@ -1,0 +1,129 @@
+"""Strays: found in the partition where they lie, and published again as adoptions where their context is now."""
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Generator
+from typing import Final, cast
+
+from pika import BasicProperties
+
+from relatum._direct import TIMEOUT_S, DirectPublisher
+from relatum.errors import ReadTimeout
+from relatum.placement._cache import Sent
+from relatum.placement._entries import CONTENT_TYPE, CONTROL_BYTES, Adoption, Entry, Fence, Marker, encode, entry_of
+from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
+
+IDLE_S: Final = TIMEOUT_S
+"""Seconds without anything from a stream that has more, after which a search ends as `ReadTimeout`."""
+
+
+class Search:
+    """Looks for one thing that was sent among the entries of its partition, one after the other. Pure.
+
+    Args:
+        sent: What is looked for.
+        anywhere: Whether it is found wherever it lies, and not only behind a fence or a marker.
+    """
+
+    def __init__(self, sent: Sent, *, anywhere: bool = False) -> None:
+        self._sent = sent
+        self._is_behind = anywhere
+        self._needle = (str(sent.wanted) if not isinstance(sent.wanted, Adoption) else sent.wanted.stream).encode()
+        self.is_over = False
+        """Whether what follows cannot matter."""
+
+    def may_matter(self, record: bytes) -> bool:
+        """Whether a record's bytes need a look."""
+        return CONTROL_BYTES in record or self._needle in record
+
+    def look(self, offset: int, entry: Entry) -> int | None:
+        """The entry's offset, where it is what is looked for, behind the end of its placement."""
+        if isinstance(entry, Fence | Marker):
+            self._is_behind |= entry.epoch > self._sent.wanted.epoch and self._sent.name in entry.contexts
+            return None
+        found = entry if isinstance(entry, Adoption) else entry.placed
+        if found is None or found != self._sent.wanted:
+            return None
+        self.is_over = True
+        return offset if self._is_behind else None
+
+
+class Strays:
+    """Finds and adopts strays, over connections opened when the first is looked for. Threads may share it.
+
+    Args:
+        address: The broker's address; it must have an AMQP port.
+        header: The header that names contexts.
+        ssl_context: For brokers with TLS; None: the default one.
+
+    Raises:
+        ConfigurationError: the address has no AMQP port.
+    """
+
+    def __init__(self, address: BrokerAddress, header: str, *, ssl_context: ssl.SSLContext | None = None) -> None:
+        self._address = address
+        self._header = header
+        self._tls = ssl_context
+        self._publisher = DirectPublisher(address, "an adoption")
+        self._lock = threading.Lock()
+        self._opened: StreamReader | None = None
+
+    def search(self, sent: Sent, from_offset: int, *, anywhere: bool = False) -> int | None:
+        """Where something sent lies behind a fence or marker of its name; see `_publication.Search`.
+
+        Raises:
+            StreamNotFound: the partition is not there any more.
+            Transient: the broker does not answer, or gave nothing of a stream that has more.
+        """
+        search = Search(sent, anywhere=anywhere)
+        found = self._reader().batches(sent.stream, from_offset, follow=False, idle_s=IDLE_S)
+        with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
+            for batch in batches:
+                if batch is None:
+                    raise ReadTimeout(f"the stream {sent.stream!r} gave nothing for {IDLE_S:g} s")
+                at = self._look(batch, search)
+                if search.is_over:
+                    return at
+        return None
+
+    def _look(self, batch: RecordBatch, search: Search) -> int | None:
+        if batch.messages is not None:
+            messages = list(batch.messages)
+        else:
+            messages = [
+                Message.from_record(batch.stream, offset, record)
+                for offset, record in zip(batch.offsets, batch.records, strict=True)
+                if search.may_matter(record)
+            ]
+        for message in messages:
+            at = search.look(message.offset, entry_of(message.headers, message.body, self._header))
+            if search.is_over:
+                return at
+        return None
+
+    def adopt(self, stream: str, adoption: Adoption) -> None:
+        """Publish an adoption to a stream and wait for the confirm.
+
+        Raises:
+            PublishUnroutable: there is no such stream.
+            PublishNacked: the broker refused it.
+            BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
+        """
+        headers, body = encode(adoption)
+        properties = BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
+        self._publisher.publish(stream, body, properties)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._publisher.close()
+        with self._lock:
+            reader, self._opened = self._opened, None
+        if reader is not None:
+            reader.close()
+
+    def _reader(self) -> StreamReader:
+        with self._lock:
+            if self._opened is None:
+                self._opened = StreamReader.open(self._address, ssl_context=self._tls)
+            return self._opened
