@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from relatum.command._affinity import affinity
 from relatum.command._backfill import backfill
 from relatum.command._exits import EPILOG, exit_code_of
 from relatum.command._keys import keys
@@ -25,7 +26,7 @@ ENTRY_POINT_GROUP: Final = "relatum.commands"
 
 _ORDER: Final = (
     "up", "demo", "migrate", "keys", "record", "find", "related", "groups", "read", "status", "outcome", "backfill",
-    "verify", "prune", "spark",
+    "verify", "prune", "affinity", "spark",
 )  # fmt: skip
 
 
@@ -57,6 +58,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(keys, name="keys")
+app.add_typer(affinity, name="affinity")
 for _command in (up, record, read, status, outcome, backfill, verify, prune):
     app.command()(_command)
 
