@@ -10,7 +10,6 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.abc import DeliveredMessage as DeliveredMessage
@@ -25,6 +24,7 @@ from relatum.interception._locate import Sent
 from relatum.interception._outcome import outcome
 from relatum.interception._settle import Unsettled, final_at
 from relatum.interception._stamp import Stamp, Stamper
+from relatum.superstreams._connections import aio_pika_url
 
 CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
 """Where an intercepted channel keeps the connection's interception."""
@@ -204,8 +204,7 @@ def release(connection: Any) -> None:
 
 def connection_url(connection: Any) -> str:
     """The URL of the broker the connection is to, credentials in it."""
-    # Without the query: it holds the client's own options.
-    return urlunsplit(urlsplit(str(connection.url))._replace(query="", fragment=""))
+    return aio_pika_url(connection)
 
 
 def stamper_of(interception: Interception, underlay: Any) -> Stamper:

@@ -7,13 +7,12 @@ callbacks are given the same channel, and other instrumentation wraps us or is w
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final
-from urllib.parse import quote
 
 from pika import BasicProperties, BlockingConnection
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.compat import long
-from pika.connection import Connection, Parameters
+from pika.connection import Connection
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
 
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
@@ -22,9 +21,14 @@ from relatum.interception._locate import Sent
 from relatum.interception._outcome import outcome
 from relatum.interception._settle import Unsettled, final_at
 from relatum.interception._stamp import Stamp
+from relatum.superstreams import Target
+from relatum.superstreams._connections import pika_url
 
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
+
+_ARGUMENTS: Final = ("exchange", "routing_key", "body", "properties", "mandatory")
+"""The arguments of `basic_publish` in their order."""
 
 _REFUSED: Final = frozenset({403, 404})
 """Reply codes by which a broker refuses a publish: no permission, no such exchange.
@@ -75,7 +79,23 @@ class Publisher:
         return publisher
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Publish with what is missing added. Arguments, result and what is raised before sending are pika's."""
+        """Publish with what is missing added. Arguments, result and what is raised before sending are pika's.
+
+        A target in the exchange's place chooses the exchange and calls again.
+        """
+        count = len(args)
+        exchange = args[0] if count else kwargs.get("exchange")
+        if type(exchange) is not str and isinstance(exchange, Target):
+            return self._publish_to(args, kwargs)
+        return self._publish(args, kwargs)
+
+    def _publish_to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Leave it to a target where a message goes."""
+        given = dict(zip(_ARGUMENTS[: len(args)], args, strict=True)) | kwargs
+        target: Target = given.pop("exchange")
+        return target.publish(self.channel, **given)
+
+    def _publish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         interception = self.interception
         if not interception.active:
             return self.__wrapped__(*args, **kwargs)
@@ -148,9 +168,9 @@ class CountingPublisher(Publisher):
         self.delivery_tag: int | None = None
         """The last delivery tag; None while the channel is not in confirm mode."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _publish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Publish as `Publisher` does, and count."""
-        result = super().__call__(*args, **kwargs)
+        result = super()._publish(args, kwargs)
         if self.delivery_tag is not None:
             self.delivery_tag += 1
         return result
@@ -193,14 +213,7 @@ def release(connection: "BlockingConnection | Connection") -> None:
 
 def connection_url(connection: "BlockingConnection | Connection") -> str:
     """The URL of the broker the connection is to, credentials in it."""
-    parameters: Parameters = _implementation(connection).params
-    credentials = parameters.credentials
-    user = quote(getattr(credentials, "username", "guest"), safe="")
-    password = quote(getattr(credentials, "password", "guest"), safe="")
-    scheme = "amqps" if parameters.ssl_options is not None else "amqp"
-    vhost = quote(parameters.virtual_host, safe="")
-    host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
-    return f"{scheme}://{user}:{password}@{host}:{parameters.port}/{vhost}"
+    return pika_url(connection)
 
 
 def strip_returned(error: "UnroutableError | NackError", stamp: Stamp) -> None:

@@ -18,13 +18,14 @@ from relatum.interception._locate import Sent
 from relatum.interception._pika import PUBLISHER, CountingPublisher, Publisher, strip_returned
 from relatum.interception._receipt import Receipt
 from relatum.interception._stamp import Stamp
+from relatum.superstreams import Target
 
 NO_DATABASE: Final = "a receipt comes from the table: intercept the connection with database=URL"
 
 
 def publish(
     channel: "BlockingChannel | Channel",
-    exchange: str,
+    exchange: "str | Target",
     routing_key: str,
     body: bytes | str,
     properties: BasicProperties | None = None,
@@ -39,7 +40,8 @@ def publish(
 
     Args:
         channel: A channel of an intercepted pika connection.
-        exchange: The exchange; "" for the default one, which routes to the queue named by the routing key.
+        exchange: The exchange; "" for the default one, which routes to the queue named by the routing key. Or a
+            `SuperStream`, which chooses the partition.
         routing_key: The routing key.
         body: The body; not changed.
         properties: As for `basic_publish`; not changed.
@@ -59,6 +61,8 @@ def publish(
     publisher = publisher_of(channel)
     interception = publisher.interception
     require_database(interception)
+    if isinstance(exchange, Target):
+        exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
     receipt_name, asked = receipt_names(properties.message_id if properties is not None else None)
     stamped, stamp = publisher.stamp(properties, body, asked)
     sent = replace(

@@ -9,13 +9,14 @@ from relatum.interception._interception import Interception
 from relatum.interception._locate import Sent
 from relatum.interception._publish import receipt_names, require_database
 from relatum.interception._receipt import AsyncReceipt
+from relatum.superstreams import TargetExchange
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
 
 
 async def publish_async(
-    target: "AbstractExchange | AbstractChannel",
+    target: "AbstractExchange | AbstractChannel | TargetExchange",
     message: "AbstractMessage",
     routing_key: str,
     *,
@@ -27,7 +28,8 @@ async def publish_async(
     The twin of `relatum.publish` for aio-pika; its arguments are those of `Exchange.publish`.
 
     Args:
-        target: An exchange of an intercepted connection, or a channel, which means its default exchange.
+        target: An exchange of an intercepted connection, or a channel, which means its default exchange; or
+            `SuperStream.exchange(channel)`.
         message: An aio-pika message; not changed.
         routing_key: The routing key.
         mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the channel's
@@ -49,6 +51,10 @@ async def publish_async(
     """
     from relatum.interception import _aio_pika
 
+    if isinstance(target, TargetExchange):
+        channel = target.channel
+        name, routing_key = await target.target.destination_async(channel, message, routing_key)
+        target = await channel.get_exchange(name, ensure=False)
     exchange, interception = intercepted_exchange(target)
     require_database(interception)
     channel = exchange.channel

@@ -2,6 +2,7 @@
 
 from relatum.superstreams._admin import (
     Broker,
+    StreamOptions,
     add_partition,
     declare_super_stream,
     delete_super_stream,
@@ -9,11 +10,13 @@ from relatum.superstreams._admin import (
     unbind_partition,
 )
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
+from relatum.superstreams._handle import AffinityHandle
 from relatum.superstreams._layout import Layout, Partition
 from relatum.superstreams._protocol import Outgoing, Target, TargetExchange
 from relatum.superstreams._target import SuperStream
 
 __all__ = [
+    "AffinityHandle",
     "Balance",
     "BalanceName",
     "Broker",
@@ -21,6 +24,7 @@ __all__ = [
     "Layout",
     "Outgoing",
     "Partition",
+    "StreamOptions",
     "SuperStream",
     "Target",
     "TargetExchange",

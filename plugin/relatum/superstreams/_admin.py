@@ -1,9 +1,21 @@
-"""Super streams made, described and taken apart over AMQP 0.9.1."""
+"""Super streams made, described and taken apart over AMQP 0.9.1.
 
-from collections.abc import Sequence
+A super stream is a durable direct exchange with the argument `x-super-stream`, and streams bound to it, each by a key
+and with the argument `x-stream-partition-order`: what `rabbitmq-streams add_super_stream` makes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 
+from pika.compat import long
+from pika.exceptions import ChannelClosedByBroker
+
+from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
+from relatum.superstreams._connections import blocking_connection, reach_of
+from relatum.superstreams._description import described, queue_exists, stream_reader
 from relatum.superstreams._layout import Layout, Partition
 
 if TYPE_CHECKING:
@@ -11,7 +23,60 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
 Broker: TypeAlias = Union[str, "BlockingConnection", "BlockingChannel"]
-"""A URL, or a pika connection or channel that is open; a channel is used as it is, and closed by nobody."""
+"""A URL, or a blocking pika connection or channel that is open. A connection is left open; nothing is done on the
+channel itself, since the broker closes one where it refuses something."""
+
+PARTITIONS_DEFAULT: Final = 3
+"""As many as `rabbitmq-streams add_super_stream` makes."""
+
+NAME_BYTES_MAX: Final = 255
+"""Bytes of a name in AMQP 0.9.1."""
+
+ORDER_ARGUMENT: Final = "x-stream-partition-order"
+"""The binding argument with a partition's place."""
+
+PARTITIONS_MAX: Final = 1000
+"""Partitions of one super stream: RabbitMQ's own limit (`stream.max_super_stream_partitions`)."""
+
+_PRECONDITION_FAILED: Final = 406
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What the streams of a super stream are declared with.
+
+    Attributes:
+        max_length_bytes: Bytes a stream keeps, at least; the oldest segments are dropped beyond. None: no limit.
+        max_age: For how long it keeps messages, at least; whole seconds. None: no limit.
+        segment_bytes_max: Bytes of a segment. None: the broker's 500,000,000.
+        leader_locator: Where leaders are put: "client-local", "balanced", "least-leaders". None: the broker's choice.
+        initial_cluster_size: How many nodes have a copy. None: all.
+    """
+
+    max_length_bytes: int | None = None
+    max_age: timedelta | None = None
+    segment_bytes_max: int | None = None
+    leader_locator: str | None = None
+    initial_cluster_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_length_bytes", "segment_bytes_max", "initial_cluster_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInput(f"{name} is a whole number from 1, not {value!r}.")
+        if self.max_age is not None and self.max_age < timedelta(seconds=1):
+            raise InvalidInput(f"max_age is a second at least, not {self.max_age!r}.")
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `queue.declare`."""
+        wanted = {
+            "x-max-length-bytes": self.max_length_bytes,
+            "x-max-age": None if self.max_age is None else f"{int(self.max_age.total_seconds())}s",
+            "x-stream-max-segment-size-bytes": self.segment_bytes_max,
+            "x-queue-leader-locator": self.leader_locator,
+            "x-initial-cluster-size": self.initial_cluster_size,
+        }
+        return {"x-queue-type": "stream"} | {name: value for name, value in wanted.items() if value is not None}
 
 
 def declare_super_stream(
@@ -20,36 +85,293 @@ def declare_super_stream(
     partitions: int | None = None,
     *,
     binding_keys: Sequence[str] | None = None,
-    max_length_bytes: int | None = None,
-    max_age: timedelta | None = None,
-    segment_bytes_max: int | None = None,
-    leader_locator: str | None = None,
+    options: StreamOptions | None = None,
+    stream_url: str | None = None,
 ) -> Layout:
-    """Make a super stream; one that is there already as asked for stays as it is."""
-    raise NotImplementedError
+    """Make a super stream; one that is there as asked for stays as it is.
+
+    The streams are made first and bound last. What was made before an error stays, and calling again goes on with it.
+
+    Args:
+        broker: A URL, or an open blocking connection or channel of pika.
+        name: The super stream's name, which becomes the exchange's.
+        partitions: How many partitions; their streams are `NAME-0`, `NAME-1` and so on. None (default): 3, or as many
+            as there are binding keys.
+        binding_keys: The partitions' binding keys in their order, where they are not to be numbers; the streams are
+            `NAME-KEY`.
+        options: What the streams are declared with. None (default): the broker's own defaults.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+
+    Returns:
+        The partitions in their order.
+
+    Raises:
+        InvalidInput: no such name, number or keys can be; nothing was sent.
+        SuperStreamConflict: it is there with other partitions, or a stream or the exchange is there and is another;
+            the streams before that one were made.
+        BrokerUnavailable, AccessRefused: safe to repeat.
+    """
+    wanted = _wanted(name, partitions, binding_keys)
+    arguments = (options or StreamOptions()).arguments()
+    reach = reach_of(broker, stream_url)
+    with blocking_connection(broker, reach) as connection:
+        try:
+            present = described(connection, reach, name)
+        except SuperStreamNotFound:
+            pass
+        else:
+            _check_present(connection, present, wanted)
+        for partition in wanted:
+            _declare_stream(connection, name, partition.stream, arguments)
+        _declare_exchange(connection, name)
+        with connection.channel() as channel:
+            for partition in wanted:
+                channel.queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
+    return wanted
 
 
 def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None = None) -> Layout:
     """The partitions of a super stream in their order.
 
+    Where the stream protocol answers, it tells the streams and confirms each one's binding key. AMQP 0.9.1 alone lists
+    no bindings: there the streams `NAME-0`, `NAME-1` and so on are taken for the partitions, up to the first that is
+    missing. So it cannot see binding keys that are no numbers, nor what lies behind a partition that was taken out,
+    and it takes a stream of such a name for a partition though it is not bound.
+
+    Args:
+        broker: A URL, or an open connection or channel of pika or an aio-pika connection. A callback connection's
+            thread waits, and other than a blocking connection none is used itself: another is opened.
+        name: The super stream's name.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+
     Raises:
         SuperStreamNotFound: there is none of that name.
+        SuperStreamConflict: a partition's binding key is neither the end of its stream's name, nor its place, nor the
+            stream's name.
+        BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    raise NotImplementedError
+    return described(broker, reach_of(broker, stream_url), name)
 
 
 def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = None) -> Layout:
-    """Delete a super stream and its streams; gives back what it was."""
-    raise NotImplementedError
+    """Delete a super stream and its streams, with all their messages.
+
+    The exchange goes last, so that a call that was cut short can be repeated.
+
+    Args:
+        broker: A URL, or an open blocking connection or channel of pika.
+        name: The super stream's name.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. Without it only
+            partitions `NAME-0`, `NAME-1` and so on are found and deleted.
+
+    Returns:
+        What it was.
+
+    Raises:
+        SuperStreamNotFound: there is none of that name.
+        BrokerUnavailable, AccessRefused: safe to repeat.
+    """
+    reach = reach_of(broker, stream_url)
+    with blocking_connection(broker, reach) as connection:
+        layout = described(connection, reach, name)
+        with connection.channel() as channel:
+            for partition in layout:
+                channel.queue_delete(partition.stream)
+            channel.exchange_delete(name)
+    return layout
 
 
 def add_partition(
-    broker: Broker, name: str, *, binding_key: str | None = None, stream_url: str | None = None
+    broker: Broker,
+    name: str,
+    *,
+    binding_key: str | None = None,
+    options: StreamOptions | None = None,
+    stream_url: str | None = None,
 ) -> Partition:
-    """Add a stream behind the others; stream arguments are as for `declare_super_stream`."""
-    raise NotImplementedError
+    """Add a stream behind the others.
+
+    Publishers that route by hash send most keys elsewhere once they know of it, and each knows of it at another
+    moment. Contexts and affinity sets stay where they are.
+
+    Args:
+        broker: A URL, or an open blocking connection or channel of pika.
+        name: The super stream's name.
+        binding_key: The partition's binding key. A stream `NAME-KEY` that is there is bound. None (default): the next
+            number whose stream is not there.
+        options: What the stream is declared with. None (default): the broker's own defaults.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+
+    Returns:
+        The new partition.
+
+    Raises:
+        SuperStreamNotFound: there is none of that name.
+        SuperStreamConflict: a partition of that binding key is there, or a stream of its name that is another.
+        BrokerUnavailable, AccessRefused: not known whether it was added; describe the super stream.
+    """
+    reach = reach_of(broker, stream_url)
+    with blocking_connection(broker, reach) as connection:
+        layout = described(connection, reach, name)
+        order = _next_order(layout)
+        if binding_key is None:
+            while queue_exists(connection, f"{name}-{order}"):
+                order += 1
+            binding_key = str(order)
+        partition = Partition(len(layout), f"{name}-{binding_key}", binding_key)
+        _wanted(name, None, [*(present.binding_key for present in layout), binding_key])
+        _declare_stream(connection, name, partition.stream, (options or StreamOptions()).arguments())
+        with connection.channel() as channel:
+            channel.queue_bind(partition.stream, name, partition.binding_key, _order(order))
+    return partition
 
 
-def unbind_partition(broker: Broker, name: str, stream: str, *, stream_url: str | None = None) -> Partition:
-    """Take a stream out of a super stream; the stream and its messages stay."""
-    raise NotImplementedError
+def unbind_partition(
+    broker: Broker, name: str, stream: str, *, delete: bool = False, stream_url: str | None = None
+) -> Partition:
+    """Take a stream out of a super stream.
+
+    Publishers that still send by its binding key then reach no stream.
+
+    Args:
+        broker: A URL, or an open blocking connection or channel of pika.
+        name: The super stream's name.
+        stream: The partition's stream.
+        delete: False (default): the stream and its messages stay. True: it is deleted.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+
+    Returns:
+        What it was.
+
+    Raises:
+        SuperStreamNotFound: there is no super stream of that name.
+        NotFound: the stream is no partition of it.
+        SuperStreamConflict: it is the last partition, or it stays bound: by arguments that nobody can know.
+        BrokerUnavailable, AccessRefused: safe to repeat.
+    """
+    reach = reach_of(broker, stream_url)
+    with blocking_connection(broker, reach) as connection:
+        layout = described(connection, reach, name)
+        partition = layout.partition(stream)
+        if len(layout) == 1:
+            raise SuperStreamConflict(
+                f"{stream!r} is the last partition of {name!r}: delete the super stream.",
+                super_stream=name,
+                reason="last partition",
+            )
+        with stream_reader(reach) as reader, connection.channel() as channel:
+            for orders in _orders_of(partition):
+                _unbind(channel, name, partition, orders)
+                if reader is not None and stream not in reader.partitions(name):
+                    break
+            else:
+                if reader is not None:
+                    raise SuperStreamConflict(
+                        f"{stream!r} stays bound to {name!r}, by arguments that are not known: unbind it by hand.",
+                        super_stream=name,
+                        reason=f"binding of {stream}",
+                    )
+            if delete:
+                channel.queue_delete(stream)
+    return partition
+
+
+def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
+    """The layout that is asked for, checked."""
+    if isinstance(binding_keys, str):
+        raise InvalidInput(f"binding_keys is a list of keys, not one text: [{binding_keys!r}].")
+    if binding_keys is None:
+        count = PARTITIONS_DEFAULT if partitions is None else partitions
+        layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1))
+    else:
+        keys = list(binding_keys)
+        if partitions is not None and partitions != len(keys):
+            raise InvalidInput(f"{len(keys)} binding keys make {len(keys)} partitions, not {partitions!r}.")
+        if len(set(keys)) < len(keys) or not all(isinstance(key, str) and key for key in keys):
+            raise InvalidInput("Binding keys are texts that are not empty, each of them once.")
+        layout = Layout.keyed(name, keys)
+    if len(layout) > PARTITIONS_MAX:
+        raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout)}.")
+    if not name or max(len(partition.stream.encode()) for partition in layout) > NAME_BYTES_MAX:
+        raise InvalidInput(f"A super stream has a name, and its streams' names have {NAME_BYTES_MAX} bytes at most.")
+    return layout
+
+
+def _check_present(connection: "BlockingConnection", present: Layout, wanted: Layout) -> None:
+    """Refuse other partitions than those asked for, unless they are the first of a declaration that was cut short."""
+    if present == wanted:
+        return
+    missing = wanted.partitions[len(present) :]
+    if wanted.partitions[: len(present)] == present.partitions and all(
+        queue_exists(connection, partition.stream) for partition in missing
+    ):
+        return
+    keys = ", ".join(partition.binding_key for partition in present)
+    raise SuperStreamConflict(
+        f"Super stream {present.super_stream!r} is there with {len(present)} partitions ({keys}): add partitions, or "
+        "delete it first.",
+        super_stream=present.super_stream,
+        reason="partitions",
+    )
+
+
+def _declare_stream(connection: "BlockingConnection", name: str, stream: str, arguments: dict[str, Any]) -> None:
+    with _refusals(name, f"Stream {stream!r} is there with other arguments"):
+        channel = connection.channel()
+        channel.queue_declare(stream, durable=True, arguments=arguments)
+        channel.close()
+
+
+def _declare_exchange(connection: "BlockingConnection", name: str) -> None:
+    with _refusals(name, f"Exchange {name!r} is there and is another"):
+        channel = connection.channel()
+        channel.exchange_declare(name, "direct", durable=True, arguments={"x-super-stream": True})
+        channel.close()
+
+
+@contextmanager
+def _refusals(name: str, what: str) -> Iterator[None]:
+    """Name what a declaration meets that is there already and is not the same."""
+    try:
+        yield
+    except ChannelClosedByBroker as error:
+        if error.reply_code != _PRECONDITION_FAILED:
+            raise
+        raise SuperStreamConflict(f"{what}: {error.reply_text}", super_stream=name, reason=what) from error
+
+
+def _order(place: int) -> dict[str, Any]:
+    # As a long, which is what RabbitMQ's own tools write: bindings are the same only with arguments of the same type.
+    return {ORDER_ARGUMENT: long(place)}
+
+
+def _orders_of(partition: Partition) -> tuple[Iterable[int], Iterable[int]]:
+    """The orders a partition was bound with, most likely; and all it may have been bound with.
+
+    Its order is its place when it was bound. That stays when others are taken out, and nobody tells it.
+    """
+    number = partition.binding_key
+    likely = (partition.place, int(number)) if _is_place(number) else (partition.place,)
+    return likely, range(PARTITIONS_MAX)
+
+
+def _unbind(channel: "BlockingChannel", name: str, partition: Partition, orders: Iterable[int]) -> None:
+    """Take out the binding, which needs the very arguments it was made with. Where there is none such, nothing happens.
+
+    A `long` is what RabbitMQ's tools write; other clients' integers may be of another type, or there may be none.
+    """
+    given: list[dict[str, Any] | None] = [None]
+    for order in orders:
+        given += (_order(order), {ORDER_ARGUMENT: order})
+    for arguments in given:
+        channel.queue_unbind(partition.stream, name, partition.binding_key, arguments)
+
+
+def _next_order(layout: Layout) -> int:
+    """A place behind all others. Places stay when partitions are taken out, so it may be more than their number."""
+    numbers = [int(partition.binding_key) for partition in layout if _is_place(partition.binding_key)]
+    return max(len(layout), *(number + 1 for number in numbers), 0)
+
+
+def _is_place(binding_key: str) -> bool:
+    return binding_key.isdecimal() and binding_key.isascii() and int(binding_key) < PARTITIONS_MAX

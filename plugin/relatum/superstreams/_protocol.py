@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from relatum.errors import ConfigurationError
+
 
 class Target(ABC):
     """Something to publish to that is no exchange: it chooses the exchange and the routing key of each message.
@@ -45,6 +47,18 @@ class Target(ABC):
         Returns:
             What `Exchange.publish` returned.
         """
+
+    def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
+        """The exchange and the routing key a pika message would be published by; for publishing with a receipt.
+
+        Raises:
+            ConfigurationError: this kind of target cannot tell: it does more than to publish one message.
+        """
+        raise ConfigurationError(f"a {type(self).__name__} cannot be published to with a receipt")
+
+    async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
+        """The exchange and the routing key an aio-pika message would be published by; see `destination`."""
+        raise ConfigurationError(f"a {type(self).__name__} cannot be published to with a receipt")
 
     def exchange(self, channel: Any) -> "TargetExchange":
         """What takes this target's place where an aio-pika exchange is wanted: it has `publish`."""

@@ -1,24 +1,50 @@
 """`SuperStream`: a super stream to publish to."""
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.channel import Channel
+
+from relatum.errors import ConfigurationError, InvalidInput
+from relatum.keys import InvalidValue, KeyType, canonical
+from relatum.superstreams._admin import describe_super_stream
+from relatum.superstreams._balance import Balance, BalanceName
+from relatum.superstreams._connections import Reach, reach_of
+from relatum.superstreams._handle import AffinityHandle, Placing
 from relatum.superstreams._layout import Layout, Partition
 from relatum.superstreams._protocol import Outgoing, Target
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
+"""What names a message's key: a header, a function, or the routing key that was given with it."""
+
+_BrokerKey: TypeAlias = tuple[str, int | None, int | None, str]
 
 
 class SuperStream(Target):
-    """A super stream to publish to.
+    """A super stream to publish to: each message goes to the partition of its key, the one RabbitMQ's clients choose.
+
+    Given where an exchange is wanted: `channel.basic_publish(orders, "", body, properties)` on an intercepted pika
+    channel, `relatum.publish(channel, orders, "", body, properties)`; or called itself, on any pika channel:
+    `orders.publish(channel, body, properties)`. With aio-pika `orders.exchange(channel)` takes an exchange's place.
+
+    One object serves any number of channels, connections and threads.
 
     Args:
         name: The super stream's name.
-        route_by: What names a message's key: a header's name, or a function of an `Outgoing`. None (default): the
-            routing key given with the message is its key.
-        partitions: How many partitions it has, or its layout. None (default): asked of the broker of each connection
-            when first published to there.
-        strategy: "hash" (default): a key's partition is found by its hash. "key": the key is a binding key.
+        route_by: What names a message's key: the name of a header, whose value counts as text; or a function of an
+            `Outgoing`. None (default): the routing key given with the message is its key.
+        partitions: Its layout, or its number of partitions where their streams are `NAME-0`, `NAME-1` and so on. None
+            (default): asked of the broker when something is first published there, over a connection of its own.
+        strategy: "hash" (default): the key's hash tells the partition. "key": the key is a partition's binding key.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. Where it does not
+            answer, see `describe_super_stream`.
+
+    Raises:
+        ConfigurationError: one of these cannot be.
     """
 
     def __init__(
@@ -28,27 +54,202 @@ class SuperStream(Target):
         route_by: RouteBy = None,
         partitions: int | Layout | None = None,
         strategy: Literal["hash", "key"] = "hash",
+        stream_url: str | None = None,
     ) -> None:
-        raise NotImplementedError
+        if strategy not in ("hash", "key"):
+            raise ConfigurationError(f"strategy is 'hash' or 'key', not {strategy!r}")
+        if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
+            raise ConfigurationError(f"route_by is the name of a header, or a function, not {route_by!r}")
+        if isinstance(partitions, Layout) and partitions.super_stream != name:
+            raise ConfigurationError(f"the layout is that of {partitions.super_stream!r}, not of {name!r}")
+        self.name = name
+        self.route_by = route_by
+        self.strategy = strategy
+        self._stream_url = stream_url
+        self._given = Layout.numbered(name, partitions) if isinstance(partitions, int) else partitions
+        self.placing = Placing()
+        """Balances the affinity handles made here among each other."""
+        self._lock = threading.Lock()
+        self._layouts: dict[_BrokerKey, Layout] = {}
+        self._by_connection: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
 
-    def layout(self, connection: Any) -> Layout:
-        """The partitions on the broker of a pika connection or channel, looked up once."""
-        raise NotImplementedError
+    def __repr__(self) -> str:
+        return f"SuperStream({self.name!r})"
+
+    def layout(self, broker: Any) -> Layout:
+        """The partitions on a broker, asked of it once for all connections.
+
+        Args:
+            broker: A URL, or a connection or channel of pika, or a connection of aio-pika. With one of the last, and
+                with callback connections, call this with the URL beforehand, or in another thread, if their own must
+                not wait.
+
+        Raises:
+            SuperStreamNotFound: there is no such super stream.
+            BrokerUnavailable, AccessRefused: it could not be asked.
+        """
+        if self._given is not None:
+            return self._given
+        connection = broker.connection if isinstance(broker, BlockingChannel | Channel) else broker
+        known = None if isinstance(connection, str) else self._by_connection.get(connection)
+        if known is not None:
+            return known
+        reach = reach_of(connection, self._stream_url)
+        # One asks, the others wait: threads that begin to publish together would all ask.
+        with self._lock:
+            key = _broker_key(reach)
+            layout = self._layouts.get(key)
+            if layout is None:
+                layout = describe_super_stream(connection, self.name, stream_url=self._stream_url)
+                self._layouts[key] = layout
+            if not isinstance(connection, str):
+                self._by_connection[connection] = layout
+        return layout
+
+    async def layout_async(self, channel: Any) -> Layout:
+        """The partitions on the broker of an aio-pika channel; a thread asks, so that the loop need not wait.
+
+        Raises: as `layout`.
+        """
+        if self._given is not None:
+            return self._given
+        connection = (await channel.get_underlay_channel()).connection
+        known = self._by_connection.get(connection)
+        return known if known is not None else await asyncio.to_thread(self.layout, connection)
 
     def refresh(self) -> None:
-        """Ask the broker again before the next publish: partitions were added or taken out."""
-        raise NotImplementedError
+        """Ask the brokers again before the next publish: partitions were added or taken out."""
+        with self._lock:
+            self._layouts.clear()
+            self._by_connection = WeakKeyDictionary()
 
-    def partition_of(self, channel: Any, key: str | bytes) -> Partition:
-        """The partition a key goes to."""
-        raise NotImplementedError
+    def affinity(
+        self,
+        balance: BalanceName | Balance = "round_robin",
+        *,
+        name: str | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> AffinityHandle:
+        """An affinity set whose placement is in the caller's hand: no database is asked.
+
+        Args:
+            balance: The rule by which its first message's partition is chosen: "round_robin" (default),
+                "least_loaded" (fewest open handles of this object), "weighted", "hash" (of `name`), or a function.
+            name: What "hash" or a function goes by; None (default) for nothing.
+            weights: For "weighted": weights by stream; those left out have 1.
+
+        Raises:
+            ConfigurationError: there is no such rule.
+        """
+        return AffinityHandle(self, balance=balance, name=name, weights=weights)
+
+    def key_of(self, message: Outgoing, routing_key: str = "") -> str | bytes:
+        """The key of a message.
+
+        Raises:
+            InvalidInput: it has none.
+        """
+        if self.route_by is None:
+            return routing_key
+        if isinstance(self.route_by, str):
+            return _header_key(self.route_by, message.headers)
+        key = self.route_by(message)
+        if not isinstance(key, str | bytes):
+            raise InvalidInput(f"route_by gives a text or bytes, not {type(key).__name__}; nothing was sent.")
+        return key
+
+    def partition_of(self, broker: Any, key: str | bytes) -> Partition:
+        """The partition a key goes to.
+
+        Args:
+            broker: As for `layout`.
+            key: The key; text counts as its UTF-8 bytes.
+
+        Raises:
+            NotFound: with the strategy "key", no partition is bound by it. Otherwise as `layout`.
+        """
+        return self._route(self.layout(broker), key)
+
+    def _route(self, layout: Layout, key: str | bytes) -> Partition:
+        if self.strategy == "hash":
+            return layout.route(key)
+        return layout.bound_to(key if isinstance(key, str) else key.decode(errors="replace"))
+
+    def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
+        """The exchange and the binding key that lead a message of pika's to its partition."""
+        return self.name, self._partition(channel, body, properties, routing_key).binding_key
+
+    def _partition(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> Partition:
+        if self.route_by is None:
+            return self.partition_of(channel, routing_key)
+        headers = getattr(properties, "headers", None) or {}
+        message = Outgoing(body.encode() if isinstance(body, str) else body, headers, properties)
+        return self.partition_of(channel, self.key_of(message, routing_key))
 
     def publish(
         self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
     ) -> Any:
-        """Publish one message through a pika channel."""
-        raise NotImplementedError
+        """Publish one message through a pika channel, to the partition of its key.
+
+        Args:
+            channel: A pika channel of any kind, intercepted or not.
+            body: The body.
+            properties: As for `basic_publish`; not changed.
+            routing_key: The message's key where the super stream has no `route_by`.
+            mandatory: As for `basic_publish`. False (default): a message is dropped where its partition was taken out
+                since the broker was asked.
+
+        Returns:
+            What `basic_publish` returned.
+
+        Raises:
+            InvalidInput: the message has no key; nothing was sent.
+            SuperStreamNotFound, NotFound: there is no such super stream or partition; nothing was sent.
+            BrokerUnavailable, AccessRefused: the broker could not be asked for the partitions; nothing was sent.
+            Exception: what `basic_publish` raises.
+        """
+        exchange, binding_key = self.destination(channel, body, properties, routing_key)
+        return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
+
+    async def destination_async(self, channel: Any, message: Any, routing_key: str) -> tuple[str, str]:
+        """The exchange and the binding key that lead a message of aio-pika's to its partition."""
+        key = self.key_of(Outgoing(message.body, message.headers or {}, message), routing_key)
+        return self.name, self._route(await self.layout_async(channel), key).binding_key
 
     async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish one message through an aio-pika channel."""
-        raise NotImplementedError
+        """Publish one message through an aio-pika channel, to the partition of its key.
+
+        Args:
+            channel: An aio-pika channel, or an exchange of one, intercepted or not.
+            message: An aio-pika message; not changed.
+            routing_key: The message's key where the super stream has no `route_by`.
+            kwargs: Further arguments of `Exchange.publish`: `mandatory` (default there: True), `timeout`.
+
+        Returns:
+            What `Exchange.publish` returned.
+
+        Raises:
+            InvalidInput, SuperStreamNotFound, NotFound, BrokerUnavailable, AccessRefused: as `publish`.
+            Exception: what `Exchange.publish` raises.
+        """
+        channel = getattr(channel, "channel", channel)
+        exchange_name, binding_key = await self.destination_async(channel, message, routing_key)
+        exchange = await channel.get_exchange(exchange_name, ensure=False)
+        return await exchange.publish(message, binding_key, **kwargs)
+
+
+def _header_key(name: str, headers: Mapping[str, Any]) -> str:
+    value = headers.get(name)
+    if type(value) is str:
+        return value
+    if value is None:
+        raise InvalidInput(f"The message has no header {name!r} to route by; nothing was sent.")
+    try:
+        return canonical(value, KeyType.TEXT)
+    except InvalidValue as error:
+        raise InvalidInput(f"Header {name!r} is no key to route by ({error.reason}); nothing was sent.") from error
+
+
+def _broker_key(reach: Reach) -> _BrokerKey:
+    address = reach.address
+    return address.host, address.amqp_port, address.stream_port if address.amqp_port is None else None, address.vhost

@@ -1,0 +1,112 @@
+"""Finding out what a super stream is made of: by the stream protocol where it answers, else as far as AMQP can tell."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from pika import BlockingConnection
+from pika.exceptions import ChannelClosedByBroker
+
+from relatum.errors import (
+    BrokerUnavailable,
+    ProtocolError,
+    ReadTimeout,
+    SuperStreamConflict,
+    SuperStreamNotFound,
+)
+from relatum.reading import StreamReader
+from relatum.superstreams._connections import TIMEOUT_S, Reach, blocking_connection
+from relatum.superstreams._layout import Layout
+
+NOT_FOUND: Final = 404
+"""AMQP's reply code for a queue or an exchange that is not there."""
+
+
+@contextmanager
+def stream_reader(reach: Reach) -> Iterator[StreamReader | None]:
+    """A reader over the stream protocol; None where the same broker does not answer by it."""
+    try:
+        reader = StreamReader.open(reach.address, ssl_context=reach.tls, timeout_s=TIMEOUT_S)
+    except (BrokerUnavailable, ProtocolError, ReadTimeout):
+        if reach.address.amqp_port is None:
+            raise
+        # Whether AMQP 0.9.1 answers is for the caller to find out: it may have a connection of its own.
+        yield None
+        return
+    with reader:
+        yield reader if reader.transport == "stream" else None
+
+
+def described(source: Any, reach: Reach, name: str) -> Layout:
+    """The layout of a super stream.
+
+    Raises:
+        SuperStreamNotFound: there is none.
+        SuperStreamConflict: a partition's binding key cannot be told.
+    """
+    with stream_reader(reach) as reader:
+        if reader is not None:
+            return described_by_protocol(reader, name)
+    with blocking_connection(source, reach) as connection:
+        return _described_by_amqp(connection, name)
+
+
+def described_by_protocol(reader: StreamReader, name: str) -> Layout:
+    """The layout as the stream protocol tells it: Partitions gives the streams, Route checks each one's binding key."""
+    streams = reader.partitions(name)
+    if not streams:
+        raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
+    return Layout.of(
+        name, ((stream, _binding_key(reader, name, stream, place)) for place, stream in enumerate(streams))
+    )
+
+
+def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> str:
+    """The key by which the exchange leads to a stream. The broker does not tell it, only whether a key is one."""
+    # As RabbitMQ's tools name partitions; then what somebody may have chosen who bound streams of other names.
+    for key in dict.fromkeys((stream.removeprefix(f"{name}-"), str(place), stream)):
+        if stream in (reader.routes(name, key) or ()):
+            return key
+    raise SuperStreamConflict(
+        f"Stream {stream!r} is a partition of {name!r} by a binding key that cannot be told: give the layout yourself.",
+        super_stream=name,
+        reason=f"binding key of {stream}",
+    )
+
+
+def _described_by_amqp(connection: BlockingConnection, name: str) -> Layout:
+    if not exchange_exists(connection, name):
+        raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
+    partitions = 0
+    while queue_exists(connection, f"{name}-{partitions}"):
+        partitions += 1
+    if not partitions:
+        raise SuperStreamNotFound(
+            f"There is an exchange {name!r}, but no stream {f'{name}-0'!r}. Partitions of other names are told by the "
+            "stream protocol alone: give its URL.",
+            super_stream=name,
+        )
+    return Layout.numbered(name, partitions)
+
+
+def exchange_exists(connection: BlockingConnection, name: str) -> bool:
+    """Whether there is an exchange of that name."""
+    return _exists(connection, lambda channel: channel.exchange_declare(name, passive=True))
+
+
+def queue_exists(connection: BlockingConnection, name: str) -> bool:
+    """Whether there is a queue or stream of that name."""
+    return _exists(connection, lambda channel: channel.queue_declare(name, passive=True))
+
+
+def _exists(connection: BlockingConnection, ask: Any) -> bool:
+    # A channel of its own: the broker closes the channel where the answer is no.
+    channel = connection.channel()
+    try:
+        ask(channel)
+    except ChannelClosedByBroker as error:
+        if error.reply_code == NOT_FOUND:
+            return False
+        raise
+    channel.close()
+    return True
