@@ -336,13 +336,15 @@ class EmbeddedRecorder:
             return []
         try:
             with StreamReader.open(self._address) as reader:
-                partitions = {exchange: reader.partitions(exchange) for exchange, _ in routes if exchange}
+                partitions = {exchange: _partitions_of(reader, exchange) for exchange, _ in routes if exchange}
                 for exchange, routing_key in routes:
                     for stream in _streams_of(reader, exchange, routing_key):
-                        # A super stream is the exchange of its name; clients name its partitions after it. Streams
-                        # bound to any other exchange look the same to the broker, but not by name.
-                        is_partition = stream.startswith(f"{exchange}-") and stream in partitions.get(exchange, ())
-                        self._group.add(stream, super_stream=exchange if is_partition else None)
+                        if stream not in partitions.get(exchange, ()):
+                            self._group.add(stream)
+                            continue
+                        # All of them: a look-up by the super stream's name covers those that others publish to.
+                        for partition in partitions[exchange]:
+                            self._group.add(partition, super_stream=exchange)
         except RelatumError as error:
             logger.warning("streams not looked up: %s", ended(error))
             return list(routes)
@@ -351,6 +353,15 @@ class EmbeddedRecorder:
 
 ROUTES_MAX: Final = 10_000
 """Routes an embedded recorder remembers."""
+
+
+def _partitions_of(reader: StreamReader, exchange: str) -> list[str]:
+    """The partitions of the super stream that an exchange is; none where it is no super stream.
+
+    A super stream is the exchange of its name, and clients name its partitions after it. Streams bound to any other
+    exchange look the same to the broker, but not by name.
+    """
+    return [stream for stream in reader.partitions(exchange) if stream.startswith(f"{exchange}-")]
 
 
 def _streams_of(reader: StreamReader, exchange: str, routing_key: str) -> list[str]:
