@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         release,
     )
     from relatum.keys import KeyDefinition
+    from relatum.serial import AsyncContextRouter, ContextRouter
     from relatum.superstreams import AffinityHandle, SuperStream
 
 __all__ = [
@@ -39,10 +40,12 @@ __all__ = [
     "AffinityHandle",
     "AffinitySet",
     "AffinitySets",
+    "AsyncContextRouter",
     "AsyncMessageCollector",
     "AsyncMessageGroup",
     "AsyncOutcomes",
     "AsyncReceipt",
+    "ContextRouter",
     "KeyDefinition",
     "MessageCollector",
     "MessageGroup",
@@ -65,10 +68,12 @@ _HOMES = {
     "AffinityHandle": "relatum.superstreams",
     "AffinitySet": "relatum.affinity",
     "AffinitySets": "relatum.affinity",
+    "AsyncContextRouter": "relatum.serial",
     "AsyncMessageCollector": "relatum.collecting",
     "AsyncMessageGroup": "relatum.interception",
     "AsyncOutcomes": "relatum.collecting",
     "AsyncReceipt": "relatum.interception",
+    "ContextRouter": "relatum.serial",
     "KeyDefinition": "relatum.keys",
     "MessageCollector": "relatum.collecting",
     "MessageGroup": "relatum.interception",
