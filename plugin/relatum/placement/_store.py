@@ -1,21 +1,51 @@
-"""The placements of one super stream in PostgreSQL: each call is one transaction, and says what is true afterwards."""
+"""The placements of one super stream in PostgreSQL: each call is one transaction, and says what is true afterwards.
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+Calls may be repeated when it is not known whether their commit came through: the second finds what the first wrote.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self, TypeVar
 
+import psycopg
 import sqlalchemy as sa
 
+from relatum.errors import (
+    InvalidInput,
+    MoveConflict,
+    PlacementNotFound,
+    StreamNotFound,
+    SuperStreamConflict,
+    SuperStreamNotFound,
+    TooManyOpenSets,
+)
+from relatum.limits import KEY_VALUE_BYTES_MAX
+from relatum.placement import _statements as statements
+from relatum.placement._generation import GenerationReader
 from relatum.placement._model import (
     Changes,
     Choose,
     MoveInfo,
+    MoveState,
     PartitionLike,
     PartitionRow,
+    PartitionState,
     Placement,
     PlacementCounts,
     PlacementState,
 )
+from relatum.store import make_engine, translated_errors
+
+CHANGES_MAX: Final = 10_000
+"""Changes that are handed out one by one; more of them count as everything."""
+
+_TRIES: Final = 5
+"""Times a transaction is tried that another one got in the way of."""
+
+_Answer = TypeVar("_Answer")
 
 
 class PlacementStore:
@@ -31,7 +61,14 @@ class PlacementStore:
     """
 
     def __init__(self, database: "str | sa.Engine", vhost: str, super_stream: str) -> None:
-        raise NotImplementedError
+        self._engine = make_engine(database) if isinstance(database, str) else database
+        self._is_own = isinstance(database, str)
+        # For single statements: two journeys to the server less.
+        self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._vhost = vhost
+        self._name = super_stream
+        self._known: tuple[int, str] | None = None
+        self._generation = GenerationReader(self._engine)
 
     def __enter__(self) -> Self:
         return self
@@ -44,17 +81,17 @@ class PlacementStore:
     @property
     def engine(self) -> sa.Engine:
         """The database, for statements of those who move contexts."""
-        raise NotImplementedError
+        return self._engine
 
     @property
     def super_stream_id(self) -> int:
-        """The id of the super stream's row. Known after `open`."""
-        raise NotImplementedError
+        """The id of the super stream's row."""
+        return self._opened()[0]
 
     @property
     def header(self) -> str:
-        """The header that names the sets. Known after `open`."""
-        raise NotImplementedError
+        """The header that names the sets."""
+        return self._opened()[1]
 
     def open(self, header: str | None = None, partitions: Iterable[PartitionLike] | None = None) -> list[PartitionRow]:
         """Make the super stream's rows where they are not there, and see that all mean the same by them.
@@ -73,14 +110,22 @@ class PlacementStore:
             SuperStreamConflict: its sets are named by another header, or it has no partition.
             SuperStreamNotFound: nothing is stored of it, and no header or no partitions were given.
         """
-        raise NotImplementedError
+        wanted = None if partitions is None else sorted(partitions, key=lambda partition: partition.place)
+        if wanted is not None and not wanted:
+            raise SuperStreamConflict(
+                f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
+            )
+        return self._run(lambda connection: self._open(connection, header, wanted))
 
     def close_store(self) -> None:
         """Give the connections back."""
+        self._generation.close()
+        if self._is_own:
+            self._engine.dispose()
 
     def partitions(self) -> list[PartitionRow]:
         """The partitions as they are now, in the order of their places, retired ones included."""
-        raise NotImplementedError
+        return self._run(lambda connection: _partitions(connection, self.super_stream_id))
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight.
@@ -89,19 +134,35 @@ class PlacementStore:
             StreamNotFound: the super stream has no such partition; nothing was written.
             InvalidInput: a weight is negative or no number; nothing was written.
         """
-        raise NotImplementedError
+        for stream, weight in weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
+                raise InvalidInput(f"the weight of {stream!r} is a number from 0, not {weight!r}")
+        # Partitions are locked in the order of their ids, as by everybody.
+        self._run(lambda connection: self._set_weights(connection, weights))
 
     def generation(self) -> int:
         """The super stream's generation: what is cached at it is right as long as it does not change."""
-        raise NotImplementedError
+        found = self._generation.read(self.super_stream_id)
+        if found is None:
+            raise self._not_found()
+        return found
 
     def changes(self, since: int) -> Changes:
         """What changed after a generation, and the generation of now, in one statement."""
-        raise NotImplementedError
+        rows = self._select(statements.changes, since=since, most=CHANGES_MAX + 1)
+        if not rows:
+            raise self._not_found()
+        now, floor = rows[0][:2]
+        if since < floor or len(rows) > CHANGES_MAX:
+            return Changes(now, None)
+        return Changes(now, tuple(_placement(row[2:]) for row in rows if row[2] is not None))
 
     def find(self, names: Collection[str]) -> dict[str, Placement]:
         """The placements of names that are placed, by name; those that were released are not among them."""
-        raise NotImplementedError
+        wanted = [check_name(name) for name in names]
+        if not wanted:
+            return {}
+        return {row.name: _placement(row) for row in self._select(statements.find, names=wanted)}
 
     def place(
         self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None
@@ -121,7 +182,23 @@ class PlacementStore:
             SuperStreamConflict: the super stream has no active partition.
             InvalidInput: a name is empty, too long or holds a character that PostgreSQL does not store.
         """
-        raise NotImplementedError
+        found = self.find(names)
+        for _ in range(_TRIES):
+            missing = sorted(set(names) - found.keys())
+            if not missing:
+                break
+            chosen = _chosen(missing, self._active(), choose)
+            found |= self._place(chosen, open_sets_max)
+            # What others placed in the meantime.
+            if missing := [name for name in missing if name not in found]:
+                found |= self.find(missing)
+        if found.keys() < set(names):
+            raise SuperStreamConflict(
+                f"the partitions of {self._name!r} are being retired; place the names again",
+                super_stream=self._name,
+                reason="its partitions change",
+            )
+        return found
 
     def release(self, released: Iterable[tuple[str, int]]) -> frozenset[str]:
         """End placements. One that was placed anew since, or ended by another, is left as it is.
@@ -132,7 +209,13 @@ class PlacementStore:
         Returns:
             The names that cannot be released now since a move is under way: to be tried again.
         """
-        raise NotImplementedError
+        ended: dict[str, int] = {}
+        for name, epoch in released:
+            ended[check_name(name)] = max(epoch, ended.get(name, 0))
+        if not ended:
+            return frozenset()
+        rows = self._select(statements.release, names=list(ended), epochs=list(ended.values()))
+        return frozenset(row.name for row in rows)
 
     def close(self, name: str) -> Placement:
         """End a name's placement, whatever its epoch; gives it as it was.
@@ -141,15 +224,29 @@ class PlacementStore:
             PlacementNotFound: the name is not placed.
             MoveConflict: it is being moved; nothing was written.
         """
-        raise NotImplementedError
+        placement = self.find([name]).get(name)
+        if placement is None:
+            raise PlacementNotFound(f"nothing of the name {name!r} is placed in {self._name!r}", name=name)
+        if not self.release([(name, placement.epoch)]):
+            return placement
+        moving = self.find([name]).get(name, placement)
+        move = None if moving.move_id is None else self.move_of(moving.move_id)
+        raise MoveConflict(
+            f"{name!r} is being moved; complete or abort the move, then close it",
+            move_id=moving.move_id,
+            state=str(MoveState.FENCING if move is None else move.state),
+        )
 
     def touch(self, names: Collection[str]) -> None:
         """Say that names are in use, for `idle`."""
-        raise NotImplementedError
+        wanted = [check_name(name) for name in names]
+        if wanted:
+            parameters = self._with_id(names=wanted)
+            self._run(lambda connection: connection.execute(statements.touch, parameters), engine=self._alone)
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
-        raise NotImplementedError
+        return [_placement(row) for row in self._select(statements.idle, idle_s=float(idle_s), most=limit)]
 
     def placements(
         self,
@@ -167,20 +264,207 @@ class PlacementStore:
             after: Only names after this one, in the order of their bytes; None from the first.
             limit: How many at most.
         """
-        raise NotImplementedError
+        query = statements.listed(in_partition=stream is not None, after=after is not None)
+        wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": limit}
+        if stream is not None:
+            wanted["of_stream"] = stream
+        if after is not None:
+            wanted["after"] = after
+        return [_placement(row) for row in self._select(query, **wanted)]
 
     def count(self) -> PlacementCounts:
         """How many placements there are, by partition and state."""
-        raise NotImplementedError
+        states: Counter[str] = Counter()
+        by_stream: Counter[str] = Counter()
+        for stream, state, number in self._select(statements.counts):
+            states[state] += number
+            if state != PlacementState.RELEASED:
+                by_stream[stream] += number
+        moving = states[PlacementState.MOVING]
+        return PlacementCounts(states[PlacementState.OPEN] + moving, moving, states[PlacementState.RELEASED], by_stream)
 
     def move_of(self, move_id: int) -> MoveInfo | None:
         """A move as it is now; None where it is not known."""
-        raise NotImplementedError
+        rows = self._run(lambda connection: connection.execute(statements.move, {"of_move": move_id}).all())
+        return move_info(rows[0]) if rows else None
 
     def fence_after(self, name: str, epoch: int, stream: str) -> MoveInfo | None:
-        """The first move of a name out of a partition with an epoch above this one.
+        """The first move of a name out of a partition, or into it, whose fence or marker has an epoch above this one.
 
-        Its `fence_offset` says from where on a message of this epoch would be a stray; None as long as that is not
-        known. None as the answer: a message of this epoch cannot lie behind a fence there.
+        A message of this epoch is a stray behind that fence or marker. Moves that are long over may be forgotten, but
+        then a later one of the name there is kept, whose own fence or marker retention has dropped, too: what is
+        still in the partition lies behind it. None: a message of this epoch cannot be a stray there.
         """
-        raise NotImplementedError
+        rows = self._select(statements.fence_after, of_name=check_name(name), of_stream=stream, above=epoch)
+        return move_info(rows[0]) if rows else None
+
+    # What the calls are made of
+
+    def _opened(self) -> tuple[int, str]:
+        if self._known is None:
+            self.open()
+        assert self._known is not None, "open knows it or raises"
+        return self._known
+
+    def _open(
+        self, connection: sa.Connection, header: str | None, wanted: list[PartitionLike] | None
+    ) -> list[PartitionRow]:
+        named = {"of_vhost": self._vhost, "of_name": self._name}
+        found = connection.execute(statements.find_super_stream, named).one_or_none()
+        if found is None:
+            if header is None or wanted is None:
+                raise self._not_found()
+            new = {"vhost": self._vhost, "name": self._name, "header": header}
+            connection.execute(statements.add_super_stream, new)
+            found = connection.execute(statements.find_super_stream, named).one()
+        if header not in (None, found.header):
+            raise SuperStreamConflict(
+                f"the sets of super stream {self._name!r} are named by the header {found.header!r}, not by {header!r}",
+                super_stream=self._name,
+                reason=f"its header is {found.header!r}",
+            )
+        known = _partitions(connection, found.super_stream_id)
+        if wanted is not None and _synced(connection, found.super_stream_id, known, wanted):
+            known = _partitions(connection, found.super_stream_id)
+        self._known = found.super_stream_id, found.header
+        return known
+
+    def _set_weights(self, connection: sa.Connection, weights: Mapping[str, float]) -> None:
+        ids = {row.stream: row.partition_id for row in _partitions(connection, self.super_stream_id)}
+        for stream in sorted(weights, key=lambda stream: ids.get(stream, 0)):
+            if stream not in ids:
+                raise StreamNotFound(f"{stream!r} is no partition of {self._name!r}", stream=stream)
+            connection.execute(statements.set_weight, self._with_id(of_stream=stream, new_weight=weights[stream]))
+
+    def _active(self) -> list[PartitionRow]:
+        active = [partition for partition in self.partitions() if partition.state == PartitionState.ACTIVE]
+        if not active:
+            raise SuperStreamConflict(
+                f"super stream {self._name!r} has no partition that takes new placements",
+                super_stream=self._name,
+                reason="it has no active partition",
+            )
+        return active
+
+    def _place(self, chosen: Mapping[str, int], open_sets_max: int | None) -> dict[str, Placement]:
+        """Place names; gives those that nobody had placed, none where a partition was retired meanwhile."""
+        query = statements.place(bounded=open_sets_max is not None)
+        wanted = self._with_id(names=list(chosen), partition_ids=list(chosen.values()))
+
+        def placed(connection: sa.Connection) -> Sequence[Any]:
+            rows = connection.execute(query, wanted).all()
+            if any(row.partition_state != PartitionState.ACTIVE for row in rows):
+                connection.rollback()
+                return []
+            if open_sets_max is not None and rows and rows[0].open_sets > open_sets_max:
+                raise TooManyOpenSets(
+                    f"{open_sets_max} sets of {self._name!r} may be open; close some, or allow more",
+                    open_sets=rows[0].open_sets - len(rows),
+                    open_sets_max=open_sets_max,
+                )
+            return rows
+
+        return {row.name: _placement(row) for row in self._run(placed)}
+
+    def _select(self, query: "sa.Select[Any]", **wanted: Any) -> Sequence[Any]:
+        return self._run(
+            lambda connection: connection.execute(query, self._with_id(**wanted)).all(), engine=self._alone
+        )
+
+    def _with_id(self, **wanted: Any) -> dict[str, Any]:
+        return {"of_super_stream": self.super_stream_id, **wanted}
+
+    def _run(self, work: Callable[[sa.Connection], _Answer], engine: sa.Engine | None = None) -> _Answer:
+        """Do work in one transaction; again where another one, or a connection of a server before, was in the way."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                with translated_errors(), (engine or self._engine).begin() as connection:
+                    return work(connection)
+            except Exception as error:
+                if not tries_left or not _passes(error):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _not_found(self) -> SuperStreamNotFound:
+        return SuperStreamNotFound(
+            f"nothing is placed in super stream {self._name!r} yet: a router that opens it makes it known",
+            super_stream=self._name,
+        )
+
+
+def check_name(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        InvalidInput: it cannot be a placement's: no text, empty, too long, or nothing that PostgreSQL stores.
+    """
+    if not isinstance(name, str):
+        raise InvalidInput(f"a context's or set's name is a text, not {type(name).__name__}")
+    if not name or "\0" in name:
+        raise InvalidInput("a context's or set's name is not empty and has no NUL character")
+    try:
+        is_too_long = len(name.encode()) > KEY_VALUE_BYTES_MAX
+    except UnicodeEncodeError:
+        raise InvalidInput("a context's or set's name is text that UTF-8 can hold") from None
+    if is_too_long:
+        raise InvalidInput(f"a context's or set's name has at most {KEY_VALUE_BYTES_MAX} bytes in UTF-8")
+    return name
+
+
+def move_info(row: Sequence[Any]) -> MoveInfo:
+    """A move from a row of `_statements.moves`."""
+    move = MoveInfo(*row)
+    return replace(move, state=MoveState(move.state))
+
+
+def _placement(row: Sequence[Any]) -> Placement:
+    # The columns in their order; what a statement adds to them comes after.
+    placement = Placement(*row[: len(Placement.__dataclass_fields__)])
+    return replace(placement, state=PlacementState(placement.state))
+
+
+def _partitions(connection: sa.Connection, super_stream_id: int) -> list[PartitionRow]:
+    rows = connection.execute(statements.partitions, {"of_super_stream": super_stream_id}).all()
+    return [replace(PartitionRow(*row), state=PartitionState(row.state)) for row in rows]
+
+
+def _synced(
+    connection: sa.Connection, super_stream_id: int, known: Sequence[PartitionRow], wanted: Sequence[PartitionLike]
+) -> bool:
+    """Add what is new and change what is bound in another way; gives whether anything was."""
+    by_stream = {row.stream: row for row in known}
+    has_changed = False
+    for partition in wanted:
+        row = by_stream.get(partition.stream)
+        if row is None:
+            new = {"stream": partition.stream, "binding_key": partition.binding_key, "place": partition.place}
+            connection.execute(statements.add_partition, {"super_stream_id": super_stream_id, **new})
+        elif (row.binding_key, row.place) != (partition.binding_key, partition.place):
+            changed = {"new_key": partition.binding_key, "new_place": partition.place, "of_stream": partition.stream}
+            connection.execute(statements.forget_changes, {"of_super_stream": super_stream_id})
+            connection.execute(statements.change_partition, {"of_super_stream": super_stream_id, **changed})
+        else:
+            continue
+        has_changed = True
+    return has_changed
+
+
+def _chosen(names: Iterable[str], partitions: Sequence[PartitionRow], choose: Choose) -> dict[str, int]:
+    """The partition's id for each name, the open sets counted on from one to the next."""
+    candidates = {partition.partition_id: partition for partition in partitions}
+    chosen = {}
+    for name in names:
+        partition_id = choose(name, list(candidates.values())).partition_id
+        row = candidates[partition_id]
+        candidates[partition_id] = replace(row, open_sets=row.open_sets + 1)
+        chosen[name] = partition_id
+    return chosen
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether the same transaction may come through when it is begun again."""
+    cause = error.__cause__ if isinstance(error.__cause__, sa.exc.DBAPIError) else error
+    if not isinstance(cause, sa.exc.DBAPIError):
+        return False
+    in_the_way = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+    return cause.connection_invalidated or isinstance(cause.orig, in_the_way)
