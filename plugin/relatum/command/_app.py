@@ -17,6 +17,7 @@ from relatum.command._prune import prune
 from relatum.command._read import read
 from relatum.command._record import record
 from relatum.command._status import status
+from relatum.command._super_stream import super_stream
 from relatum.command._up import up
 from relatum.command._verify import verify
 from relatum.errors import RelatumError
@@ -26,7 +27,7 @@ ENTRY_POINT_GROUP: Final = "relatum.commands"
 
 _ORDER: Final = (
     "up", "demo", "migrate", "keys", "record", "find", "related", "groups", "read", "status", "outcome", "backfill",
-    "verify", "prune", "affinity", "spark",
+    "verify", "prune", "super-stream", "affinity", "spark",
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(keys, name="keys")
+app.add_typer(super_stream, name="super-stream")
 app.add_typer(affinity, name="affinity")
 for _command in (up, record, read, status, outcome, backfill, verify, prune):
     app.command()(_command)
