@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError
 from relatum.placement._cache import Sent
 from relatum.placement._core import Places, RouterCore, RouterOptions, unsettled
+from relatum.placement._model import PartitionRow
 from relatum.placement._publication import (
     Adopt,
     Published,
@@ -142,6 +143,20 @@ class AsyncRouter:
             await asyncio.to_thread(self._core.close)
             self._threads.shutdown(wait=False, cancel_futures=True)
 
+    async def publish(
+        self,
+        channel: "AbstractChannel | AbstractExchange",
+        message: "AbstractMessage",
+        routing_key: str = "",
+        **kwargs: Any,
+    ) -> Any:
+        """Publish a message; what that means is for routers of contexts and of sets to say."""
+        raise NotImplementedError
+
+    def exchange(self, channel: "AbstractChannel") -> "RouterExchange":
+        """This router on one channel, in the form of an exchange: it has `publish(message, routing_key)`."""
+        return RouterExchange(self, channel)
+
     # --- for routers of contexts and of sets ----------------------------------------------------------------------
 
     async def _publish_named(
@@ -189,11 +204,24 @@ class AsyncRouter:
         **kwargs: Any,
     ) -> Any:
         """Publish a message of no name, by the rule; it never waits for the database."""
-        channel = channel_of(target)
+        partition = await self._unnamed_partition(target, routing_key)
+        return await self._publish_to(partition, target, message, **kwargs)
+
+    async def _unnamed_partition(self, target: "AbstractChannel | AbstractExchange", routing_key: str) -> PartitionRow:
+        """Where a message of no name goes, by the rule."""
         if not self._core.has_layout:
-            await self._open(channel, with_database=False)
-        exchange = await channel.get_exchange(self._core.super_stream, ensure=False)
-        partition = self._core.unnamed(routing_key)
+            await self._open(channel_of(target), with_database=False)
+        return self._core.unnamed(routing_key)
+
+    async def _publish_to(
+        self,
+        partition: PartitionRow,
+        target: "AbstractChannel | AbstractExchange",
+        message: "AbstractMessage",
+        **kwargs: Any,
+    ) -> Any:
+        """Publish a message of no name to a partition."""
+        exchange = await channel_of(target).get_exchange(self._core.super_stream, ensure=False)
         result = await exchange.publish(message, partition.binding_key, **kwargs)
         if _is_returned(result):
             self._core.forget_layout()
@@ -281,6 +309,18 @@ class AsyncRouter:
         if await self._run(self._core.publications.counts(sent)):
             return places
         raise rejected(sent)
+
+
+class RouterExchange:
+    """An asyncio router on one aio-pika channel, in the form of an exchange."""
+
+    def __init__(self, router: AsyncRouter, channel: Any) -> None:
+        self.router = router
+        self.channel = channel
+
+    async def publish(self, message: "AbstractMessage", routing_key: str = "", **kwargs: Any) -> Any:
+        """Publish as the router's own `publish` does."""
+        return await self.router.publish(self.channel, message, routing_key, **kwargs)
 
 
 def channel_of(target: Any) -> Any:

@@ -40,6 +40,7 @@ class RouterOptions:
     Attributes:
         header: The header that names contexts, or affinity sets.
         balance: By which rule the partition of a name is chosen, and that of messages without one.
+        unnamed_balance: By which rule that of messages without a name is chosen; None: by the same.
         check_s: Seconds for which a look at the database serves the confirms after it; 0: none.
         timeout_s: Seconds to wait for a move to end, or for a database that is away.
         names_max: Placements remembered.
@@ -50,6 +51,7 @@ class RouterOptions:
 
     header: str
     balance: BalanceName | Balance
+    unnamed_balance: Balance | None = None
     check_s: float = 0.0
     timeout_s: float = 10.0
     names_max: int = 100_000
@@ -100,6 +102,7 @@ class RouterCore:
         self.super_stream = super_stream
         self.options = options
         self.rule = balance_of(options.balance)
+        self._unnamed_rule = options.unnamed_balance or self.rule
         self.publications = Publications(
             time.monotonic,
             timeout_s=options.timeout_s,
@@ -233,13 +236,17 @@ class RouterCore:
         return placed[request.name]
 
     def chosen(self, name: str | None, partitions: Sequence[PartitionRow]) -> PartitionRow:
-        """The partition the rule chooses for a name, or for a message of none."""
-        candidates = [Candidate(each.stream, each.weight, each.open_sets) for each in partitions]
-        return partitions[self.rule(name, candidates)]
+        """The partition the rule chooses for a name."""
+        return partitions[self.rule(name, _candidates(partitions))]
 
     def unnamed(self, routing_key: str) -> PartitionRow:
         """Where a message of no name goes: by its routing key where it has one. Waits for nothing."""
-        return self.chosen(routing_key or None, self._candidates)
+        partitions = self._candidates
+        return partitions[self._unnamed_rule(routing_key or None, _candidates(partitions))]
+
+    def active(self, stream: str) -> PartitionRow | None:
+        """The partition that is this stream; None where it takes no new names, or is none."""
+        return next((each for each in self._candidates if each.stream == stream), None)
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -267,6 +274,10 @@ class RouterCore:
         headers[self.options.header] = send.placement.name
         headers[PLACED_HEADER] = str(send.placed)
         return headers
+
+
+def _candidates(partitions: Sequence[PartitionRow]) -> list[Candidate]:
+    return [Candidate(each.stream, each.weight, each.open_sets) for each in partitions]
 
 
 def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]) -> PublishOutcomeUnknown:

@@ -17,6 +17,7 @@ from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRej
 from relatum.interception._pika import OwnProperties, copy_with
 from relatum.placement._cache import Sent
 from relatum.placement._core import Places, RouterCore, RouterOptions, unsettled
+from relatum.placement._model import PartitionRow
 from relatum.placement._publication import Published, Request, Send, Sleep, Steps, T, Unsettled
 from relatum.superstreams import Target
 
@@ -177,14 +178,32 @@ class Router(Target):
         mandatory: bool,
     ) -> Any:
         """Publish a message of no name, by the rule; it never waits for the database."""
+        partition = self._unnamed_partition(channel, routing_key)
+        return self._publish_to(partition, channel, body, properties, mandatory=mandatory)
+
+    def _unnamed_partition(self, channel: Any, routing_key: str) -> PartitionRow:
+        """Where a message of no name goes, by the rule."""
         core = self._core
         if not core.has_layout:
             core.open(channel, with_database=False)
-        partition = core.unnamed(routing_key)
+        return core.unnamed(routing_key)
+
+    def _publish_to(
+        self,
+        partition: PartitionRow,
+        channel: Any,
+        body: bytes | str,
+        properties: BasicProperties | None,
+        *,
+        mandatory: bool,
+    ) -> Any:
+        """Publish a message of no name to a partition."""
         try:
-            return channel.basic_publish(core.super_stream, partition.binding_key, body, properties, mandatory)
+            return channel.basic_publish(
+                self._core.super_stream, partition.binding_key, body, properties, mandatory=mandatory
+            )
         except UnroutableError:
-            core.forget_layout()
+            self._core.forget_layout()
             raise
 
     # --- steps ----------------------------------------------------------------------------------------------------

@@ -170,22 +170,6 @@ class AsyncContextRouter(AsyncRouter):
             return await self._publish_unnamed(channel, message, routing_key=routing_key, **kwargs)
         return (await self._publish_named(channel, name, message, **kwargs)).result
 
-    def exchange(self, channel: "AbstractChannel") -> "ContextExchange":
-        """This router on one channel, in the form of an exchange: it has `publish(message, routing_key)`."""
-        return ContextExchange(self, channel)
-
-
-class ContextExchange:
-    """An `AsyncContextRouter` on one aio-pika channel, in the form of an exchange."""
-
-    def __init__(self, router: AsyncContextRouter, channel: Any) -> None:
-        self.router = router
-        self.channel = channel
-
-    async def publish(self, message: "AbstractMessage", routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish as `AsyncContextRouter.publish` does."""
-        return await self.router.publish(self.channel, message, routing_key, **kwargs)
-
 
 _CHECK_S_MAX = 0.04
 """Seconds: below the 0.05 s that a mover waits before its fence."""
