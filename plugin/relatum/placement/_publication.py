@@ -243,6 +243,14 @@ class Publications:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         yield from self._settle_all(name, self._clock() + timeout_s, must=True)
 
+    def look(self) -> Steps[None]:
+        """Check what one look at the database can tell to count: where the placement is still the same.
+
+        Raises:
+            DatabaseUnavailable: The database is away.
+        """
+        yield from self._look(self._clock(), must=True)
+
     def counts(self, sent: Sent) -> Steps[bool]:
         """Whether what was sent with an unknown outcome, and was found in its partition, counts there."""
         yield from self._look(self._clock() + self._timeout_s, must=True)
@@ -255,7 +263,7 @@ class Publications:
         must_look = False
         while True:
             if must_look or self._is_stale():
-                yield from self._look(deadline)
+                yield from self._look(deadline, must=self.unchecked.is_full)
             known = self.cache.get(name)
             if known is None:
                 known = yield from self._place(name, stream, deadline)
@@ -289,7 +297,8 @@ class Publications:
             return Known(placement, as_of)
 
     def _is_stale(self) -> bool:
-        return self._checked_at is None or self._clock() - self._checked_at >= self._fresh_s
+        is_fresh = self._checked_at is not None and self._clock() - self._checked_at < self._fresh_s
+        return not is_fresh or self.unchecked.is_full
 
     # --- the look at the database ---------------------------------------------------------------------------------
 
@@ -300,7 +309,7 @@ class Publications:
             deadline: Until when to wait for it, where that is the rule.
             must: Whether it may not be away.
         """
-        may_be_away = self._when_away == "known" and not must and not self.unchecked.is_full
+        may_be_away = self._when_away == "known" and not must
         if may_be_away and self._clock() < self._away_until:
             return False
         while True:
@@ -328,7 +337,7 @@ class Publications:
 
     def _is_checked_enough(self, sent: Sent) -> bool:
         """Whether the caller may be told on the word of a look before the confirm, which was just now by the clock."""
-        if not self._check_s or self.unchecked.is_full or self._checked_at is None:
+        if not self._check_s or self._checked_at is None:
             return False
         return self._clock() - self._checked_at < self._check_s and self.cache.still(sent)
 

@@ -1,0 +1,580 @@
+"""The steps of a publication, performed in memory: where the message goes, what is told, and what becomes of strays."""
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
+from relatum.placement._cache import PlacementCache, Sent
+from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.placement._publication import (
+    Adopt,
+    FindMove,
+    Place,
+    Publications,
+    ReadChanges,
+    ReadGeneration,
+    Search,
+    Send,
+    Sleep,
+    Unsettled,
+)
+from relatum.placement._search import Search as Looking
+
+
+class _World:
+    """A database and a broker in memory, and a clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.generation = 7
+        self.epoch = 0
+        self.placements: dict[str, Placement] = {}
+        self.streams: dict[str, list[Entry]] = {"a": [], "b": [], "c": []}
+        self.moves: list[tuple[str, MoveInfo]] = []
+        self.is_away = False
+        self.refuses: list[Exception] = []
+
+    def perform(self, request: Any) -> Any:
+        if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove) and self.is_away:
+            raise DatabaseUnavailable("away")
+        return getattr(self, type(request).__name__)(request)
+
+    def ReadGeneration(self, _request: ReadGeneration) -> int:  # noqa: N802
+        return self.generation
+
+    def ReadChanges(self, request: ReadChanges) -> Any:  # noqa: N802
+        return self.generation, [each for each in self.placements.values() if each.generation > request.since]
+
+    def Place(self, request: Place) -> Placement:  # noqa: N802
+        if request.name not in self.placements:
+            self.put(request.name, request.stream or "a")
+        return self.placements[request.name]
+
+    def Send(self, request: Send) -> str:  # noqa: N802
+        self.streams[request.placement.stream].append(Data(request.placement.name, request.placed))
+        return "confirmed"
+
+    def FindMove(self, request: FindMove) -> MoveInfo | None:  # noqa: N802
+        for name, move in self.moves:
+            out = move.source == request.stream and move.fence_epoch > request.epoch
+            into = move.target == request.stream and move.epoch > request.epoch
+            if name == request.name and (out or into):
+                return move
+        return None
+
+    def Search(self, request: Search) -> int | None:  # noqa: N802
+        search = Looking(request.sent, anywhere=request.anywhere)
+        for offset, entry in enumerate(self.streams[request.sent.stream]):
+            if offset >= request.from_offset and not search.is_over:
+                at = search.look(offset, entry)
+                if at is not None:
+                    return at
+        return None
+
+    def Adopt(self, request: Adopt) -> None:  # noqa: N802
+        refusal = self.refuses.pop() if self.refuses else None
+        if refusal is None or refusal.args == ("arrives",):
+            self.streams[request.stream].append(request.adoption)
+        if refusal is not None:
+            raise refusal
+
+    def Sleep(self, request: Sleep) -> None:  # noqa: N802
+        self.now += request.seconds
+
+    # --- what movers and others do --------------------------------------------------------------------------------
+
+    def put(
+        self, name: str, stream: str, state: PlacementState = PlacementState.OPEN, move_id: int | None = None
+    ) -> None:
+        self.epoch += 1
+        self.placements[name] = Placement(name, 1, stream, stream, self.epoch, state, move_id, self.generation)
+
+    def begin(self, name: str, target: str) -> MoveInfo:
+        placement = self.placements[name]
+        self.epoch += 1
+        self.generation += 1
+        source = placement.stream
+        move = MoveInfo(
+            len(self.moves) + 1, source, target, 1, 2, MoveState.FENCING, False, 1, 1, self.epoch, self.epoch,
+            len(self.streams[source]), len(self.streams[target]), None, None, None, None, None, None, None, None,
+        )  # fmt: skip
+        self.moves.append((name, move))
+        self.placements[name] = replace(
+            placement, state=PlacementState.MOVING, move_id=move.move_id, generation=self.generation
+        )
+        return move
+
+    def fence(self, name: str, move: MoveInfo) -> None:
+        self.streams[move.source].append(Fence(move.move_id, move.fence_epoch, frozenset({name})))
+
+    def switch(self, name: str, move: MoveInfo) -> None:
+        self.streams[move.target].append(Marker(move.move_id, move.epoch, frozenset({name}), move.source, 0))
+        self.generation += 1
+        self.placements[name] = Placement(
+            name, 2, move.target, move.target, move.epoch, PlacementState.OPEN, None, self.generation
+        )
+
+    def move(self, name: str, target: str) -> None:
+        begun = self.begin(name, target)
+        self.fence(name, begun)
+        self.switch(name, begun)
+
+
+class _Run:
+    """Steps that are performed one by one."""
+
+    def __init__(self, world: _World, steps: Generator[Any, Any, Any]) -> None:
+        self.world = world
+        self.steps = steps
+        self.asked: list[type] = []
+        self.result: Any = None
+        self.request: Any = None
+        self._next(lambda: next(steps))
+
+    def _next(self, go: Any) -> None:
+        try:
+            self.request = go()
+            self.asked.append(type(self.request))
+        except StopIteration as end:
+            self.request, self.result = None, end.value
+
+    def step(self) -> None:
+        try:
+            answer = self.world.perform(self.request)
+        except Exception as raised:
+            error = raised
+            self._next(lambda: self.steps.throw(error))
+        else:
+            self._next(lambda: self.steps.send(answer))
+
+    def until(self, kind: type) -> "_Run":
+        while not isinstance(self.request, kind):
+            assert self.request is not None, f"ended without {kind.__name__}: {self.asked}"
+            self.step()
+        return self
+
+    def end(self) -> "_Run":
+        while self.request is not None:
+            self.step()
+        return self
+
+
+@pytest.fixture
+def world() -> _World:
+    """A world without placements."""
+    return _World()
+
+
+def routed(world: _World, **options: Any) -> Publications:
+    """The publications of one router."""
+    return Publications(lambda: world.now, **options)
+
+
+def publish(world: _World, publications: Publications, name: str = "x") -> _Run:
+    """One message published, to the end."""
+    return _Run(world, publications.publish(name)).end()
+
+
+def data_in(world: _World, stream: str) -> list[int]:
+    """The numbers of the messages in a stream."""
+    return [each.placed.number for each in world.streams[stream] if isinstance(each, Data) and each.placed]
+
+
+def test_a_first_message_is_placed_sent_and_checked(world: _World) -> None:
+    """The first message of a name asks for its placement, and is told only after a look that follows the confirm."""
+    run = publish(world, routed(world))
+    assert run.asked == [ReadGeneration, Place, Send, ReadGeneration]
+    assert run.result.result == "confirmed"
+    assert world.streams["a"] == [Data("x", run.result.placed)]
+
+
+def test_a_known_placement_costs_one_look(world: _World) -> None:
+    """Further messages of a name ask the database once each, after the confirm."""
+    publications = routed(world)
+    publish(world, publications)
+    assert publish(world, publications).asked == [Send, ReadGeneration]
+    assert not len(publications.unchecked)
+
+
+def test_an_older_look_is_repeated_before_the_message(world: _World) -> None:
+    """A router that stood still looks before it sends, so that a move it missed makes no stray."""
+    publications = routed(world)
+    publish(world, publications)
+    world.move("x", "b")
+    world.now += 1.0
+    run = publish(world, publications)
+    assert run.asked == [ReadGeneration, ReadChanges, Send, ReadGeneration]
+    assert data_in(world, "b") == [2]
+
+
+def test_numbers_ascend_and_the_epoch_is_the_placements(world: _World) -> None:
+    """The header that is sent names the placement's epoch, the router's session, and ascending numbers."""
+    publications = routed(world)
+    first, second = publish(world, publications), publish(world, publications)
+    assert first.result.placed == Placed(1, publications.session, 1)
+    assert second.result.placed == Placed(1, publications.session, 2)
+
+
+def test_a_message_before_the_fence_is_told_without_waiting_for_the_move(world: _World) -> None:
+    """Where the message comes before the fence it counts, and the move need not go on for its caller to be told."""
+    publications = routed(world)
+    run = _Run(world, publications.publish("x")).until(Send)
+    run.step()
+    world.begin("x", "b")
+    run.end()
+    assert FindMove in run.asked
+    assert Sleep not in run.asked
+    assert Adopt not in run.asked
+
+
+def test_a_message_before_the_reach_of_the_search_is_told(world: _World) -> None:
+    """A message that lies before all that the move wrote is not met by the search, and counts."""
+    publications = routed(world)
+    run = _Run(world, publications.publish("x")).until(Send)
+    run.step()
+    world.move("x", "b")
+    run.end()
+    assert Search in run.asked
+    assert Adopt not in run.asked
+
+
+def test_a_stray_is_adopted_before_the_caller_is_told(world: _World) -> None:
+    """A router that slept between placement and send is told of its message only when an adoption stands for it."""
+    publications = routed(world)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    run.end()
+    assert world.streams["b"][1] == Adoption("x", 2, "a", 2)
+    assert run.asked[-2:] == [Adopt, ReadGeneration]
+    publish(world, publications)
+    assert data_in(world, "b") == [3]
+
+
+def test_an_adoption_that_came_too_late_is_repeated(world: _World) -> None:
+    """An adoption behind the next fence is itself a stray: the message is adopted again, where the context is then."""
+    publications = routed(world)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    run.until(Adopt)
+    world.move("x", "c")
+    run.end()
+    assert world.streams["b"][-1] == Adoption("x", 2, "a", 2)
+    assert world.streams["c"][-1] == Adoption("x", 3, "a", 2)
+
+
+def test_a_marker_of_a_later_placement_makes_strays_too(world: _World) -> None:
+    """A name that was released, placed elsewhere and moved back has only a marker: what slept is a stray behind it."""
+    publications = routed(world)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.generation += 1
+    world.put("x", "b")
+    world.move("x", "a")
+    run.end()
+    assert world.streams["a"][-1] == Adoption("x", 3, "a", 2)
+
+
+def test_a_moving_context_is_waited_for(world: _World) -> None:
+    """Nothing is sent while the context moves; the message goes to the target once it is there."""
+    publications = routed(world)
+    publish(world, publications)
+    move = world.begin("x", "b")
+    world.now += 1.0
+    run = _Run(world, publications.publish("x")).until(Sleep)
+    world.fence("x", move)
+    world.switch("x", move)
+    run.end()
+    assert data_in(world, "b") == [2]
+
+
+def test_a_move_that_does_not_end_fails_with_nothing_sent(world: _World) -> None:
+    """After `timeout_s` the error names the context and the move, and the message is in no stream."""
+    publications = routed(world, timeout_s=1.0)
+    publish(world, publications)
+    world.begin("x", "b")
+    world.now += 1.0
+    with pytest.raises(ContextMoving) as caught:
+        publish(world, publications)
+    assert (caught.value.context, caught.value.move_id) == ("x", 1)
+    assert data_in(world, "a") == [1]
+    assert world.now == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_stray_of_a_move_that_hangs_is_unsettled_and_adopted_before_the_next(world: _World) -> None:
+    """A stray whose context still moves is not told; the router adopts it before it sends anything else of the name."""
+    publications = routed(world, timeout_s=1.0)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    move = world.begin("x", "b")
+    world.fence("x", move)
+    with pytest.raises(Unsettled) as caught:
+        run.end()
+    assert isinstance(caught.value.__cause__, ContextMoving)
+    with pytest.raises(ContextMoving):
+        publish(world, publications)
+    world.switch("x", move)
+    publish(world, publications)
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2), Data("x", Placed(2, publications.session, 3))]
+
+
+def test_settling_goes_on_with_what_was_unsettled(world: _World) -> None:
+    """`settle` adopts the stray once its context is open again, and then nothing is left to do."""
+    publications = routed(world, timeout_s=1.0)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    move = world.begin("x", "b")
+    world.fence("x", move)
+    with pytest.raises(Unsettled):
+        run.end()
+    world.switch("x", move)
+    _Run(world, publications.settle("x")).end()
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2)]
+    assert publications.unchecked.names() == []
+
+
+@pytest.mark.parametrize("how", ["arrives", "is lost"])
+def test_an_adoption_without_a_confirm_is_looked_for_before_it_is_repeated(world: _World, how: str) -> None:
+    """Whether the connection ended before or after the broker had the adoption, one adoption counts in the end."""
+    publications = routed(world)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    world.refuses.append(BrokerUnavailable(how))
+    with pytest.raises(Unsettled):
+        run.end()
+    _Run(world, publications.settle("x")).end()
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2)]
+
+
+def test_an_adoption_whose_confirm_was_lost_may_be_a_stray_by_then(world: _World) -> None:
+    """An adoption that arrived unconfirmed, behind the next fence, is repeated where the context is."""
+    publications = routed(world)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    run.until(Adopt)
+    world.move("x", "c")
+    world.refuses.append(BrokerUnavailable("arrives"))
+    with pytest.raises(Unsettled):
+        run.end()
+    _Run(world, publications.settle("x")).end()
+    assert world.streams["c"][1:] == [Adoption("x", 3, "a", 2)]
+
+
+def test_a_message_of_unknown_outcome_counts_only_before_the_fence(world: _World) -> None:
+    """A message that was found in its partition counts where no fence is before it, and not behind one."""
+    publications = routed(world)
+    first = publish(world, publications)
+    early = Sent("x", "a", first.result.placed, 7)
+    world.move("x", "b")
+    world.streams["a"].append(Data("x", Placed(1, publications.session, 9)))
+    late = Sent("x", "a", Placed(1, publications.session, 9), 7)
+    assert _Run(world, publications.counts(early)).end().result is True
+    assert _Run(world, publications.counts(late)).end().result is False
+
+
+# --- looks that serve several messages ----------------------------------------------------------------------------
+
+
+def test_a_look_serves_the_confirms_shortly_after_it(world: _World) -> None:
+    """With `check_s`, messages confirmed within it are told without a look; the next look checks them all."""
+    publications = routed(world, check_s=0.02)
+    publish(world, publications)
+    assert publish(world, publications).asked == [Send]
+    assert publish(world, publications).asked == [Send]
+    world.now += 0.02
+    assert publish(world, publications).asked == [ReadGeneration, Send]
+    assert len(publications.unchecked) == 1
+
+
+def test_a_stray_that_was_told_is_adopted_before_the_next_message(world: _World) -> None:
+    """Where the clock stood still across a move, the next look finds the strays and adopts them in their order."""
+    publications = routed(world, check_s=0.02)
+    publish(world, publications)
+    world.move("x", "b")
+    for _ in range(2):
+        assert Adopt not in publish(world, publications).asked
+    world.now += 0.02
+    publish(world, publications)
+    assert world.streams["b"][1:] == [
+        Adoption("x", 2, "a", 2),
+        Adoption("x", 2, "a", 3),
+        Data("x", Placed(2, publications.session, 4)),
+    ]
+
+
+def test_a_look_that_learns_of_the_move_serves_no_message_of_it(world: _World) -> None:
+    """A recent look is no word for a message whose context it found moving."""
+    publications = routed(world, check_s=0.02)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    world.now += 1.0
+    publish(world, publications, "y")
+    run.end()
+    assert Adopt in run.asked
+
+
+# --- a database that is away --------------------------------------------------------------------------------------
+
+
+def test_known_placements_go_on_without_the_database(world: _World) -> None:
+    """With "known", messages of known names go out unchecked, and are checked when the database is back."""
+    publications = routed(world, when_away="known")
+    publish(world, publications)
+    world.is_away = True
+    world.now += 1.0
+    publish(world, publications)
+    assert len(publications.unchecked) == 1
+    world.now += 0.5
+    assert publish(world, publications).asked == [Send]
+    world.is_away = False
+    world.move("x", "b")
+    world.now += 1.0
+    publish(world, publications)
+    assert data_in(world, "b") == [4]
+    assert not len(publications.unchecked)
+
+
+def test_unknown_names_fail_without_the_database(world: _World) -> None:
+    """With "known", a name that is not known is refused and nothing is sent."""
+    publications = routed(world, when_away="known")
+    publish(world, publications)
+    world.is_away = True
+    with pytest.raises(DatabaseUnavailable):
+        publish(world, publications, "unknown")
+    assert data_in(world, "a") == [1]
+
+
+def test_only_so_many_messages_wait_for_the_database(world: _World) -> None:
+    """Once `unchecked_max` messages wait for a check, the next is refused before it is sent."""
+    publications = routed(world, when_away="known", unchecked_max=3)
+    publish(world, publications)
+    world.is_away = True
+    world.now += 1.0
+    for _ in range(3):
+        publish(world, publications)
+    with pytest.raises(DatabaseUnavailable):
+        publish(world, publications)
+    assert data_in(world, "a") == [1, 2, 3, 4]
+
+
+def test_a_suspected_stray_waits_for_the_database(world: _World) -> None:
+    """Once a message is known to be of a placement that is over, nothing of its name is sent before it is settled."""
+    publications = routed(world, check_s=0.02, when_away="known", timeout_s=0.0)
+    publish(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.move("x", "b")
+    run.end()
+    world.now += 1.0
+    publish(world, publications, "y")
+    world.is_away = True
+    with pytest.raises(DatabaseUnavailable):
+        publish(world, publications)
+    assert data_in(world, "b") == []
+
+
+def test_a_router_that_waits_goes_on_when_the_database_is_back(world: _World) -> None:
+    """With "wait", a look that found no database is repeated until there is one."""
+    publications = routed(world)
+    publish(world, publications)
+    world.is_away = True
+    world.now += 1.0
+    run = _Run(world, publications.publish("x")).until(Sleep)
+    world.is_away = False
+    run.end()
+    assert data_in(world, "a") == [1, 2]
+
+
+@pytest.mark.parametrize("when_away", ["wait", "fail"])
+def test_a_confirmed_message_without_a_look_is_unsettled(world: _World, when_away: Any) -> None:
+    """Where the database goes away between confirm and look, the message is not told as published."""
+    publications = routed(world, when_away=when_away, timeout_s=0.5)
+    run = _Run(world, publications.publish("x")).until(Send)
+    run.step()
+    world.is_away = True
+    with pytest.raises(Unsettled) as caught:
+        run.end()
+    assert isinstance(caught.value.__cause__, DatabaseUnavailable)
+    assert publications.unchecked.names() == ["x"]
+
+
+# --- the cache ----------------------------------------------------------------------------------------------------
+
+
+def placed(name: str, epoch: int, state: PlacementState = PlacementState.OPEN) -> Placement:
+    """A placement of a name."""
+    return Placement(name, 1, "a", "a", epoch, state)
+
+
+def test_a_placement_read_before_the_cache_went_on_is_not_kept() -> None:
+    """What was read as of an earlier generation may be wrong already, with the change behind the cache."""
+    cache = PlacementCache(10)
+    cache.begin(1)
+    cache.advance(2, [placed("x", 5)])
+    cache.add(placed("x", 4), 1)
+    assert cache.get("x") is None
+
+
+def test_the_cache_drops_what_was_not_used_longest() -> None:
+    """Above its bound the name that was not asked for longest goes."""
+    cache = PlacementCache(2)
+    cache.begin(1)
+    for name in "xy":
+        cache.add(placed(name, 1), 1)
+    cache.get("x")
+    cache.add(placed("z", 1), 1)
+    assert [cache.get(name) is not None for name in "xyz"] == [True, False, True]
+
+
+def test_the_cache_drops_everything_where_changes_are_not_known() -> None:
+    """None for the changes means that any placement may be wrong; released ones go by themselves."""
+    cache = PlacementCache(10)
+    cache.begin(1)
+    for name in "xy":
+        cache.add(placed(name, 1), 1)
+    cache.advance(2, [placed("x", 1, PlacementState.RELEASED)])
+    assert (cache.get("x"), len(cache)) == (None, 1)
+    cache.advance(3, None)
+    assert (len(cache), cache.generation) == (0, 3)
+
+
+@given(st.data())
+def test_the_cache_is_right_as_of_its_generation(data: st.DataObject) -> None:
+    """Whatever reads and changes overlap, what the cache holds is what the database held at the cache's generation."""
+    names = "xyz"
+    history: list[dict[str, tuple[int, int]]] = [dict.fromkeys(names, (1, 0))]
+    cache = PlacementCache(2)
+    cache.begin(0)
+    reads: list[tuple[str, int, int]] = []
+    changes: list[tuple[int, list[Placement]]] = []
+    for _ in range(data.draw(st.integers(1, 30))):
+        match data.draw(st.sampled_from(["change", "read", "keep", "ask", "advance"])):
+            case "change":
+                name = data.draw(st.sampled_from(names))
+                history.append({**history[-1], name: (history[-1][name][0] + 1, len(history))})
+            case "read":
+                name = data.draw(st.sampled_from(names))
+                reads.append((name, history[-1][name][0], cache.generation or 0))
+            case "keep" if reads:
+                name, epoch, as_of = reads.pop(data.draw(st.integers(0, len(reads) - 1)))
+                cache.add(placed(name, epoch), as_of)
+            case "ask":
+                since = cache.generation or 0
+                changed = [placed(name, epoch) for name, (epoch, at) in history[-1].items() if at > since]
+                changes.append((len(history) - 1, changed))
+            case "advance" if changes:
+                cache.advance(*changes.pop(data.draw(st.integers(0, len(changes) - 1))))
+        for name in names:
+            known = cache.get(name)
+            if known is not None:
+                # Rows that were read later than the generation are newer than it, never older.
+                assert known.placement.epoch >= history[known.as_of][name][0]
