@@ -11,7 +11,7 @@ from relatum import errors
 from relatum._ids import MessageId
 
 if TYPE_CHECKING:
-    from relatum.affinity import AffinitySet, AffinitySets
+    from relatum.affinity import AffinityRouter, AffinitySet, AffinitySets, AsyncAffinityRouter
     from relatum.collecting import (
         AsyncMessageCollector,
         AsyncOutcomes,
@@ -32,19 +32,22 @@ if TYPE_CHECKING:
         release,
     )
     from relatum.keys import KeyDefinition
-    from relatum.serial import AsyncContextRouter, ContextRouter
+    from relatum.serial import AsyncContextRouter, AsyncSerialConsumer, ContextRouter, SerialConsumer
     from relatum.superstreams import AffinityHandle, SuperStream
 
 __all__ = [
     "GROUP_KEY",
     "AffinityHandle",
+    "AffinityRouter",
     "AffinitySet",
     "AffinitySets",
+    "AsyncAffinityRouter",
     "AsyncContextRouter",
     "AsyncMessageCollector",
     "AsyncMessageGroup",
     "AsyncOutcomes",
     "AsyncReceipt",
+    "AsyncSerialConsumer",
     "ContextRouter",
     "KeyDefinition",
     "MessageCollector",
@@ -54,6 +57,7 @@ __all__ = [
     "OutcomeStatus",
     "Outcomes",
     "Receipt",
+    "SerialConsumer",
     "SuperStream",
     "errors",
     "intercept",
@@ -64,11 +68,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncSerialConsumer": "relatum.serial",
+    "SerialConsumer": "relatum.serial",
     "GROUP_KEY": "relatum.grouping",
     "AffinityHandle": "relatum.superstreams",
+    "AffinityRouter": "relatum.affinity",
     "AffinitySet": "relatum.affinity",
     "AffinitySets": "relatum.affinity",
     "AsyncContextRouter": "relatum.serial",
+    "AsyncAffinityRouter": "relatum.affinity",
     "AsyncMessageCollector": "relatum.collecting",
     "AsyncMessageGroup": "relatum.interception",
     "AsyncOutcomes": "relatum.collecting",

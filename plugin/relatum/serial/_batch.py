@@ -1,0 +1,124 @@
+"""What a serial consumer hands its application: messages of one partition, acknowledged together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+from relatum.errors import InvalidInput
+from relatum.reading import Message
+from relatum.serial._following import Following, Step
+from relatum.serial._member import Member
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+class BatchBase:
+    """Messages of one partition, in the order in which they are to be consumed.
+
+    Iterating gives the messages. One batch of a partition is out at a time: the next one comes when this is
+    acknowledged, or again, when it is given back.
+
+    Attributes:
+        partition: The stream the messages were consumed from. A message that was adopted lies in another one:
+            `message.stream` says where.
+        messages: At least one.
+        is_acknowledged: Whether the position is stored behind them.
+    """
+
+    def __init__(self, member: Member, following: Following, step: Step) -> None:
+        self.partition = following.stream
+        self.messages: tuple[Message, ...] = tuple(step.messages)
+        self.is_acknowledged = False
+        self._member = member
+        self._following = following
+        self._step = step
+
+    def context_of(self, message: Message) -> str | None:
+        """A message's serialization context; None for none."""
+        context = message.headers.get(self._member.header or "")
+        return context if isinstance(context, str) else None
+
+    def give_back(self) -> None:
+        """Do without: the same messages are handed out again as the partition's next batch."""
+        self._member.shared.give_back(self._following, self._step)
+
+    def _check(self) -> None:
+        if self.is_acknowledged:
+            raise InvalidInput(f"this batch of {self.partition!r} is acknowledged already")
+
+    def _acknowledge(self) -> None:
+        self._check()
+        self._member.commit(self._following, self._step)
+        self.is_acknowledged = True
+
+    @contextmanager
+    def _transaction(self) -> "Iterator[sa.Connection]":
+        self._check()
+        with self._member.transaction(self._following, self._step) as connection:
+            yield connection
+        self.is_acknowledged = True
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def __repr__(self) -> str:
+        first, last = self.messages[0].offset, self.messages[-1].offset
+        return f"<{type(self).__name__} {self.partition} {first}..{last}, {len(self)} messages>"
+
+
+class SerialBatch(BatchBase):
+    __doc__ = BatchBase.__doc__
+
+    def acknowledge(self) -> None:
+        """Store that these messages are consumed.
+
+        Raises:
+            PartitionLost: Another member has the partition; the messages are delivered to that one.
+            DatabaseUnavailable: PostgreSQL is away; call it again. Until it succeeds, they may be delivered again.
+            InvalidInput: It is acknowledged already.
+        """
+        self._acknowledge()
+
+    def transaction(self) -> "AbstractContextManager[sa.Connection]":
+        """A transaction that stores, at its end, that these messages are consumed: each exactly once.
+
+        What is written by the connection is committed with the position, or neither is. Where the block raises, all is
+        rolled back, and the batch is still to be acknowledged or given back.
+
+        Raises:
+            PartitionLost: Another member has the partition; nothing was written.
+            DatabaseUnavailable: PostgreSQL is away; nothing was written, or, where there was no answer to the commit
+                for ten seconds, it is not known: the partition is then opened anew, and hands out what was not.
+            ConfigurationError: The block ended the transaction itself.
+            InvalidInput: It is acknowledged already.
+        """
+        return self._transaction()
+
+
+class AsyncSerialBatch(BatchBase):
+    __doc__ = BatchBase.__doc__
+
+    async def acknowledge(self) -> None:
+        """Store that these messages are consumed; see `SerialBatch.acknowledge`."""
+        await asyncio.shield(asyncio.to_thread(self._acknowledge))
+
+    @asynccontextmanager
+    async def transaction(self) -> "AsyncIterator[sa.Connection]":
+        """A transaction that stores, at its end, that these messages are consumed; see `SerialBatch.transaction`.
+
+        The connection is a blocking one: use it in threads, `await asyncio.to_thread(connection.execute, statement)`.
+        """
+        joined = self._transaction()
+        connection = await asyncio.to_thread(joined.__enter__)
+        try:
+            yield connection
+        except BaseException as error:
+            if not await asyncio.shield(asyncio.to_thread(joined.__exit__, type(error), error, error.__traceback__)):
+                raise
+        else:
+            await asyncio.shield(asyncio.to_thread(joined.__exit__, None, None, None))

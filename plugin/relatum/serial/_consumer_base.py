@@ -1,0 +1,121 @@
+"""What both faces of a serial consumer have in common: how it is told what to do, and what it says of itself."""
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import sqlalchemy as sa
+
+from relatum.errors import ConfigurationError, InvalidInput
+from relatum.reading import BrokerAddress
+from relatum.serial._batch import BatchBase
+from relatum.serial._consumer_options import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    BATCH_S,
+    HELD_BYTES_MAX,
+    HELD_MESSAGES_MAX,
+    LEASE_S,
+    ConsumerOptions,
+    Start,
+    check_callable,
+    check_name,
+)
+from relatum.serial._consumer_status import SerialStatus, read_status
+from relatum.serial._consumer_store import ConsumerStore
+from relatum.serial._following import Pause
+from relatum.serial._member import Member
+
+BatchT = TypeVar("BatchT", bound=BatchBase)
+Told = Callable[[str], Any]
+
+
+class ConsumerBase(Generic[BatchT]):
+    """The options of a serial consumer, and what needs no waiting."""
+
+    def __init__(
+        self,
+        super_stream: str,
+        name: str,
+        *,
+        database: str | sa.URL | sa.Engine,
+        broker: str | BrokerAddress,
+        stream_url: str | None = None,
+        start: Start = "first",
+        header: str | None = None,
+        batch_messages: int = BATCH_MESSAGES,
+        batch_bytes: int = BATCH_BYTES,
+        batch_s: float = BATCH_S,
+        held_messages_max: int = HELD_MESSAGES_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
+        lease_s: float = LEASE_S,
+        on_gained: Told | None = None,
+        on_lost: Told | None = None,
+    ) -> None:
+        self.super_stream = check_name("super_stream", super_stream)
+        self.name = check_name("name", name)
+        if header is not None:
+            check_name("header", header)
+        for told, function in (("on_gained", on_gained), ("on_lost", on_lost)):
+            if function is not None:
+                check_callable(told, function)
+        options = ConsumerOptions(
+            start=start,
+            batch_messages=batch_messages,
+            batch_bytes=batch_bytes,
+            batch_s=batch_s,
+            held_messages_max=held_messages_max,
+            held_bytes_max=held_bytes_max,
+            lease_s=lease_s,
+        )
+        self._on_gained, self._on_lost = on_gained, on_lost
+        self._address = _address_of(broker, stream_url)
+        self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost)
+        self._member = Member(
+            super_stream,
+            self._store,
+            self._address,
+            options=options,
+            header=header,
+            gained=self._tell_gained,
+            lost=self._tell_lost,
+        )
+        self._is_started = self._is_closed = False
+
+    def _tell_gained(self, stream: str) -> None:
+        if self._on_gained is not None:
+            self._on_gained(stream)
+
+    def _tell_lost(self, stream: str) -> None:
+        if self._on_lost is not None:
+            self._on_lost(stream)
+
+    def _check_startable(self) -> None:
+        if self._is_started or self._is_closed:
+            raise ConfigurationError("a consumer is started once")
+
+    def _check_running(self) -> None:
+        if not self._is_started:
+            raise ConfigurationError("the consumer does not run: start it")
+
+    def _status(self) -> SerialStatus:
+        self._check_running()
+        return read_status(self._store, self._address, self.pauses)
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The streams this member reads now."""
+        return tuple(sorted(following.stream for following in self._member.shared.followings))
+
+    @property
+    def pauses(self) -> tuple[Pause, ...]:
+        """The pauses of moved contexts this member has measured, oldest first; the last 10,000."""
+        with self._member.shared.changed:
+            return tuple(self._member.shared.pauses)
+
+
+def _address_of(broker: str | BrokerAddress, stream_url: str | None) -> BrokerAddress:
+    if isinstance(broker, str):
+        return BrokerAddress.parse(broker, stream_url)
+    if isinstance(broker, BrokerAddress):
+        return broker
+    raise InvalidInput(f"broker is a URL or a BrokerAddress, not {broker!r}")

@@ -1,0 +1,169 @@
+"""What the threads of a serial consumer's member share, and what its application is handed out of it."""
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from relatum.errors import RelatumError
+from relatum.recording._writer import ended
+from relatum.serial._consumer_options import ConsumerOptions
+from relatum.serial._following import Following, Pause, Step
+
+logger = logging.getLogger("relatum.serial")
+
+BACKOFF_S: Final = (0.05, 5.0)
+"""Least and most seconds before a server that is away is asked again: doubled each time, half of it by chance."""
+
+PAUSES_KEPT: Final = 10_000
+"""Measured pauses remembered; older ones are forgotten."""
+
+
+class Shared:
+    """The partitions a member has, under one lock.
+
+    Attributes:
+        changed: Notified when there may be something to be handed out; its lock is the lock of all.
+        kept: Notified when the keeper has something to do at once.
+        room: Notified when followers may read on.
+        stopping: Set when nothing more is to be read.
+        listeners: Called, from any thread, where `changed` is notified.
+        pauses: The pauses measured, oldest first.
+    """
+
+    def __init__(self, options: ConsumerOptions) -> None:
+        self.options = options
+        self.changed = threading.Condition(threading.RLock())
+        self.kept = threading.Condition(self.changed._lock)  # type: ignore[attr-defined]
+        self.room = threading.Condition(self.changed._lock)  # type: ignore[attr-defined]
+        self.stopping = threading.Event()
+        self.listeners: list[Callable[[], None]] = []
+        self.pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
+        self.holds_changed = False
+        self._followings: dict[int, Following] = {}
+
+    @property
+    def followings(self) -> list[Following]:
+        """The partitions that are open."""
+        return list(self._followings.values())
+
+    def notify(self) -> None:
+        """Tell those who wait for batches; the lock is held."""
+        self.changed.notify_all()
+        for listener in self.listeners:
+            listener()
+
+    def add(self, following: Following) -> None:
+        """Open a partition."""
+        with self.changed:
+            self._followings[following.partition_id] = following
+            self._look(following)
+
+    def drop(self, following: Following) -> None:
+        """Forget a partition, with all that is not stored of it."""
+        with self.changed:
+            following.is_over = True
+            if self._followings.get(following.partition_id) is following:
+                del self._followings[following.partition_id]
+            self.room.notify_all()
+            self.notify()
+
+    def put(self, following: Following, put: Callable[[float], None]) -> None:
+        """Change a partition by what was read of it."""
+        with self.changed:
+            put(time.monotonic())
+            self._look(following)
+
+    def _look(self, following: Following) -> None:
+        """Wake those who have something to do for a partition; the lock is held."""
+        if following.due_at() is not None:
+            self.notify()
+        silent_at = following.silent_due_at()
+        if silent_at == 0.0:
+            self.kept.notify_all()
+
+    def wait_for_room(self, following: Following, limit_s: float) -> bool:
+        """Wait until a partition is to be read on; False where it is not for now."""
+        with self.changed:
+            if not following.has_room and not following.is_over:
+                self.room.wait(limit_s)
+            return following.has_room
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def take(self, now: float) -> tuple[Following, Step] | float | None:
+        """A partition with the step to be handed out of it; else when to look again, None for when notified."""
+        with self.changed:
+            earliest: float | None = None
+            for following in self._followings.values():
+                due_at = following.due_at()
+                if due_at is not None and due_at <= now:
+                    # Behind the others, so that each has its turn.
+                    self._followings[following.partition_id] = self._followings.pop(following.partition_id)
+                    step = following.take(now)
+                    self.room.notify_all()
+                    self._look(following)
+                    return following, step
+                if due_at is not None:
+                    earliest = due_at if earliest is None else min(earliest, due_at)
+            return earliest
+
+    def take_silent(self, now: float) -> list[tuple[Following, Step]]:
+        """The steps without messages that are to be stored now."""
+        taken = []
+        with self.changed:
+            for following in self._followings.values():
+                due_at = following.silent_due_at()
+                if due_at is not None and due_at <= now:
+                    taken.append((following, following.take(now)))
+                elif following.outstanding is not None and not following.outstanding.messages:
+                    # PostgreSQL did not answer the last time.
+                    taken.append((following, following.outstanding))
+        return taken
+
+    def committed(self, following: Following, step: Step) -> None:
+        """Note that a step is stored."""
+        with self.changed:
+            following.committed(step, time.monotonic())
+            self.pauses.extend(following.pauses)
+            following.pauses.clear()
+            if step.is_closed:
+                self.holds_changed = True
+                self.kept.notify_all()
+            self.room.notify_all()
+            self._look(following)
+
+    def give_back(self, following: Following, step: Step) -> None:
+        """Let a batch be handed out again."""
+        with self.changed:
+            if following.outstanding is step and not following.is_over:
+                following.give_back()
+                self._look(following)
+
+    def release(self, partition_id: int, move_id: int) -> None:
+        """Note that a hold is complete."""
+        with self.changed:
+            following = self._followings.get(partition_id)
+            if following is not None:
+                following.release(move_id, time.monotonic())
+                self.room.notify_all()
+                self._look(following)
+
+
+def backoff() -> Iterator[float]:
+    """The pauses between tries."""
+    pause, longest = BACKOFF_S
+    while True:
+        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
+        pause = min(pause * 2, longest)
+
+
+def log_defect(error: BaseException, what: str) -> None:
+    """Log what ended some work: what Relatum raises in a line, a defect with its traceback."""
+    if isinstance(error, RelatumError):
+        logger.warning("%s: %s", what, ended(error))
+    else:
+        logger.error("%s", what, exc_info=error)

@@ -1,0 +1,370 @@
+"""A serial consumer's positions and holds in PostgreSQL. Blocking, thread-safe.
+
+Exactly once rests on one statement: a position moves only where its row still names this member and the version that
+this member wrote last. What an application writes in the same transaction is committed with it, or not at all.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.errors import ConfigurationError, DatabaseUnavailable, PartitionLost
+from relatum.placement._entries import Control, Fence, Marker
+from relatum.recording import new_holder
+from relatum.recording._batch import position_of
+from relatum.serial import _consumer_statements as statements
+from relatum.serial._following import Following, Step
+from relatum.serial._shares import target
+from relatum.serial._verify_store import floors_before
+from relatum.store import Position, make_engine, translated_errors
+
+POOL: Final = 4
+"""Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is stored of a partition this member has now.
+
+    Attributes:
+        position: Where to go on delivering.
+        version: The position's version.
+        known_by: What lay at the last offset read; None where nothing was.
+        holds: The cursor of each open hold, by move.
+        since: For how long each has been open, seconds.
+        read_from: Where to go on reading: what is held lies before the position.
+    """
+
+    position: int
+    version: int
+    known_by: Position | None
+    holds: Mapping[int, int]
+    since: Mapping[int, float]
+    read_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a member has.
+
+    Attributes:
+        partitions: The streams of the partitions it has, by their ids.
+        surplus: How many of them others should have.
+        lost_lease: Whether its lease had lapsed: others may have taken what it had.
+    """
+
+    partitions: Mapping[int, str]
+    surplus: int
+
+
+Initial = Callable[[Sequence[str]], Mapping[str, int]]
+"""Finds where to begin in each of these streams."""
+
+
+class ConsumerStore:
+    """The rows of one consumer name, as one member reads and writes them.
+
+    Args:
+        super_stream: The super stream.
+        name: The consumer's name.
+        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        vhost: The super stream's virtual host.
+    """
+
+    def __init__(self, super_stream: str, name: str, database: str | sa.URL | sa.Engine, *, vhost: str) -> None:
+        self.super_stream = super_stream
+        self.name = name
+        self.vhost = vhost
+        self.holder = new_holder()
+        self._is_own = not isinstance(database, sa.Engine)
+        self.engine = (
+            database if isinstance(database, sa.Engine) else make_engine(database, pool_size=POOL, is_bounded=False)
+        )
+        self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._consumer_id = 0
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        with translated_errors(), self.engine.begin() as connection:
+            yield connection
+
+    @property
+    def _me(self) -> dict[str, Any]:
+        return {"of_consumer": self._consumer_id, "by": self.holder}
+
+    def _mine(self, partition_id: int) -> dict[str, Any]:
+        return {**self._me, "of_partition": partition_id}
+
+    def dispose(self) -> None:
+        """Give connections back; the store is not used any more."""
+        if self._is_own:
+            self.engine.dispose()
+
+    # --- the consumer's name ----------------------------------------------------------------------------------------
+
+    def find_header(self) -> str | None:
+        """The header that names the super stream's contexts; None where nobody has said so yet."""
+        with self._transaction() as connection:
+            row = self._super_stream(connection)
+            return None if row is None else str(row.header)
+
+    def _super_stream(self, connection: sa.Connection) -> Any:
+        named = {"of_vhost": self.vhost, "named": self.super_stream}
+        return connection.execute(statements.find_super_stream, named).one_or_none()
+
+    def ensure(self, initial: Initial) -> None:
+        """Make the rows of this consumer name, where they are not there.
+
+        Args:
+            initial: Is asked where a new name begins.
+        """
+        with self._transaction() as connection:
+            super_stream = self._super_stream(connection).super_stream_id
+            named = {"in_super_stream": super_stream, "named": self.name}
+            connection.execute(statements.add_consumer, named)
+            self._consumer_id = connection.execute(statements.find_consumer, named).scalar_one()
+            is_new = connection.execute(statements.has_positions, self._me).first() is None
+            partitions = {row.stream: row.partition_id for row in connection.execute(statements.partitions_of, named)}
+        # Before the moves are read: the marker of a move that is not seen below lies behind all of these.
+        ends = initial(list(partitions)) if is_new else {}
+        with self._transaction() as connection:
+            connection.execute(statements.lock_consumer, self._me)
+            if is_new and connection.execute(statements.has_positions, self._me).first() is None:
+                begin = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
+                moves = connection.execute(statements.moves_of, named).all()
+                rows = [
+                    {"of_consumer": self._consumer_id, "of_partition": partition_id, "at": at}
+                    for partition_id, at in lowered(begin, moves).items()
+                ]
+                connection.execute(statements.add_positions, rows)
+            connection.execute(statements.add_new_partitions, self._me)
+
+    # --- this member ------------------------------------------------------------------------------------------------
+
+    def share(self, lease_s: float) -> Share:
+        """Renew the lease, and take what this member should have and nobody has."""
+        lease = {**self._me, "lease_s": lease_s}
+        with self._transaction() as connection:
+            connection.execute(statements.renew_member, lease)
+            connection.execute(statements.remove_lapsed, self._me)
+            connection.execute(statements.add_new_partitions, self._me)
+            connection.execute(statements.renew_partitions, lease)
+            alive = list(connection.scalars(statements.alive_members, self._me))
+            rows = connection.execute(statements.shares, self._me).all()
+            held = dict.fromkeys({*alive, self.holder}, 0)
+            for row in rows:
+                if row.is_held and row.holder in held:
+                    held[row.holder] += 1
+            mine = {row.partition_id: row.stream for row in rows if row.is_held and row.holder == self.holder}
+            wanted = target(held, self.holder, len(rows))
+            if len(mine) < wanted:
+                streams = {row.partition_id: row.stream for row in rows}
+                taken = connection.scalars(statements.take, {**lease, "at_most": wanted - len(mine)})
+                mine |= {partition_id: streams[partition_id] for partition_id in taken if partition_id in streams}
+        return Share(mine, max(0, len(mine) - wanted))
+
+    def release(self, partition_id: int) -> None:
+        """Let another member have a partition."""
+        with self._transaction() as connection:
+            connection.execute(statements.release, self._mine(partition_id))
+
+    def leave(self) -> None:
+        """Let others have all that this member has, at once."""
+        with self._transaction() as connection:
+            connection.execute(statements.release_all, self._me)
+            connection.execute(statements.leave, self._me)
+
+    # --- opening a partition ----------------------------------------------------------------------------------------
+
+    def open(self, partition_id: int) -> Opened | None:
+        """What is stored of a partition; None where it is not this member's."""
+        mine = self._mine(partition_id)
+        with self._transaction() as connection:
+            row = connection.execute(statements.begin, mine).one_or_none()
+            if row is None:
+                return None
+            holds = connection.execute(statements.holds_of, mine).all()
+            scans = connection.scalars(statements.scans_of, {"of_partition": partition_id})
+            read_from = min([row.position, *(hold.marker_offset for hold in holds), *scans])
+        known_by = None
+        if row.last_offset is not None:
+            known_by = Position(row.last_offset, row.last_fingerprint, row.last_chunk_ms)
+        return Opened(
+            row.position,
+            row.version,
+            known_by,
+            {hold.move_id: hold.cursor for hold in holds},
+            {hold.move_id: hold.since_s for hold in holds},
+            read_from,
+        )
+
+    def floors(self, partition_id: int, offset: int) -> dict[str, int]:
+        """The floors of contexts in a partition as of an offset."""
+        with self._transaction() as connection:
+            return floors_before(connection, partition_id, offset)
+
+    def lost_controls(self, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
+        """The fences and markers that lay at these offsets, ascending, for a stream that has them no more."""
+        if from_offset >= to_offset:
+            return []
+        lost = {"of_partition": partition_id, "from_offset": from_offset, "to_offset": to_offset}
+        found: list[tuple[int, Control]] = []
+        with self._transaction() as connection:
+            for move_id, at, epoch, names in connection.execute(statements.lost_fences, lost):
+                found.append((at, Fence(move_id, epoch, frozenset(names or ()))))
+            for move_id, at, epoch, fence, source, names in connection.execute(statements.lost_markers, lost):
+                found.append((at, Marker(move_id, epoch, frozenset(names or ()), source, fence)))
+        return sorted(found, key=lambda each: each[0])
+
+    def begin_anew(self, partition_id: int, position: int) -> None:
+        """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
+        mine = self._mine(partition_id)
+        with self._transaction() as connection:
+            if connection.execute(statements.begin_anew, {**mine, "at": position}).rowcount:
+                connection.execute(statements.drop_holds, mine)
+                connection.execute(statements.free_holds, mine)
+
+    def drain(self, partition_id: int) -> bool:
+        """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
+        mine = self._mine(partition_id)
+        with self._transaction() as connection:
+            if connection.execute(statements.is_retired, {"of_partition": partition_id}).first() is None:
+                return False
+            connection.execute(statements.drain, mine)
+            connection.execute(statements.drop_holds, mine)
+            return True
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def commit(self, following: Following, step: Step) -> bool:
+        """Store a step in a transaction of its own; False where the partition is another member's now."""
+        if not (step.begun or step.ended or step.holds):
+            # One statement, one round trip.
+            with translated_errors(), self._single.connect() as connection:
+                return self._advance(connection, following, step)
+        with self._transaction() as connection:
+            return self.write(connection, following, step)
+
+    def write(self, connection: sa.Connection, following: Following, step: Step) -> bool:
+        """Store a step in a transaction; False, and nothing is written, where the partition is another member's."""
+        if not self._advance(connection, following, step):
+            return False
+        mine = self._mine(following.partition_id)
+        begun = {hold.move_id for hold in step.begun}
+        for hold in step.begun:
+            connection.execute(
+                statements.begin_hold,
+                {
+                    **mine,
+                    "of_move": hold.move_id,
+                    "of_source": hold.source,
+                    "of_epoch": hold.epoch,
+                    "marked_at": hold.marker_offset,
+                    "next_held": hold.marker_offset + 1,
+                    "fenced_at": hold.fence_offset,
+                },
+            )
+        for move_id, cursor, held in step.holds:
+            if move_id not in begun:
+                moved = {**mine, "of_move": move_id, "next_held": cursor, "waiting": held}
+                connection.execute(statements.move_hold, moved)
+        for move_id in step.ended:
+            connection.execute(statements.end_hold, {**mine, "of_move": move_id})
+        return True
+
+    def _advance(self, connection: sa.Connection, following: Following, step: Step) -> bool:
+        moved = {**self._mine(following.partition_id), "expected": following.version, "at": step.position}
+        if step.last is None:
+            return connection.execute(statements.advance_unread, moved).rowcount == 1
+        known = position_of(step.last)
+        moved |= {
+            "known_offset": known.offset,
+            "known_fingerprint": known.fingerprint,
+            "known_chunk_ms": known.chunk_ms,
+        }
+        return connection.execute(statements.advance, moved).rowcount == 1
+
+    def is_committed(self, following: Following, step: Step) -> bool | None:
+        """Whether a commit that nobody answered came through; None where the partition is another member's now."""
+        with self._transaction() as connection:
+            row = connection.execute(statements.settle, self._mine(following.partition_id)).one_or_none()
+        if row is None or row.version not in (following.version, following.version + 1):
+            return None
+        return bool(row.version == following.version + 1)
+
+    @contextmanager
+    def joined(self, following: Following, step: Step) -> Iterator[sa.Connection]:
+        """A transaction that an application writes in, and that stores the step at its end.
+
+        Raises:
+            PartitionLost: The partition is another member's; all was rolled back.
+            CommitInDoubt: The connection was lost during the commit.
+        """
+        with translated_errors(), self.engine.connect() as connection:
+            transaction = connection.begin()
+            with transaction:
+                yield connection
+                if not transaction.is_active:
+                    raise ConfigurationError(
+                        "the block ended the transaction that stores the position: what it wrote is not joined with it"
+                    )
+                if not self.write(connection, following, step):
+                    raise lost(following.stream, self.name)
+                try:
+                    transaction.commit()
+                except sa.exc.DBAPIError as error:
+                    raise CommitInDoubt from error
+
+    # --- holds, and what is shown -----------------------------------------------------------------------------------
+
+    def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
+        """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
+        wanted = {**self._me, "of_partitions": list(partition_ids)}
+        with translated_errors(), self._single.connect() as connection:
+            return [(row.partition_id, row.move_id) for row in connection.execute(statements.complete_holds, wanted)]
+
+    def status(self) -> tuple[list[Any], list[Any]]:
+        """The rows of all partitions, and of all open holds."""
+        with self._transaction() as connection:
+            positions = connection.execute(statements.status, self._me).all()
+            return list(positions), list(connection.execute(statements.status_holds, self._me))
+
+
+class CommitInDoubt(DatabaseUnavailable):
+    """The connection was lost during a commit: it is not known yet whether it came through."""
+
+
+def lost(stream: str, name: str) -> PartitionLost:
+    """The error of a member that has a partition no more."""
+    return PartitionLost(
+        f"another member of {name!r} has {stream!r} now, or it was opened anew; nothing was written, and what was not "
+        "acknowledged is delivered again",
+        stream=stream,
+    )
+
+
+def lowered(begin: Mapping[int, int], moves: Sequence[Any]) -> dict[int, int]:
+    """Positions a new consumer name begins with, lowered so that none lies behind a move whose beginning is to come.
+
+    The ends of several streams are not asked at one moment: where a source is not consumed up to its fence, its target
+    must not be consumed past the marker.
+    """
+    positions = dict(begin)
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for move in moves:
+            at = positions.get(move.target_id, 0)
+            if move.marker_offset is None:
+                low = move.target_scan_from
+            elif move.fence_offset >= positions.get(move.source_id, 0):
+                low = move.marker_offset
+            else:
+                continue
+            if low < at:
+                positions[move.target_id] = low
+                has_changed = True
+    return positions

@@ -1,0 +1,420 @@
+"""A partition as a serial consumer goes through it: what is read is judged, and gathered into steps. Pure.
+
+A step is what one commit covers: messages for the application, and how the position and the holds are then. Steps are
+gathered one ahead and committed one after the other. What is in memory is ahead of what is stored; whoever loses the
+partition, or is not sure, forgets it all and begins anew with what is stored.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from relatum._names import CONTROL_HEADER, PLACED_HEADER
+from relatum.errors import UndecodableMessage
+from relatum.placement._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
+from relatum.reading import Message, RecordBatch
+from relatum.reading._message import header_value
+from relatum.serial._consumer_options import ConsumerOptions
+from relatum.serial._log import Hold, PartitionLog, Verdict
+from relatum.wire import _amqp10 as amqp10
+
+LAZY_S: Final = 0.5
+"""Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive messages of a partition, as they were read.
+
+    Attributes:
+        messages: At least one, ascending.
+        bytes: Their bytes, about.
+        may_control: Whether some may be control messages.
+        adopted: The messages that adoptions among them name, by the adoptions' offsets; None where one is gone.
+    """
+
+    messages: Sequence[Message]
+    bytes: int
+    may_control: bool
+    adopted: Mapping[int, Message | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, batch: RecordBatch, read: Callable[[Adoption], Message | None]) -> "Piece":
+        """The piece in a batch of records.
+
+        Args:
+            batch: What was read.
+            read: Reads the message an adoption names.
+        """
+        messages = batch.each_message()
+        if batch.messages is None:
+            # One search for all: joining them is faster than looking into each.
+            joined = b"".join(batch.records)
+            bytes_, may_control = len(joined), CONTROL_BYTES in joined
+        else:
+            bytes_ = sum(len(message.body) for message in messages)
+            may_control = any(CONTROL_HEADER in message.headers for message in messages)
+        adopted = {}
+        if may_control:
+            entries = ((message.offset, control_in(message)) for message in messages)
+            adopted = {offset: read(entry) for offset, entry in entries if isinstance(entry, Adoption)}
+        return cls(messages, bytes_, may_control, adopted)
+
+
+def control_in(message: Message) -> Entry | None:
+    """What a control message says; None for any other message."""
+    if message.raw is not None and CONTROL_BYTES not in message.raw:
+        return None
+    entry = entry_of(message.headers, message.body, "")
+    return None if isinstance(entry, Data) else entry
+
+
+class EntryReader:
+    """Tells what messages are, decoding no more of them than that takes.
+
+    Args:
+        header: The header that names contexts.
+    """
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+        self._wanted = {header.encode(): 0, PLACED_HEADER.encode(): 1}
+        # Such headers are not where the others are from RabbitMQ 3.13 on.
+        self._is_plain = not header.startswith("x-")
+
+    def __call__(self, message: Message) -> Entry:
+        raw = message.raw
+        if raw is None or not self._is_plain or CONTROL_BYTES in raw:
+            return entry_of(message.headers, message.body, self._header)
+        found: list[object] = [None, None]
+        try:
+            for code, start, _ in amqp10.find_sections(raw):
+                if code == amqp10.APPLICATION_PROPERTIES:
+                    amqp10.pick(raw, start, self._wanted, found)
+        except UndecodableMessage:
+            found = [None, None]
+        context = header_value(found[0])
+        return Data(context if isinstance(context, str) else None, Placed.parse(header_value(found[1])))
+
+
+class HoldState(NamedTuple):
+    """How far an open hold is.
+
+    Attributes:
+        move_id: Its move.
+        cursor: Held messages before this offset are delivered.
+        held: Messages that wait.
+    """
+
+    move_id: int
+    cursor: int
+    held: int
+
+
+@dataclass(slots=True)
+class Step:
+    """What one commit covers.
+
+    Attributes:
+        position: The partition's position then.
+        messages: For the application, in order.
+        bytes: Their bytes, about.
+        last: The last message read; None where none was.
+        begun: Holds that begin.
+        holds: The holds that are open then.
+        ended: The moves whose holds end.
+        is_closed: Whether it is to be committed without waiting for more: somebody else waits for it.
+        first_at: When its first message was gathered.
+        since: When something was gathered first.
+    """
+
+    position: int
+    messages: list[Message] = field(default_factory=list)
+    bytes: int = 0
+    last: Message | None = None
+    begun: list[Hold] = field(default_factory=list)
+    holds: tuple[HoldState, ...] = ()
+    ended: list[int] = field(default_factory=list)
+    is_closed: bool = False
+    first_at: float | None = None
+    since: float | None = None
+
+    def add(self, messages: Sequence[Message], bytes_: int, now: float) -> None:
+        """Add messages for the application."""
+        if self.first_at is None and messages:
+            self.first_at = now
+        self.messages.extend(messages)
+        self.bytes += bytes_
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How long contexts waited in their new partition for what was before them in the old one.
+
+    Attributes:
+        move_id: The move.
+        stream: The partition they waited in.
+        seconds: From the marker's reading to the hold's end.
+        messages: How many messages waited.
+    """
+
+    move_id: int
+    stream: str
+    seconds: float
+    messages: int
+
+
+class Following:
+    """One partition, from the moment this member has it. Not thread-safe: its owner locks.
+
+    Args:
+        partition_id: The partition.
+        stream: Its stream.
+        log: Its log as of `read_from`.
+        position: Its stored position.
+        version: The position's version.
+        read_from: Where reading begins.
+        header: The header that names contexts.
+        options: How batches are made.
+        since: How long holds that are stored are open, by move.
+    """
+
+    def __init__(
+        self,
+        partition_id: int,
+        stream: str,
+        *,
+        log: PartitionLog,
+        position: int,
+        version: int,
+        read_from: int,
+        header: str,
+        options: ConsumerOptions,
+        since: Mapping[int, float] | None = None,
+    ) -> None:
+        self.partition_id = partition_id
+        self.stream = stream
+        self.log = log
+        self.version = version
+        self.position = position
+        self.next_offset = read_from
+        self.last_read: Message | None = None
+        self.outstanding: Step | None = None
+        self.is_leaving = False
+        self.is_over = False
+        self.is_in_doubt = False
+        self.stored_holds: set[int] = set(since or ())
+        self.pauses: list[Pause] = []
+        self._begun_at = dict(since or {})
+        self._opened_at = position
+        self._entry = EntryReader(header)
+        self._options = options
+        self._step = Step(position)
+        self._again: Step | None = None
+        self._pieces: deque[Piece] = deque()
+        self._at = 0
+        self._waiting_messages = self._waiting_bytes = 0
+        self._held: dict[int, Message] = {}
+        self._held_bytes = 0
+        self._held_ever: dict[int, int] = {}
+        self._released: list[int] = []
+
+    # --- what is read -----------------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more is to be read ahead."""
+        options = self._options
+        return self._waiting_messages < 2 * options.batch_messages and self._waiting_bytes < options.batch_bytes
+
+    def put(self, piece: Piece, now: float) -> None:
+        """Take what was read; offsets ascend from piece to piece."""
+        self._pieces.append(piece)
+        self._waiting_messages += len(piece.messages)
+        self._waiting_bytes += piece.bytes
+        self.last_read = piece.messages[-1]
+        self.next_offset = self.last_read.offset + 1
+        self.gather(now)
+
+    def lost_to(self, offset: int, now: float) -> None:
+        """Note that retention has dropped what is below an offset, and was not read: there is nothing to wait for."""
+        if offset > self._step.position:
+            self._step.position = offset
+            self._step.is_closed = True
+            self._step.since = now
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def gather(self, now: float) -> None:
+        """Judge what was read, until the step is full or there is no more."""
+        step = self._step
+        self._gather_released(step, now)
+        while self._pieces and not self._is_full(step) and not self.is_blocked:
+            piece = self._pieces[0]
+            if step.since is None:
+                step.since = now
+            if self.log.is_plain and not piece.may_control:
+                self._gather_plain(step, piece, now)
+            else:
+                self._gather_judged(step, piece, now)
+            if self._at == len(piece.messages):
+                self._pieces.popleft()
+                self._at = 0
+                self._waiting_messages -= len(piece.messages)
+                self._waiting_bytes -= piece.bytes
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no more may be held back."""
+        return len(self._held) >= self._options.held_messages_max or self._held_bytes >= self._options.held_bytes_max
+
+    def _is_full(self, step: Step) -> bool:
+        options = self._options
+        return step.is_closed or len(step.messages) >= options.batch_messages or step.bytes >= options.batch_bytes
+
+    def _gather_plain(self, step: Step, piece: Piece, now: float) -> None:
+        """Messages that are all the application's, and of contexts that never moved here: no need to look at them."""
+        options, each = self._options, piece.bytes // len(piece.messages)
+        room = options.batch_messages - len(step.messages)
+        if each:
+            room = max(1, min(room, (options.batch_bytes - step.bytes) // each))
+        taken = piece.messages[self._at : self._at + room]
+        self._at += len(taken)
+        step.last = taken[-1]
+        if taken[0].offset < self._opened_at:
+            taken = [message for message in taken if message.offset >= self._opened_at]
+        step.add(taken, each * len(taken), now)
+        step.position = max(step.position, step.last.offset + 1)
+
+    def _gather_judged(self, step: Step, piece: Piece, now: float) -> None:
+        each = piece.bytes // len(piece.messages)
+        while self._at < len(piece.messages) and not self._is_full(step) and not self.is_blocked:
+            message = piece.messages[self._at]
+            self._at += 1
+            entry = self._entry(message)
+            verdict = self.log.judge(message.offset, entry)
+            step.last = message
+            step.position = max(step.position, message.offset + 1)
+            if verdict is Verdict.CONTROL:
+                self._note_control(step, message.offset, entry, now)
+            elif verdict is Verdict.DELIVER or verdict is Verdict.HOLD:
+                wanted = piece.adopted.get(message.offset) if isinstance(entry, Adoption) else message
+                if verdict is Verdict.HOLD:
+                    self._hold(message.offset, wanted, each)
+                elif wanted is not None:
+                    step.add([wanted], each, now)
+
+    def _note_control(self, step: Step, offset: int, entry: Entry, now: float) -> None:
+        """A step ends with a fence or a marker: other partitions, or this one's hold, wait for its commit."""
+        if offset < self._opened_at:
+            return
+        step.is_closed = True
+        hold = self.log.holds.get(entry.move_id) if isinstance(entry, Marker) else None
+        if hold is not None and hold.marker_offset == offset:
+            step.begun.append(hold)
+            self._begun_at[hold.move_id] = now
+
+    def replay(self, offset: int, entry: Entry, now: float) -> None:
+        """Judge a fence or a marker that retention has dropped, and is known from the database."""
+        self.log.judge(offset, entry)
+        self._note_control(self._step, offset, entry, now)
+
+    def _hold(self, offset: int, message: Message | None, bytes_: int) -> None:
+        if message is not None:
+            self._held[offset] = message
+            self._held_bytes += bytes_
+
+    # --- holds ------------------------------------------------------------------------------------------------------
+
+    def waiting_holds(self) -> list[int]:
+        """The moves whose holds are stored and wait for their source."""
+        return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
+
+    def youngest_wait_s(self, now: float) -> float:
+        """How long the hold that waits shortest has waited."""
+        return min((now - self._begun_at.get(move_id, now) for move_id in self.waiting_holds()), default=0.0)
+
+    def release(self, move_id: int, now: float) -> None:
+        """Note that nothing is before what a hold holds any more."""
+        if move_id in self.log.holds and move_id not in self._released:
+            self._released.append(move_id)
+            self.gather(now)
+
+    def _gather_released(self, step: Step, now: float) -> None:
+        for move_id in list(self._released):
+            if self._is_full(step):
+                return
+            hold = self.log.holds[move_id]
+            room = self._options.batch_messages - len(step.messages)
+            offsets = list(hold.held)[:room]
+            if offsets:
+                step.since = step.since or now
+                self._deliver_held(step, hold, offsets, now)
+            if not hold.held:
+                self._released.remove(move_id)
+                self.log.end(move_id)
+                step.ended.append(move_id)
+                step.since = step.since or now
+                # Holds in other partitions may wait for this one.
+                step.is_closed = True
+
+    def _deliver_held(self, step: Step, hold: Hold, offsets: Sequence[int], now: float) -> None:
+        each = self._held_bytes // max(1, len(self._held))
+        messages = [self._held.pop(offset) for offset in offsets if offset in self._held]
+        step.add(messages, each * len(messages), now)
+        self._held_bytes = self._held_bytes - each * len(messages) if self._held else 0
+        self._held_ever[hold.move_id] = self._held_ever.get(hold.move_id, 0) + len(messages)
+        self.log.delivered(hold.move_id, offsets[-1])
+
+    # --- handing out, and what came of it ---------------------------------------------------------------------------
+
+    def due_at(self) -> float | None:
+        """When there is a batch to be handed out; None for not before more is read or the last one is dealt with."""
+        if self.outstanding is not None or self.is_over or self.is_leaving:
+            return None
+        if self._again is not None:
+            return 0.0
+        step = self._step
+        if step.first_at is None:
+            return None
+        is_ready = self._is_full(step) or self.is_blocked
+        return 0.0 if is_ready else step.first_at + self._options.batch_s
+
+    def silent_due_at(self) -> float | None:
+        """When a step without messages is to be stored; None for none."""
+        step = self._step
+        if self.outstanding is not None or self.is_over or self._again is not None:
+            return None
+        has_moved = step.position > self.position or bool(step.begun or step.ended)
+        if step.messages or step.since is None or not has_moved:
+            return None
+        return 0.0 if step.is_closed else step.since + LAZY_S
+
+    def take(self, now: float) -> Step:
+        """The step that is due; the next one is gathered behind it."""
+        if self._again is not None:
+            self.outstanding, self._again = self._again, None
+            return self.outstanding
+        step = self._step
+        step.holds = tuple(HoldState(hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
+        self.outstanding, self._step = step, Step(step.position)
+        self.gather(now)
+        return step
+
+    def give_back(self) -> None:
+        """Let the batch that is out be handed out again."""
+        self._again, self.outstanding = self.outstanding, None
+
+    def committed(self, step: Step, now: float) -> None:
+        """Note that a step is stored."""
+        self.version += 1
+        self.is_in_doubt = False
+        self.outstanding = None
+        self.position = step.position
+        self.stored_holds.update(hold.move_id for hold in step.begun)
+        for move_id in step.ended:
+            self.stored_holds.discard(move_id)
+            seconds = now - self._begun_at.pop(move_id, now)
+            self.pauses.append(Pause(move_id, self.stream, seconds, self._held_ever.pop(move_id, 0)))
+        self.gather(now)

@@ -1,0 +1,360 @@
+"""One member of a serial consumer: its share of the partitions, its lease, its holds. Both faces drive it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from datetime import datetime
+from typing import Final
+
+import sqlalchemy as sa
+from pika.adapters.blocking_connection import BlockingConnection
+
+from relatum._names import CONTEXT_HEADER
+from relatum.errors import (
+    DatabaseUnavailable,
+    PartitionLost,
+    RelatumError,
+    StreamNotFound,
+    SuperStreamConflict,
+    Transient,
+)
+from relatum.placement._store import PlacementStore
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading._amqp_blocking import pika_parameters
+from relatum.serial._consumer_options import ConsumerOptions, Start
+from relatum.serial._consumer_state import Shared, backoff, log_defect
+from relatum.serial._consumer_store import CommitInDoubt, ConsumerStore, lost
+from relatum.serial._following import Following, Step
+from relatum.serial._partition_reading import PartitionReader
+from relatum.superstreams import Layout, describe_super_stream
+
+CONNECT_S: Final = 10.0
+"""Seconds to connect by AMQP."""
+
+POLL_S: Final = 0.01
+"""How often the database is asked whether a hold is complete; rarer where one waits for long."""
+
+POLL_SLOWEST_S: Final = 0.1
+"""How often at least."""
+
+SETTLE_S: Final = 10.0
+"""How long it is tried to find out whether a commit came through; then the partition is opened anew."""
+
+Tell = Callable[[str], None]
+"""Is told of a partition by its stream's name."""
+
+
+class Member:
+    """A running member.
+
+    Args:
+        super_stream: The super stream.
+        store: The consumer's rows.
+        address: The broker.
+        options: How it reads.
+        header: The header that names contexts; None: what the database says.
+        gained: Told when this member begins with a partition.
+        lost: Told when it has a partition no more.
+    """
+
+    def __init__(
+        self,
+        super_stream: str,
+        store: ConsumerStore,
+        address: BrokerAddress,
+        *,
+        options: ConsumerOptions,
+        header: str | None,
+        gained: Tell,
+        lost: Tell,
+    ) -> None:
+        self.shared = Shared(options)
+        self.store = store
+        self.header = header
+        self._super_stream = super_stream
+        self._address = address
+        self._options = options
+        self._gained = gained
+        self._lost = lost
+        self._readers: dict[int, PartitionReader] = {}
+        self._keeper: threading.Thread | None = None
+        self._poll_at = 0.0
+        self._surplus = 0
+
+    # --- its life ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Join, take what is free, and begin to read."""
+        self.header = self._agreed_header()
+        self.store.ensure(self._beginnings)
+        self._tick()
+        self._keeper = threading.Thread(target=self._keep, name=f"relatum-{self.store.name}-keeper", daemon=True)
+        self._keeper.start()
+
+    def _agreed_header(self) -> str:
+        """The header that names contexts. Where nobody has placed anything yet, this member says it first."""
+        stored = self.store.find_header()
+        if stored is None:
+            stored = self.header or CONTEXT_HEADER
+            with PlacementStore(self.store.engine, self._address.vhost, self._super_stream) as placements:
+                placements.open(stored, self._layout())
+        if self.header not in (None, stored):
+            reason = f"its contexts are named by the header {stored!r}, not by {self.header!r}"
+            raise SuperStreamConflict(
+                f"super stream {self._super_stream!r} is another one: {reason}",
+                super_stream=self._super_stream,
+                reason=reason,
+            )
+        return stored
+
+    def _layout(self) -> Layout:
+        """The partitions as the broker has them."""
+        connection = BlockingConnection(pika_parameters(self._address, None, CONNECT_S, "PLAIN", 0))
+        with closing(connection):
+            return describe_super_stream(connection, self._super_stream)
+
+    def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
+        start = self._options.start
+        if start == "first":
+            # Not where retention begins: fences and markers that it has dropped count, too.
+            return {}
+        with StreamReader.open(self._address) as reader:
+            return {stream: _beginning(reader, stream, start) for stream in streams}
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop reading and let others have the partitions; False where that took too long."""
+        shared, until = self.shared, time.monotonic() + timeout_s
+        with shared.changed:
+            shared.stopping.set()
+            shared.kept.notify_all()
+            shared.room.notify_all()
+            shared.notify()
+        for reader in list(self._readers.values()):
+            self._end(reader)
+        threads = [reader.thread for reader in self._readers.values()] + ([self._keeper] if self._keeper else [])
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if self._keeper is not None:
+            try:
+                self.store.leave()
+            except Transient as error:
+                # The lease lapses by itself.
+                log_defect(error, "partitions not given back")
+        self.store.dispose()
+        return not any(thread.is_alive() for thread in threads)
+
+    # --- its keeper -------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        shared, renew_s = self.shared, self._options.lease_s / 4
+        tick_at = time.monotonic() + renew_s
+        while not shared.stopping.is_set():
+            pause_s = POLL_SLOWEST_S
+            try:
+                if time.monotonic() >= tick_at:
+                    tick_at = time.monotonic() + renew_s
+                    self._tick()
+                self._store_silent()
+                pause_s = self._look_at_holds()
+            except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
+                log_defect(error, f"member of {self.store.name!r} not kept")
+            self._give_surplus()
+            with shared.changed:
+                if not (shared.stopping.is_set() or shared.holds_changed or self._is_silent_due()):
+                    shared.kept.wait(max(0.0, min(pause_s, tick_at - time.monotonic())))
+
+    def _is_silent_due(self) -> bool:
+        return any(following.silent_due_at() == 0.0 for following in self.shared.followings)
+
+    def _tick(self) -> None:
+        """Renew the lease; begin with partitions that were gained, and end those that were lost."""
+        share = self.store.share(self._options.lease_s)
+        for partition_id, reader in list(self._readers.items()):
+            if partition_id not in share.partitions:
+                self._end(reader)
+                del self._readers[partition_id]
+            elif reader.has_ended:
+                del self._readers[partition_id]
+        for partition_id, stream in share.partitions.items():
+            if partition_id not in self._readers:
+                self._begin(partition_id, stream)
+        self._surplus = share.surplus
+        self._choose_surplus()
+
+    def _begin(self, partition_id: int, stream: str) -> None:
+        assert self.header is not None, "it was agreed on at the start"
+        reader = PartitionReader(
+            self.shared,
+            self.store,
+            self._address,
+            partition_id=partition_id,
+            stream=stream,
+            header=self.header,
+            gained=self._tell_gained,
+        )
+        self._readers[partition_id] = reader
+        reader.thread.start()
+
+    def _end(self, reader: PartitionReader) -> None:
+        reader.stop()
+        if reader.is_gained:
+            reader.is_gained = False
+            self._tell(self._lost, reader.stream)
+
+    def _tell_gained(self, stream: str) -> None:
+        self._tell(self._gained, stream)
+
+    def _tell(self, tell: Tell, stream: str) -> None:
+        try:
+            tell(stream)
+        except Exception as error:  # noqa: BLE001 - what an application does there must not end the member
+            log_defect(error, "a callback failed")
+
+    def _choose_surplus(self) -> None:
+        """Hand out no more of the partitions that others should have."""
+        with self.shared.changed:
+            leaving = [each for each in self.shared.followings if each.is_leaving]
+            for following in reversed(self.shared.followings):
+                if len(leaving) < self._surplus and not following.is_leaving:
+                    following.is_leaving = True
+                    leaving.append(following)
+            for following in leaving[self._surplus :]:
+                following.is_leaving = False
+
+    def _give_surplus(self) -> None:
+        """Let others have partitions with which the application is done."""
+        for following in self.shared.followings:
+            if following.is_leaving and following.outstanding is None:
+                reader = self._readers.pop(following.partition_id, None)
+                if reader is None:
+                    continue
+                self._end(reader)
+                self._surplus = max(0, self._surplus - 1)
+                try:
+                    self.store.release(following.partition_id)
+                except RelatumError as error:
+                    # It is found to be this member's again, and given back the next time.
+                    log_defect(error, f"partition {following.stream!r} not given back")
+
+    # --- holds ------------------------------------------------------------------------------------------------------
+
+    def _look_at_holds(self) -> float:
+        """Release the holds that are complete; gives the seconds until the next look."""
+        shared, now = self.shared, time.monotonic()
+        with shared.changed:
+            waiting = {
+                each.partition_id: each.youngest_wait_s(now) for each in shared.followings if each.waiting_holds()
+            }
+            if not waiting:
+                shared.holds_changed = False
+                return POLL_SLOWEST_S
+            if not shared.holds_changed and now < self._poll_at:
+                return self._poll_at - now
+            shared.holds_changed = False
+        complete = self.store.complete(list(waiting))
+        for partition_id, move_id in complete:
+            shared.release(partition_id, move_id)
+        pause_s = min(POLL_SLOWEST_S, max(POLL_S, min(waiting.values()) / 200))
+        self._poll_at = time.monotonic() + pause_s
+        return pause_s
+
+    def _store_silent(self) -> None:
+        """Store how far partitions are that have nothing for the application."""
+        for following, step in self.shared.take_silent(time.monotonic()):
+            try:
+                self.commit(following, step)
+            except RelatumError as error:
+                log_defect(error, f"position in {following.stream!r} not stored yet")
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def commit(self, following: Following, step: Step) -> None:
+        """Store a step that was handed out.
+
+        Raises:
+            PartitionLost: The partition is not this member's any more, or was opened anew.
+            DatabaseUnavailable: PostgreSQL is away; to be repeated.
+        """
+        self._check(following, step)
+        try:
+            if following.is_in_doubt and self._was_committed(following, step):
+                return
+            is_stored = self.store.commit(following, step)
+        except DatabaseUnavailable:
+            following.is_in_doubt = True
+            raise
+        if not is_stored:
+            self.shared.drop(following)
+            raise lost(following.stream, self.store.name)
+        self.shared.committed(following, step)
+
+    def _check(self, following: Following, step: Step) -> None:
+        if following.is_over or following.outstanding is not step:
+            raise lost(following.stream, self.store.name)
+
+    def _was_committed(self, following: Following, step: Step) -> bool:
+        """Whether an earlier try came through."""
+        committed = self.store.is_committed(following, step)
+        if committed is None:
+            self.shared.drop(following)
+            raise lost(following.stream, self.store.name)
+        following.is_in_doubt = False
+        if committed:
+            self.shared.committed(following, step)
+        return committed
+
+    @contextmanager
+    def transaction(self, following: Following, step: Step) -> Iterator[sa.Connection]:
+        """A transaction that stores a step at its end; see `SerialBatch.transaction`."""
+        self._check(following, step)
+        if following.is_in_doubt and self._was_committed(following, step):
+            raise lost(following.stream, self.store.name)
+        try:
+            with self.store.joined(following, step) as connection:
+                yield connection
+        except CommitInDoubt as error:
+            following.is_in_doubt = True
+            if not self._settled(following, step):
+                raise DatabaseUnavailable(
+                    "the connection to PostgreSQL was lost during the commit; nothing was committed of this batch of "
+                    f"{following.stream!r}"
+                ) from error
+            return
+        except PartitionLost:
+            self.shared.drop(following)
+            raise
+        self.shared.committed(following, step)
+
+    def _settled(self, following: Following, step: Step) -> bool:
+        """Whether a commit that nobody answered came through; asked until there is an answer.
+
+        Raises:
+            PartitionLost: Another member has the partition; whether this commit came through before is not known here.
+            DatabaseUnavailable: There was no answer. The partition is opened anew, where the database says it is.
+        """
+        until, pauses = time.monotonic() + SETTLE_S, backoff()
+        while True:
+            try:
+                return self._was_committed(following, step)
+            except DatabaseUnavailable:
+                if time.monotonic() >= until or self.shared.stopping.is_set():
+                    self.shared.drop(following)
+                    raise
+            self.shared.stopping.wait(next(pauses))
+
+
+def _beginning(reader: StreamReader, stream: str, start: Start) -> int:
+    """Where a new consumer begins in a stream."""
+    try:
+        bounds = reader.bounds(stream)
+    except StreamNotFound:
+        # Of a partition that was retired.
+        return 0
+    end = 0 if bounds.last is None else bounds.last + 1
+    if not isinstance(start, datetime):
+        return end
+    for batch in reader.batches(stream, start, stop=end, follow=False) if end else ():
+        if batch is not None:
+            return batch.first_offset
+    return end

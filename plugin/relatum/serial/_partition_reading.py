@@ -1,0 +1,225 @@
+"""The thread that reads a partition: it opens it where it was left, and reads on through whatever happens."""
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, Transient
+from relatum.placement._entries import Adoption
+from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.recording._batch import position_of
+from relatum.recording._opening import is_same
+from relatum.serial._consumer_state import Shared, backoff, log_defect, logger
+from relatum.serial._consumer_store import ConsumerStore, Opened
+from relatum.serial._following import Following, Piece
+from relatum.serial._log import PartitionLog
+
+IDLE_S: Final = 0.25
+"""How often a reader with nothing to read looks whether it should stop."""
+
+ADOPTED_LOOKS_MAX: Final = 20
+"""How often a message is looked for that an adoption names, before it counts as gone."""
+
+
+class PartitionReader:
+    """Reads one partition this member has, in a thread of its own.
+
+    Args:
+        shared: What the member's threads share.
+        store: The consumer's rows.
+        address: The broker.
+        partition_id: The partition.
+        stream: Its stream.
+        header: The header that names contexts.
+        gained: Called when the partition is open for the first time.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        store: ConsumerStore,
+        address: BrokerAddress,
+        *,
+        partition_id: int,
+        stream: str,
+        header: str,
+        gained: Callable[[str], None],
+    ) -> None:
+        self.partition_id = partition_id
+        self.stream = stream
+        self.following: Following | None = None
+        self.is_gained = False
+        self._shared = shared
+        self._store = store
+        self._address = address
+        self._header = header
+        self._gained = gained
+        self._noted = ""
+        self._is_over = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
+
+    def stop(self) -> None:
+        """End soon, and read nothing more."""
+        self._is_over.set()
+        if self.following is not None:
+            self._shared.drop(self.following)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the partition turned out to be another member's, or gone."""
+        return not self.thread.is_alive()
+
+    def _must_stop(self, following: Following | None = None) -> bool:
+        is_over = following is not None and following.is_over
+        return is_over or self._is_over.is_set() or self._shared.stopping.is_set()
+
+    def _run(self) -> None:
+        pauses = backoff()
+        while not self._must_stop():
+            try:
+                if not self._session():
+                    break
+                pauses = backoff()
+            except Exception as error:  # noqa: BLE001 - whatever it was, the partition is opened again
+                self._note(error)
+            self._is_over.wait(next(pauses))
+        self._is_over.set()
+
+    def _note(self, error: Exception) -> None:
+        """Log what ended a session; once, where it is the same again and again."""
+        if str(error) != self._noted:
+            self._noted = str(error)
+            log_defect(error, f"partition {self.stream!r} not read")
+
+    def _session(self) -> bool:
+        """Open the partition as it is stored and read it until it is lost or dropped; False where it is not ours."""
+        try:
+            with StreamReader.open(self._address) as reader:
+                opened = self._store.open(self.partition_id)
+                if opened is None:
+                    return False
+                following = self._opened(reader, opened)
+                if following is None:
+                    return True
+                self._begin(following)
+                try:
+                    self._follow(reader, following)
+                    while not self._must_stop(following):
+                        self._attach_again(following)
+                finally:
+                    self._shared.drop(following)
+        except StreamNotFound:
+            if self._store.drain(self.partition_id):
+                logger.info("partition drained: its stream is gone", extra={"stream": self.stream})
+                return False
+            raise
+        return True
+
+    def _begin(self, following: Following) -> None:
+        self._noted = ""
+        extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
+        logger.info("partition opened", extra=extra)
+        self.following = following
+        self._shared.add(following)
+        if not self.is_gained:
+            self.is_gained = True
+            self._gained(self.stream)
+
+    def _opened(self, reader: StreamReader, opened: Opened) -> Following | None:
+        """The partition as it is stored; None where its stream is another one now: open it again."""
+        bounds = reader.bounds(self.stream)
+        if opened.known_by is not None and not is_same(reader, self.stream, opened.known_by, bounds):
+            logger.warning("stream replaced", extra={"stream": self.stream})
+            self._store.begin_anew(self.partition_id, bounds.first or 0)
+            return None
+        first = max(opened.read_from, bounds.first or 0)
+        following = Following(
+            self.partition_id,
+            self.stream,
+            log=PartitionLog(
+                self._store.floors(self.partition_id, opened.read_from),
+                open_holds=opened.holds,
+                position=opened.position,
+            ),
+            position=opened.position,
+            version=opened.version,
+            read_from=first,
+            header=self._header,
+            options=self._shared.options,
+            since=opened.since,
+        )
+        self._replay_lost(following, opened, first)
+        return following
+
+    def _replay_lost(self, following: Following, opened: Opened, first: int) -> None:
+        """What fences and markers said that retention has dropped still counts for what is behind them."""
+        if first <= opened.read_from:
+            return
+        now = 0.0
+        for offset, control in self._store.lost_controls(self.partition_id, opened.read_from, first):
+            following.replay(offset, control, now)
+        following.lost_to(first, now)
+        if opened.position < first and opened.position > 0:
+            extra = {"stream": self.stream, "from": opened.position, "to": first}
+            logger.warning("retention dropped messages before they were consumed", extra=extra)
+
+    def _attach_again(self, following: Following) -> None:
+        """Read on where reading was interrupted; what was read before stays."""
+        pauses = backoff()
+        while not self._must_stop(following):
+            try:
+                with StreamReader.open(self._address) as reader:
+                    if self._is_another(reader, following):
+                        return
+                    return self._follow(reader, following)
+            except Transient as error:
+                self._note(error)
+            self._is_over.wait(next(pauses))
+
+    def _is_another(self, reader: StreamReader, following: Following) -> bool:
+        """Whether the stream does not hold any more what was read of it last: then all is looked at anew."""
+        last = following.last_read
+        if last is None or is_same(reader, self.stream, position_of(last), reader.bounds(self.stream)):
+            return False
+        self._shared.drop(following)
+        return True
+
+    def _follow(self, reader: StreamReader, following: Following) -> None:
+        try:
+            for batch in reader.batches(self.stream, following.next_offset, follow=True, idle_s=IDLE_S):
+                if self._must_stop(following):
+                    return
+                if batch is None:
+                    continue
+                if batch.first_offset > following.next_offset and self._is_hole(following):
+                    self._shared.drop(following)
+                    return
+                self._noted = ""
+                piece = Piece.of(batch, self._read_adopted)
+                self._shared.put(following, lambda now, piece=piece: following.put(piece, now))  # type: ignore[misc]
+                while not self._shared.wait_for_room(following, IDLE_S):
+                    if self._must_stop(following):
+                        return
+        except Transient as error:
+            self._note(error)
+
+    def _is_hole(self, following: Following) -> bool:
+        """Whether retention overtook the reader; streams have gaps in good health, too, so the stream is asked."""
+        with StreamReader.open(self._address) as observer:
+            first = observer.bounds(self.stream).first
+        return first is not None and first > following.next_offset
+
+    def _read_adopted(self, adoption: Adoption) -> Message | None:
+        """The message an adoption names; None where retention has dropped it, or its partition is gone."""
+        for _ in range(ADOPTED_LOOKS_MAX):
+            try:
+                with StreamReader.open(self._address) as observer:
+                    return observer.read(adoption.stream, adoption.offset)
+            except (OffsetExpired, StreamNotFound):
+                break
+            except OffsetNotFound:
+                # It was confirmed before it was adopted: the replica that is read lags behind.
+                self._is_over.wait(IDLE_S)
+        extra = {"stream": adoption.stream, "offset": adoption.offset}
+        logger.warning("an adopted message is not there any more", extra=extra)
+        return None

@@ -1,0 +1,162 @@
+"""A super stream for tests of serial consumers, with moves of contexts written step by step, by hand."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import pika
+import sqlalchemy as sa
+
+from relatum._names import CONTEXT_HEADER, PLACED_HEADER
+from relatum.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
+from relatum.placement._store import PlacementStore
+from relatum.reading import StreamReader
+from relatum.store import context_moves, moved_contexts, placement_epochs
+from relatum.superstreams import Layout, declare_super_stream, delete_super_stream
+from tests.support._streams import broker_connection, unique_name
+
+SESSION = "0123456789abcdef"
+
+
+class SerialBed:
+    """A super stream whose contexts are published to, and moved, one thing at a time.
+
+    Attributes:
+        name: The super stream.
+        streams: Its partitions.
+    """
+
+    def __init__(self, amqp_url: str, engine: sa.Engine, layout: Layout, channel: pika.channel.Channel) -> None:
+        self.name = layout.super_stream
+        self.streams = [partition.stream for partition in layout]
+        self._amqp_url = amqp_url
+        self._engine = engine
+        self._channel = channel
+        self._numbers = 0
+        self._epochs: dict[str, int] = {}
+        with PlacementStore(engine, "/", self.name) as store:
+            self._ids = {row.stream: row.partition_id for row in store.open(CONTEXT_HEADER, layout)}
+            self._super_stream_id = store.super_stream_id
+
+    def epoch(self) -> int:
+        """The next epoch."""
+        with self._engine.begin() as connection:
+            return int(connection.scalar(sa.select(placement_epochs.next_value())))
+
+    def publish(self, partition: int, context: str, *bodies: str, epoch: int | None = None) -> None:
+        """Publish messages of a context, under its present epoch unless another is given."""
+        if epoch is None:
+            epoch = self._epochs[context] if context in self._epochs else self._epochs.setdefault(context, self.epoch())
+        for body in bodies:
+            self._numbers += 1
+            placed = str(Placed(epoch, SESSION, self._numbers))
+            headers = {CONTEXT_HEADER: context, PLACED_HEADER: placed}
+            self._publish(self.streams[partition], body.encode(), headers)
+
+    def publish_plain(self, partition: int, *bodies: str) -> None:
+        """Publish messages of no context."""
+        for body in bodies:
+            self._publish(self.streams[partition], body.encode(), {})
+
+    def control(self, partition: int, control: Control) -> int:
+        """Publish a fence, a marker or an adoption; gives its offset."""
+        headers, body = encode(control)
+        self._publish(self.streams[partition], body, headers)
+        return self.end(partition)
+
+    def _publish(self, stream: str, body: bytes, headers: dict[str, object]) -> None:
+        self._channel.basic_publish("", stream, body, pika.BasicProperties(headers=headers), mandatory=True)
+
+    def end(self, partition: int) -> int:
+        """The last offset of a partition; -1 where it is empty."""
+        with StreamReader.open(self._amqp_url) as reader:
+            last = reader.bounds(self.streams[partition]).last
+        return -1 if last is None else last
+
+    # --- moves ------------------------------------------------------------------------------------------------------
+
+    def begin(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
+        """Write the rows of a move that begins."""
+        names, epoch = sorted(contexts), self.epoch()
+        with self._engine.begin() as connection:
+            move_id = connection.execute(
+                sa.insert(context_moves)
+                .values(
+                    super_stream_id=self._super_stream_id,
+                    source_id=self._ids[self.streams[source]],
+                    target_id=self._ids[self.streams[target]],
+                    contexts=len(names),
+                    fence_epoch=epoch,
+                    epoch=epoch,
+                    scan_from=max(0, self.end(source)),
+                    target_scan_from=max(0, self.end(target)),
+                )
+                .returning(context_moves.c.move_id)
+            ).scalar_one()
+            rows = [{"move_id": move_id, "name": name, "from_epoch": self._epochs.get(name, 0)} for name in names]
+            connection.execute(sa.insert(moved_contexts), rows)
+        return HandMove(self, move_id, frozenset(names), source, target, epoch)
+
+    def move(self, contexts: Iterable[str], source: int, target: int) -> "HandMove":
+        """Move contexts from one partition to another, from beginning to end."""
+        move = self.begin(contexts, source, target)
+        move.fence()
+        move.mark()
+        return move
+
+    def _set(self, move_id: int, **values: object) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(sa.update(context_moves).where(context_moves.c.move_id == move_id).values(**values))
+
+
+class HandMove:
+    """A move under way, whose steps a test performs when it likes."""
+
+    def __init__(
+        self, bed: SerialBed, move_id: int, contexts: frozenset[str], source: int, target: int, epoch: int
+    ) -> None:
+        self.bed = bed
+        self.move_id = move_id
+        self.contexts = contexts
+        self.source = source
+        self.target = target
+        self.epoch = epoch
+        self.fence_offset = -1
+
+    def fence(self) -> None:
+        """Publish the fence, and note where it lies."""
+        self.fence_offset = self.publish_fence()
+        self.bed._set(self.move_id, state="fenced", fence_offset=self.fence_offset)
+
+    def publish_fence(self) -> int:
+        """Publish the fence, and note nothing."""
+        return self.bed.control(self.source, Fence(self.move_id, self.epoch, self.contexts))
+
+    def publish_marker(self) -> int:
+        """Publish the marker, and note nothing."""
+        source = self.bed.streams[self.source]
+        return self.bed.control(self.target, Marker(self.move_id, self.epoch, self.contexts, source, self.fence_offset))
+
+    def mark(self) -> None:
+        """Publish the marker, and end the move."""
+        at = self.publish_marker()
+        self.bed._set(self.move_id, state="switched", marker_offset=at, ended_at=sa.func.now())
+        for context in self.contexts:
+            self.bed._epochs[context] = self.epoch
+
+    def adopt(self, context: str, offset: int) -> None:
+        """Adopt what lies behind the fence."""
+        self.bed.control(self.target, Adoption(context, self.epoch, self.bed.streams[self.source], offset))
+
+
+@contextmanager
+def serial_bed(amqp_url: str, engine: sa.Engine, partitions: int = 2) -> Iterator[SerialBed]:
+    """A new super stream; it is deleted at the end."""
+    name = unique_name()
+    layout = declare_super_stream(amqp_url, name, partitions)
+    try:
+        with broker_connection(amqp_url) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            yield SerialBed(amqp_url, engine, layout, channel)
+    finally:
+        delete_super_stream(amqp_url, name)
