@@ -14,7 +14,7 @@ from relatum.errors import InvalidInput, PlacementNotFound
 from relatum.placement._model import Placement, PlacementState
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress
-from relatum.serial._contexts import Move, Progress, SerializationContexts
+from relatum.serial import Move, Progress, SerializationContexts
 
 PAGE: Final = 1_000
 """Sets that are read at once."""

@@ -6,17 +6,22 @@ Publishers never wait for it, but for one case: a set that ended here and is pub
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from relatum.collecting._state import backoff
 from relatum.errors import RelatumError
+from relatum.placement._core import RouterCore
 from relatum.placement._store import PlacementStore
 from relatum.recording._writer import ended
 
 logger = logging.getLogger("relatum.affinity")
 
-BATCH_S: Final = 0.01
-"""Seconds after a set's end in which further ends are gathered into the same transaction."""
+BATCH_S: Final = 0.05
+"""Seconds after a set's end in which further ends are gathered into the same transaction, unless somebody waits."""
+
+CHECK_S: Final = 0.5
+"""Seconds between two looks for messages that are not checked yet: those a router sent last before it paused."""
 
 USED_S_MAX: Final = 15.0
 """Seconds between two times at which the sets in use are written down, at most."""
@@ -24,41 +29,47 @@ USED_S_MAX: Final = 15.0
 USED_SHARE: Final = 4
 """How often sets in use are written down within the time after which they would be closed."""
 
+CLOSE_S: Final = 5.0
+"""Seconds a router that is closed waits for PostgreSQL."""
+
 
 class Upkeep:
     """A thread that keeps a router's sets.
 
     Args:
-        store: The sets' placements.
+        core: The router's placements.
+        settle: Sees to it that all that was sent of a set counts.
         idle_s: Seconds without use after which a set is closed; None: never.
     """
 
-    def __init__(self, store: PlacementStore, *, idle_s: float | None) -> None:
-        self._store = store
+    def __init__(self, core: RouterCore, settle: Callable[[str], None], *, idle_s: float | None) -> None:
+        self._core = core
+        self._settle = settle
         self._idle_s = idle_s
         self._use_every_s = USED_S_MAX if idle_s is None else min(USED_S_MAX, idle_s / USED_SHARE)
+        self._use_at = time.monotonic() + self._use_every_s
         self._changed = threading.Condition()
         self._used: set[str] = set()
         self._ending: dict[str, int] = {}
-        self._thread: threading.Thread | None = None
+        self._waiting = 0
         self._is_closed = False
+        self._hurry = threading.Event()
         self._stop = threading.Event()
-        if idle_s is not None:
-            self._begin()
+        self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
+        self._thread.start()
 
     def used(self, name: str) -> None:
         """Note that a set is in use."""
         with self._changed:
             self._used.add(name)
-            self._begin()
 
     def end(self, name: str, epoch: int) -> None:
         """Close a set soon, unless it is another by then."""
         with self._changed:
             self._ending[name] = epoch
             self._used.discard(name)
-            self._begin()
-            self._changed.notify_all()
+            if len(self._ending) == 1:
+                self._changed.notify_all()
 
     def is_ending(self, name: str) -> bool:
         """Whether a set is to be closed, and is not yet."""
@@ -66,75 +77,94 @@ class Upkeep:
 
     def wait_ended(self, name: str, timeout_s: float) -> bool:
         """Wait until a set that was to be closed is; gives whether it is."""
+        self._hurry.set()
         with self._changed:
             return self._changed.wait_for(lambda: name not in self._ending, timeout_s)
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Close the sets that are still to be closed, and end the thread; waits at most so long for PostgreSQL."""
+    def close(self) -> None:
+        """Close the sets that are still to be closed, and end the thread; waits some seconds for PostgreSQL."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        thread = self._thread
-        if thread is None:
-            return
-        thread.join(timeout_s)
+        self._hurry.set()
+        self._thread.join(CLOSE_S)
         self._stop.set()
         if self._ending:
             logger.warning(
                 "%s affinity sets that ended are still open: `relatum affinity close` closes them", len(self._ending)
             )
 
-    def _begin(self) -> None:
-        if self._thread is None and not self._is_closed:
-            self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
-            self._thread.start()
+    # --- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pauses = backoff()
-        use_at = time.monotonic() + self._use_every_s
         while not self._stop.is_set():
             with self._changed:
-                self._changed.wait_for(lambda: self._ending or self._is_closed, max(0.0, use_at - time.monotonic()))
+                self._changed.wait_for(lambda: self._ending or self._is_closed, CHECK_S)
                 is_last = self._is_closed
-            if not is_last:
-                self._stop.wait(BATCH_S)
+            self._hurry.wait(BATCH_S)
             try:
-                is_done = self._end()
-                if is_last or time.monotonic() >= use_at:
-                    use_at = time.monotonic() + self._use_every_s
-                    self._use()
-            except RelatumError as error:
-                logger.warning("affinity sets not closed yet: %s", ended(error))
+                is_done = self._keep(is_last=is_last)
+            except Exception as error:
                 is_done = False
+                if isinstance(error, RelatumError):
+                    logger.warning("affinity sets not closed yet: %s", ended(error))
+                else:
+                    logger.exception("affinity sets not closed yet")
             if is_last and is_done:
                 return
-            if not is_done:
-                self._stop.wait(next(pauses))
-            else:
+            if is_done:
                 pauses = backoff()
+            else:
+                self._stop.wait(next(pauses))
 
-    def _end(self) -> bool:
-        """Close what ended; gives whether all of it is closed."""
+    def _keep(self, *, is_last: bool) -> bool:
+        """Do what is to be done now; gives whether nothing is left of it."""
+        self._hurry.clear()
         with self._changed:
             ending = dict(self._ending)
+        self._check()
+        is_done = self._end(ending)
+        if is_last or time.monotonic() >= self._use_at:
+            self._use_at = time.monotonic() + self._use_every_s
+            self._use()
+        return is_done
+
+    def _check(self) -> None:
+        """See to it that what was sent before this counts: a set that has ended is not looked at any more."""
+        unchecked = self._core.publications.unchecked
+        if not len(unchecked):
+            return
+        mark = unchecked.mark()
+        self._core.look()
+        for name in unchecked.names():
+            # Few: their placement changed since, by a move, or because somebody else has closed the set.
+            if unchecked.of(name, mark):
+                self._settle(name)
+
+    def _end(self, ending: dict[str, int]) -> bool:
+        """Close what ended; gives whether all of it is closed."""
         if not ending:
             return True
-        waiting = self._store.release(ending.items())
+        moving = self._core.store.release(ending.items())
+        closed = {name: epoch for name, epoch in ending.items() if name not in moving}
+        self._core.publications.cache.forget(closed)
         with self._changed:
-            for name, epoch in ending.items():
-                if name not in waiting and self._ending.get(name) == epoch:
+            for name, epoch in closed.items():
+                if self._ending.get(name) == epoch:
                     del self._ending[name]
             self._changed.notify_all()
-        return not waiting
+        return not moving
 
     def _use(self) -> None:
+        """Write down which sets are in use, and close those that are not."""
         with self._changed:
             used, self._used = self._used, set()
         try:
             if used:
-                self._store.touch(used)
+                self._core.store.touch(used)
             if self._idle_s is not None:
-                close_idle(self._store, self._idle_s)
+                close_idle(self._core.store, self._idle_s)
         except RelatumError:
             with self._changed:
                 self._used |= used

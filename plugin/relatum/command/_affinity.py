@@ -22,7 +22,7 @@ from relatum.command._options import (
 )
 from relatum.command._output import console, errors, print_json
 from relatum.errors import InvalidInput
-from relatum.serial._contexts import MoveProgress
+from relatum.serial._assignments import MoveProgress
 
 affinity = typer.Typer(
     help="List, count, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -175,7 +175,7 @@ def move(
         print_json([asdict(each) for each in moves])
         return
     moved = sum(each.contexts for each in moves)
-    pause = max((each.pause_s for each in moves), default=0.0)
+    pause = max((each.pause_s or 0.0 for each in moves), default=0.0)
     console.print(f"{moved:,} moved to {to}; the longest pause was {pause * 1e3:,.0f} ms", markup=False)
 
 

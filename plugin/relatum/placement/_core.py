@@ -1,5 +1,6 @@
 """What the routers of both faces share: their options, the placements in the database, and the steps that block."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from relatum.placement._publication import (
 )
 from relatum.placement._search import Strays
 from relatum.placement._store import PlacementStore
+from relatum.reading import StreamReader
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import reach_of
 
@@ -152,6 +154,16 @@ class RouterCore:
         return self._store
 
     @property
+    def vhost(self) -> str:
+        """The broker's virtual host. Known after `open`."""
+        return self._stray_keeper.address.vhost
+
+    @property
+    def reader(self) -> StreamReader:
+        """Reads the partitions. Known after `open`; not to be closed."""
+        return self._stray_keeper.reader()
+
+    @property
     def _stray_keeper(self) -> Strays:
         assert self._strays is not None, "the router was opened"
         return self._strays
@@ -219,6 +231,18 @@ class RouterCore:
     def perform(self, request: Request) -> Any:
         """Do what a publication asks for, but for sending and sleeping; it may block."""
         return self._performers[type(request)](request)
+
+    def look(self) -> None:
+        """Check what one look at the database tells to count. It blocks.
+
+        Raises:
+            DatabaseUnavailable: it is away; nothing is lost by that.
+        """
+        steps = self.publications.look()
+        answer: Any = None
+        with contextlib.suppress(StopIteration):
+            while True:
+                answer = self.perform(steps.send(answer))
 
     def _changes(self, request: ReadChanges) -> tuple[int, Sequence[Placement] | None]:
         changes = self.store.changes(request.since)

@@ -62,7 +62,7 @@ class Strays:
     """
 
     def __init__(self, address: BrokerAddress, header: str, *, ssl_context: ssl.SSLContext | None = None) -> None:
-        self._address = address
+        self.address = address
         self._header = header
         self._tls = ssl_context
         self._publisher = DirectPublisher(address, "an adoption")
@@ -77,7 +77,7 @@ class Strays:
             Transient: the broker does not answer, or gave nothing of a stream that has more.
         """
         search = Search(sent, anywhere=anywhere)
-        found = self._reader().batches(sent.stream, from_offset, follow=False, idle_s=IDLE_S)
+        found = self.reader().batches(sent.stream, from_offset, follow=False, idle_s=IDLE_S)
         with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
             for batch in batches:
                 if batch is None:
@@ -122,8 +122,9 @@ class Strays:
         if reader is not None:
             reader.close()
 
-    def _reader(self) -> StreamReader:
+    def reader(self) -> StreamReader:
+        """The reader of the partitions; it connects again by itself."""
         with self._lock:
             if self._opened is None:
-                self._opened = StreamReader.open(self._address, ssl_context=self._tls)
+                self._opened = StreamReader.open(self.address, ssl_context=self._tls)
             return self._opened

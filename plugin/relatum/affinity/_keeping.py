@@ -1,0 +1,129 @@
+"""What the routers of both faces know of affinity sets beside their placements: ends, use, and predecessors."""
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relatum.affinity._headers import Wish
+from relatum.affinity._predecessors import Found, Recent, find_predecessor, place_in, read_predecessor
+from relatum.affinity._upkeep import Upkeep
+from relatum.errors import ContextMoving, DatabaseUnavailable
+from relatum.placement._core import RouterCore
+from relatum.placement._model import PartitionRow
+from relatum.placement._publication import Published
+
+
+class Place(NamedTuple):
+    """Where a message is to go.
+
+    Attributes:
+        name: Its affinity set; None for none.
+        stream: The partition of its predecessor; None where it has none.
+        is_last: Whether its set ends with it.
+    """
+
+    name: str | None
+    stream: str | None = None
+    is_last: bool = False
+
+
+class Keeping:
+    """The sets of one router. Threads may share it.
+
+    Args:
+        core: The router's placements.
+        settle: Sees to it that all that was sent of a set counts; called in a thread of its own.
+        idle_s: Seconds without a message after which sets are closed; None: never.
+        predecessors_max: Messages remembered as predecessors.
+    """
+
+    def __init__(
+        self, core: RouterCore, settle: Callable[[str], None], *, idle_s: float | None, predecessors_max: int
+    ) -> None:
+        self._core = core
+        self._settle = settle
+        self._idle_s = idle_s
+        self._recent = Recent(predecessors_max)
+        self._lock = threading.Lock()
+        self._upkeep: Upkeep | None = None
+
+    def place_of(self, wish: Wish) -> Place:
+        """Where a message that names a set or a predecessor is to go. It may read the stream and the table.
+
+        Raises:
+            PredecessorNotFound: its predecessor is not known; nothing was sent.
+            DatabaseUnavailable, BrokerUnavailable: it could not be looked for; nothing was sent.
+        """
+        if wish.predecessor is None:
+            return Place(wish.name, None, wish.is_last)
+        found = self._recent.get(wish.predecessor) or self._find(wish.predecessor)
+        return Place(found.name, found.stream, wish.is_last)
+
+    def knows(self, wish: Wish) -> bool:
+        """Whether `place_of` reads nothing."""
+        return wish.predecessor is None or self._recent.get(wish.predecessor) is not None
+
+    def _find(self, predecessor: str) -> Found:
+        core = self._core
+        partitions = [row.stream for row in core.store.partitions()]
+        header = core.options.header
+        at = place_in(predecessor, partitions)
+        if at is not None:
+            return read_predecessor(predecessor, at, header, core.reader)
+        return find_predecessor(
+            predecessor, partitions, header, engine=core.store.engine, vhost=core.vhost, reader=core.reader
+        )
+
+    def is_ending(self, name: str) -> bool:
+        """Whether a set has ended here, and is not closed yet."""
+        return self._upkeep is not None and self._upkeep.is_ending(name)
+
+    def wait_ended(self, name: str) -> None:
+        """Wait until a set that has ended here is closed, so that the next message of its name begins another.
+
+        Raises:
+            ContextMoving: a move keeps it open; nothing was sent.
+            DatabaseUnavailable: it could not be closed in time; nothing was sent.
+        """
+        timeout_s = self._core.options.timeout_s
+        if self._upkeep is None or self._upkeep.wait_ended(name, timeout_s):
+            return
+        placement = self._core.store.find([name]).get(name)
+        if placement is not None and placement.move_id is not None:
+            raise ContextMoving(
+                f"the affinity set {name!r} has ended and is still being moved after {timeout_s:g} s; nothing was sent",
+                context=name,
+                move_id=placement.move_id,
+            )
+        raise DatabaseUnavailable(
+            f"the affinity set {name!r} has ended and was not closed within {timeout_s:g} s; nothing was sent"
+        )
+
+    def published(self, published: Published, *, is_last: bool, message_id: str | None) -> None:
+        """Note that the broker has a message of a set."""
+        placement = published.placement
+        if message_id:
+            self._recent.add(message_id, Found(placement.name, placement.stream))
+        upkeep = self._upkeep or self._begin()
+        if is_last:
+            upkeep.end(placement.name, placement.epoch)
+        else:
+            upkeep.used(placement.name)
+
+    def published_plain(self, partition: PartitionRow, message_id: str | None) -> None:
+        """Note that the client has taken a message of no set."""
+        if message_id:
+            self._recent.add(message_id, Found(None, partition.stream))
+
+    def close(self) -> None:
+        """Close the sets that have ended. Waits some seconds for PostgreSQL where that is away."""
+        with self._lock:
+            upkeep = self._upkeep
+        if upkeep is not None:
+            upkeep.close()
+
+    def _begin(self) -> Upkeep:
+        with self._lock:
+            if self._upkeep is None:
+                self._upkeep = Upkeep(self._core, self._settle, idle_s=self._idle_s)
+            return self._upkeep
