@@ -104,7 +104,7 @@ class LeastLoaded:
         """The index of one that has least."""
         least = min(candidate.load for candidate in candidates)
         lightest = [index for index, candidate in enumerate(candidates) if candidate.load == least]
-        return lightest[self._turn(None, candidates) % len(lightest)]
+        return lightest[self._turn(None, [candidates[index] for index in lightest])]
 
 
 _RULES: Final[dict[str, Callable[[], Balance]]] = {

@@ -1,0 +1,215 @@
+"""Layouts of super streams, the rules that balance over them, and what a message is routed by."""
+
+from collections import Counter
+from typing import Any
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import relatum
+from relatum.errors import ConfigurationError, InvalidInput, NotFound
+from relatum.superstreams import Candidate, Layout, Outgoing, Partition, StreamOptions, balance_of
+from relatum.superstreams._admin import _next_order
+
+KEYS = st.text(max_size=40)
+
+
+def candidates(*weights: float, loads: tuple[float, ...] = ()) -> list[Candidate]:
+    """Partitions to choose from, by weight or by load."""
+    loads = loads or (0,) * len(weights)
+    return [
+        Candidate(f"s-{place}", weight, load) for place, (weight, load) in enumerate(zip(weights, loads, strict=True))
+    ]
+
+
+def test_a_number_of_partitions_names_their_streams() -> None:
+    """Streams and binding keys are those RabbitMQ's own tools make."""
+    assert Layout.numbered("orders", 2).partitions == (Partition(0, "orders-0", "0"), Partition(1, "orders-1", "1"))
+
+
+def test_binding_keys_name_their_streams_in_the_order_given() -> None:
+    """Partitions stand in the order of their keys, not of the alphabet."""
+    layout = Layout.keyed("orders", ["emea", "apac"])
+    assert [(each.place, each.stream) for each in layout] == [(0, "orders-emea"), (1, "orders-apac")]
+    assert layout.bound_to("apac") is layout.partition("orders-apac") is layout.partitions[1]
+
+
+@pytest.mark.parametrize("partitions", [0, -1, True, 1.5, "3"])
+def test_no_other_number_makes_a_layout(partitions: Any) -> None:
+    """There is at least one partition, and a whole number of them."""
+    with pytest.raises(InvalidInput):
+        Layout.numbered("orders", partitions)
+
+
+def test_what_is_no_partition_is_not_found() -> None:
+    """A stream or a key of another super stream is named in the error."""
+    layout = Layout.numbered("orders", 1)
+    with pytest.raises(NotFound, match="'orders-1' is no partition"):
+        layout.partition("orders-1")
+    with pytest.raises(NotFound, match="'1'"):
+        layout.bound_to("1")
+
+
+@pytest.mark.parametrize(("key", "place"), [("hello1", 1), ("hello2", 0), ("hello3", 1), ("hello4", 2), ("hello5", 0)])
+def test_keys_go_where_other_clients_send_them(key: str, place: int) -> None:
+    """The rule is the one of RabbitMQ's stream clients, over the partitions in their order, whatever their keys are."""
+    for layout in (Layout.numbered("orders", 3), Layout.keyed("orders", ["z", "a", "m"])):
+        assert layout.route(key) is layout.route(key.encode()) is layout.partitions[place]
+
+
+@given(KEYS, st.integers(1, 50))
+def test_a_key_has_one_partition(key: str, partitions: int) -> None:
+    """Every key has a partition, the same each time, also as bytes."""
+    layout = Layout.numbered("orders", partitions)
+    assert layout.route(key) is layout.route(key) is layout.route(key.encode())
+
+
+@given(st.integers(1, 9), st.integers(0, 100))
+def test_round_robin_misses_none(partitions: int, turns: int) -> None:
+    """However many turns, no partition is more than one ahead of another."""
+    rule = balance_of("round_robin")
+    chosen = Counter(rule(None, candidates(*[1.0] * partitions)) for _ in range(turns))
+    assert not turns or max(chosen.values()) - min(chosen[place] for place in range(partitions)) <= 1
+
+
+def test_round_robin_begins_anywhere() -> None:
+    """Publishers that start together do not all begin with the first partition."""
+    assert len({balance_of("round_robin")(None, candidates(*[1.0] * 100)) for _ in range(50)}) > 1
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(any))
+def test_weights_are_kept_exactly(weights: list[int]) -> None:
+    """In as many turns as all weights make together each partition is chosen as often as its weight says."""
+    rule = balance_of("weighted")
+    chosen = Counter(rule(None, candidates(*map(float, weights))) for _ in range(3 * sum(weights)))
+    assert [chosen[place] for place in range(len(weights))] == [3 * weight for weight in weights]
+
+
+def test_weights_are_mixed() -> None:
+    """A heavy partition is not chosen many times in a row while others wait."""
+    rule = balance_of("weighted")
+    assert "".join("abc"[rule(None, candidates(5, 1, 1))] for _ in range(7)) == "aabacaa"
+
+
+def test_weights_outlive_a_change_of_partitions() -> None:
+    """What a partition has gained counts by its name: one that is added takes its share, no more."""
+    rule = balance_of("weighted")
+    for _ in range(5):
+        rule(None, candidates(1, 1))
+    chosen = Counter(rule(None, candidates(1, 1, 1)) for _ in range(30))
+    assert all(9 <= chosen[place] <= 11 for place in range(3))
+
+
+def test_no_weight_at_all_is_an_error() -> None:
+    """Where nothing may be chosen, nothing is."""
+    with pytest.raises(InvalidInput):
+        balance_of("weighted")(None, candidates(0, 0))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+def test_least_loaded_is_least(loads: list[int]) -> None:
+    """None is chosen that has more than another, and those that have equally little take turns."""
+    rule = balance_of("least_loaded")
+    given_loads = candidates(*[1.0] * len(loads), loads=tuple(loads))
+    least = {place for place, load in enumerate(loads) if load == min(loads)}
+    assert {rule(None, given_loads) for _ in range(len(least))} == least
+
+
+@given(KEYS, st.integers(1, 20))
+def test_hash_is_the_routing_of_keys(name: str, partitions: int) -> None:
+    """A set placed by hash lies where messages with that key lie."""
+    place = balance_of("hash")(name, candidates(*[1.0] * partitions))
+    assert place == Layout.numbered("orders", partitions).route(name).place
+
+
+def test_what_has_no_name_is_spread_by_hash_too() -> None:
+    """Messages without a name go one after the other, not all to one partition."""
+    rule = balance_of("hash")
+    assert {rule(None, candidates(1, 1, 1)) for _ in range(3)} == {0, 1, 2}
+
+
+def test_rules_are_known_by_name_or_called() -> None:
+    """A function is used as it is; another name is an error that lists the names."""
+
+    def last(_name: str | None, given: Any) -> int:
+        return len(given) - 1
+
+    assert balance_of(last)(None, candidates(1, 1)) == 1
+    with pytest.raises(ConfigurationError, match="round_robin"):
+        balance_of("fastest")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("value", "key"), [("N1", "N1"), (7, "7"), (True, "true"), (b"N1", "N1"), ("", "")])
+def test_a_header_names_the_key(value: Any, key: str) -> None:
+    """Numbers and truth values count as the text that the keys of look-ups have."""
+    orders = relatum.SuperStream("orders", route_by="tail", partitions=3)
+    assert orders.key_of(Outgoing(b"", {"tail": value}, None)) == key
+    found = orders.destination(None, b"", pika.BasicProperties(headers={"tail": value}), "ignored")
+    assert found == ("orders", Layout.numbered("orders", 3).route(key).binding_key)
+
+
+@pytest.mark.parametrize("headers", [None, {}, {"tail": None}, {"tail": 1.5}, {"tail": ["N1"]}, {"tail": b"\xff"}])
+def test_a_header_that_names_none_is_an_error(headers: Any) -> None:
+    """A message without a key is refused: it would go to another partition than the others of its key."""
+    orders = relatum.SuperStream("orders", route_by="tail", partitions=3)
+    with pytest.raises(InvalidInput, match=r"'tail'.*nothing was sent"):
+        orders.destination(None, b"", pika.BasicProperties(headers=headers), "")
+
+
+def test_a_function_names_the_key() -> None:
+    """It is given the body as bytes, the headers and the properties; anything but text or bytes is an error."""
+    seen: list[Outgoing] = []
+
+    def route_by(message: Outgoing) -> Any:
+        seen.append(message)
+        return message.headers.get("key")
+
+    orders = relatum.SuperStream("orders", route_by=route_by, partitions=3)
+    properties = pika.BasicProperties(headers={"key": "hello4"})
+    assert orders.destination(None, "text", properties, "") == ("orders", "2")
+    assert seen == [Outgoing(b"text", {"key": "hello4"}, properties)]
+    with pytest.raises(InvalidInput, match="NoneType"):
+        orders.destination(None, "text", None, "")
+
+
+def test_the_routing_key_is_the_key_otherwise() -> None:
+    """Without `route_by` the key is what the caller names as the routing key."""
+    assert relatum.SuperStream("orders", partitions=3).destination(None, b"", None, "hello4") == ("orders", "2")
+
+
+def test_keys_can_be_binding_keys() -> None:
+    """By the strategy "key" a message goes to the partition that is bound by its key, or nowhere."""
+    orders = relatum.SuperStream("orders", partitions=Layout.keyed("orders", ["emea", "apac"]), strategy="key")
+    assert orders.destination(None, b"", None, "apac") == ("orders", "apac")
+    with pytest.raises(NotFound):
+        orders.destination(None, b"", None, "africa")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "random"}, {"route_by": 7}, {"route_by": ""}, {"partitions": Layout.numbered("invoices", 2)}],
+)
+def test_wrong_options_are_named_at_once(options: dict[str, Any]) -> None:
+    """A super stream to publish to that cannot work is not made."""
+    with pytest.raises(ConfigurationError):
+        relatum.SuperStream("orders", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_length_bytes": 0}, {"segment_bytes_max": True}, {"initial_cluster_size": -1}]
+)
+def test_wrong_stream_options_are_named_at_once(options: dict[str, Any]) -> None:
+    """What no stream can be declared with is found before a broker is asked."""
+    (name,) = options
+    with pytest.raises(InvalidInput, match=name):
+        StreamOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("keys", "order"), [(["0", "1"], 2), (["0", "2"], 3), (["5"], 6), (["a", "b"], 2), (["20260101"], 1), (["²"], 1)]
+)
+def test_a_partition_is_added_behind_all_others(keys: list[str], order: int) -> None:
+    """Numbers of partitions that were taken out are not used again; keys that are no places do not count."""
+    assert _next_order(Layout.keyed("orders", keys)) == order
