@@ -107,7 +107,7 @@ def _create_placements() -> None:
     for name, columns, where in (
         ("placements_partition", ["partition_id"], "state <> 'released'"),
         ("placements_idle", ["super_stream_id", "used_at"], "state = 'open'"),
-        ("placements_forgotten", ["released_at"], "state = 'released'"),
+        ("placements_over", ["super_stream_id", "released_at"], "state = 'released'"),
     ):
         op.create_index(name, "placements", columns, schema="relatum", postgresql_where=sa.text(where))
 

@@ -30,7 +30,10 @@ _LIMIT: Final = sa.bindparam("most", type_=sa.Integer)
 _NOW: Final = sa.func.statement_timestamp()
 
 _of_super_stream: Final = _placements.super_stream_id == _ID
-_is_open: Final = _placements.state == "open"
+# Written out: the planner has to see which of the partial indexes it may use.
+_OPEN: Final[Any] = sa.literal_column("'open'")
+_RELEASED: Final[Any] = sa.literal_column("'released'")
+_is_open: Final = _placements.state == _OPEN
 
 
 def _arrays(**columns: Any) -> Any:
@@ -103,24 +106,21 @@ _with_partition: Final = sa.select(*placement_columns).join_from(
     placements, super_stream_partitions, _partitions.partition_id == _placements.partition_id
 )
 
-find: Final = _with_partition.where(_of_super_stream, _placements.name == _NAMES, _placements.state != "released")
+find: Final = _with_partition.where(_of_super_stream, _placements.name == _NAMES, _placements.state != _RELEASED)
 """The columns of `Placement`, in its order; so with all that give placements."""
 
-changes: Final = (
-    sa.select(super_streams.c.generation.label("now"), super_streams.c.floor, *placement_columns)
-    .select_from(super_streams)
-    .outerjoin(
-        placements,
-        sa.and_(
-            _placements.super_stream_id == super_streams.c.super_stream_id,
-            _placements.generation > sa.bindparam("since", type_=sa.BigInteger),
-            super_streams.c.floor <= sa.bindparam("since", type_=sa.BigInteger),
-        ),
-    )
-    .outerjoin(super_stream_partitions, _partitions.partition_id == _placements.partition_id)
-    .where(super_streams.c.super_stream_id == _ID)
+_changed: Final = (
+    _with_partition.where(_of_super_stream, _placements.generation > sa.bindparam("since", type_=sa.BigInteger))
+    .order_by(_placements.generation)
     .limit(_LIMIT)
+    .subquery("changed")
 )
+changes: Final = (
+    sa.select(super_streams.c.generation.label("now"), super_streams.c.floor, *_changed.c)
+    .outerjoin_from(super_streams, _changed, sa.true())
+    .where(super_streams.c.super_stream_id == _ID)
+)
+"""The generation, the floor, and the columns of `Placement`, once for each change; once with NULLs where none is."""
 
 idle: Final = (
     _with_partition.where(
@@ -179,7 +179,7 @@ _placed: Final = (
             "opened_at": _NOW,
             "used_at": _NOW,
         },
-        where=_placements.state == "released",
+        where=_placements.state == _RELEASED,
     )
     .returning(*(_placements[name] for name in Placement.__dataclass_fields__ if name not in _PLACEMENT))
     .cte("placed")
@@ -234,7 +234,7 @@ _to_release: Final = (
     .join_from(placements, _ended, _placements.name == _ended.c.name.collate("C"))
     .where(
         _of_super_stream,
-        _placements.state != "released",
+        _placements.state != _RELEASED,
         _ended.c.epoch.between(_placements.first_epoch, _placements.epoch),
     )
     .order_by(_placements.name)
@@ -245,7 +245,7 @@ _raised: Final = (
     sa.update(super_streams)
     .where(
         super_streams.c.super_stream_id == _ID,
-        sa.select(sa.func.count()).select_from(_to_release).where(_to_release.c.state == "open").scalar_subquery() > 0,
+        sa.select(sa.func.count()).select_from(_to_release).where(_to_release.c.state == _OPEN).scalar_subquery() > 0,
     )
     .values(generation=super_streams.c.generation + 1)
     .returning(super_streams.c.generation)
@@ -254,7 +254,7 @@ _raised: Final = (
 _released: Final = (
     sa.update(placements)
     # The state as it was when the row was locked: this statement's own view of the row may be older.
-    .where(_placements.placement_id == _to_release.c.placement_id, _to_release.c.state == "open")
+    .where(_placements.placement_id == _to_release.c.placement_id, _to_release.c.state == _OPEN)
     .values(state="released", released_at=_NOW, generation=sa.select(_raised.c.generation).scalar_subquery())
     .returning(_placements.partition_id, _placements.name)
     .cte("released")

@@ -109,7 +109,7 @@ placements = Table(
     Index("placements_changes", "super_stream_id", "generation"),
     Index("placements_partition", "partition_id", postgresql_where=text("state <> 'released'")),
     Index("placements_idle", "super_stream_id", "used_at", postgresql_where=text("state = 'open'")),
-    Index("placements_forgotten", "released_at", postgresql_where=text("state = 'released'")),
+    Index("placements_over", "super_stream_id", "released_at", postgresql_where=text("state = 'released'")),
     # A set of a few messages is placed, released and forgotten within the hour.
     postgresql_with={"fillfactor": "80", "autovacuum_vacuum_scale_factor": "0.05"},
 )

@@ -1,0 +1,455 @@
+"""The store of placements: all who place a name agree, and each change is seen by those who have it cached."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import (
+    AccessRefused,
+    DatabaseUnavailable,
+    InvalidInput,
+    MoveConflict,
+    PlacementNotFound,
+    StreamNotFound,
+    SuperStreamConflict,
+    SuperStreamNotFound,
+    TooManyOpenSets,
+)
+from relatum.placement._model import PartitionRow, PartitionState, PlacementState
+from relatum.placement._store import CHANGES_MAX, PlacementStore
+from relatum.store import context_moves, moved_contexts, placements, super_stream_partitions, super_streams
+from relatum.superstreams._layout import Layout
+
+LAYOUT = Layout.numbered("orders", 3)
+HEADER = "affinity_set"
+
+
+def least(_name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
+    """Where the fewest sets are."""
+    return min(partitions, key=lambda partition: partition.open_sets)
+
+
+def in_place(place: int) -> Callable[[str, Sequence[PartitionRow]], PartitionRow]:
+    """Always the same partition."""
+    return lambda _name, partitions: partitions[place]
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[PlacementStore]:
+    """The store of a super stream of three partitions."""
+    with PlacementStore(database_url, "/", "orders") as opened:
+        opened.open(HEADER, LAYOUT)
+        yield opened
+
+
+def counted(store: PlacementStore) -> list[int]:
+    """The open sets of each partition, as they are counted on."""
+    counts = [partition.open_sets for partition in store.partitions()]
+    by_stream = store.count().by_stream
+    assert counts == [by_stream.get(partition.stream, 0) for partition in store.partitions()]
+    return counts
+
+
+def begin_move(store: PlacementStore, name: str, target: int, **values: Any) -> int:
+    """Rows of a move of one name that has begun, as a mover writes them."""
+    placement = store.find([name])[name]
+    row = {
+        "super_stream_id": store.super_stream_id,
+        "source_id": placement.partition_id,
+        "target_id": store.partitions()[target].partition_id,
+        "contexts": 1,
+        "fence_epoch": sa.func.nextval("relatum.placement_epochs"),
+        "epoch": sa.func.currval("relatum.placement_epochs"),
+        "scan_from": 0,
+        "target_scan_from": 0,
+    }
+    is_ended = values.get("state") in ("switched", "aborted")
+    with store.engine.begin() as connection:
+        insert = sa.insert(context_moves).values({**row, **values}).returning(context_moves.c.move_id)
+        move_id: int = connection.execute(insert).scalar_one()
+        connection.execute(sa.insert(moved_contexts).values(move_id=move_id, name=name, from_epoch=placement.epoch))
+        if not is_ended:
+            raised = sa.update(super_streams).values(generation=super_streams.c.generation + 1)
+            generation = connection.execute(raised.returning(super_streams.c.generation)).scalar_one()
+            moving = {"state": "moving", "move_id": move_id, "generation": generation}
+            connection.execute(sa.update(placements).where(placements.c.name == name).values(moving))
+    return move_id
+
+
+def end_move(store: PlacementStore, name: str, move_id: int) -> None:
+    """Switch the placement of a move to its target, as a mover does at the end."""
+    move = store.move_of(move_id)
+    assert move is not None
+    with store.engine.begin() as connection:
+        ended = {"state": "switched", "ended_at": sa.func.now(), "fence_offset": 5, "marker_offset": 7}
+        connection.execute(sa.update(context_moves).where(context_moves.c.move_id == move_id).values(ended))
+        switched = {"state": "open", "move_id": None, "partition_id": move.target_id, "epoch": move.epoch}
+        connection.execute(sa.update(placements).where(placements.c.name == name).values(switched))
+        for partition_id, more in ((move.source_id, -1), (move.target_id, 1)):
+            count = super_stream_partitions.c.open_sets + more
+            where = super_stream_partitions.c.partition_id == partition_id
+            connection.execute(sa.update(super_stream_partitions).where(where).values(open_sets=count))
+
+
+def test_opening_twice_finds_the_same_rows(store: PlacementStore, database_url: str) -> None:
+    """A super stream is known once, by whoever opens it first; partitions that are new are added."""
+    with PlacementStore(database_url, "/", "orders") as second:
+        rows = second.open(HEADER, Layout.numbered("orders", 4))
+        assert second.super_stream_id == store.super_stream_id
+        assert [row.stream for row in rows] == ["orders-0", "orders-1", "orders-2", "orders-3"]
+        assert [row.partition_id for row in rows[:3]] == [row.partition_id for row in store.open(HEADER, LAYOUT)[:3]]
+    assert store.partitions() == rows
+    with PlacementStore(database_url, "other", "orders") as elsewhere, pytest.raises(SuperStreamNotFound):
+        elsewhere.open()
+
+
+def test_a_super_stream_has_one_header(store: PlacementStore, database_url: str) -> None:
+    """Contexts and affinity sets, or two names of them, are not mixed: nobody could keep both in order."""
+    with PlacementStore(database_url, "/", "orders") as second:
+        with pytest.raises(SuperStreamConflict) as caught:
+            second.open("serialization_context", LAYOUT)
+        assert caught.value.super_stream == "orders"
+        second.open()
+        assert second.header == HEADER
+    with pytest.raises(SuperStreamConflict):
+        store.open(HEADER, [])
+
+
+def test_what_is_not_open_is_opened_by_what_is_stored(database_url: str, store: PlacementStore) -> None:
+    """An operator need not know the header or the partitions, and learns where nothing is stored."""
+    with PlacementStore(database_url, "/", "orders") as second:
+        assert second.place(["a"], least).keys() == {"a"}
+    with PlacementStore(database_url, "/", "nothing") as unknown:
+        for call in (unknown.generation, unknown.partitions, lambda: unknown.find(["a"])):
+            with pytest.raises(SuperStreamNotFound) as caught:
+                call()
+            assert caught.value.super_stream == "nothing"
+
+
+def test_many_who_open_at_once_agree(database_url: str) -> None:
+    """Publishers that start together make one super stream and each partition once."""
+    stores = [PlacementStore(database_url, "/", "orders") for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda each: each.open(HEADER, LAYOUT), stores))
+    assert all([row.stream for row in rows] == ["orders-0", "orders-1", "orders-2"] for rows in opened)
+    assert len({each.super_stream_id for each in stores}) == 1
+    for each in stores:
+        each.close_store()
+
+
+def test_a_partition_that_is_bound_by_another_key_is_noticed(store: PlacementStore) -> None:
+    """What was cached with the old key counts as wrong."""
+    store.place(["a"], in_place(1))
+    before = store.generation()
+    store.open(HEADER, Layout.of("orders", [("orders-0", "0"), ("orders-1", "one"), ("orders-2", "2")]))
+    assert store.changes(before).placements is None
+    assert store.find(["a"])["a"].binding_key == "one"
+
+
+def test_a_name_is_placed_once(store: PlacementStore) -> None:
+    """The first choice stays, whatever a later one would be, and is no change to anybody."""
+    before = store.generation()
+    placed = store.place(["a", "b", "c", "d"], least)
+    assert sorted(each.stream for each in placed.values()) == ["orders-0", "orders-0", "orders-1", "orders-2"]
+    assert {each.binding_key for each in placed.values()} == {"0", "1", "2"}
+    assert store.place(["a", "b", "c", "d"], in_place(2)) == placed == store.find(["a", "b", "c", "d", "e"])
+    assert store.generation() == before
+    assert counted(store) == [2, 1, 1]
+    assert len({each.epoch for each in placed.values()}) == 4
+
+
+def test_many_who_place_the_same_names_agree(database_url: str) -> None:
+    """Eight publishers, in orders of their own, batches that overlap: each name has one placement, and counts once."""
+    names = [f"n{number}" for number in range(120)]
+
+    def place_all(seed: int) -> dict[str, tuple[int, int]]:
+        with PlacementStore(database_url, "/", "orders") as mine:
+            mine.open(HEADER, LAYOUT)
+            found = {}
+            for start in range(0, len(names), 10):
+                batch = names[(start * (2 * seed + 1)) % 120 :][:15][:: -1 if seed % 2 else 1]
+                found |= mine.place(batch, in_place(seed % 3))
+            found |= mine.place(names, in_place(seed % 3))
+            return {name: (each.partition_id, each.epoch) for name, each in found.items()}
+
+    with ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(place_all, range(8))
+    assert len(first) == len(names)
+    assert all(other == first for other in others)
+    with PlacementStore(database_url, "/", "orders") as store:
+        assert sum(counted(store)) == len(names)
+
+
+def test_placing_and_releasing_at_once_keeps_the_counts(database_url: str, store: PlacementStore) -> None:
+    """Sets that open, end and open again in many threads: epochs ascend for each, and every count is right."""
+    seen: dict[str, list[int]] = {}
+    lock = threading.Lock()
+
+    def work(seed: int) -> None:
+        with PlacementStore(database_url, "/", "orders") as mine:
+            for turn in range(25):
+                names = [f"n{(seed + turn + step) % 7}" for step in range(3)]
+                placed = mine.place(names, least)
+                with lock:
+                    for name, each in placed.items():
+                        seen.setdefault(name, []).append(each.epoch)
+                assert mine.release([(name, each.epoch) for name, each in placed.items()]) == frozenset()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert counted(store) == [0, 0, 0]
+    assert store.count().released == 7
+    last = {name: each.epoch for name, each in store.place(sorted(seen), least).items()}
+    assert all(max(epochs) < last[name] for name, epochs in seen.items())
+
+
+def test_a_released_name_is_placed_anew_with_a_higher_epoch(store: PlacementStore) -> None:
+    """What ended is noticed by its generation; the name may go elsewhere then, and its old end does not end it."""
+    first = store.place(["a"], in_place(0))["a"]
+    since = store.generation()
+    assert store.release([("a", first.epoch)]) == frozenset()
+    assert store.find(["a"]) == {}
+    (change,) = store.changes(since).placements or ()
+    assert (change.name, change.state, change.epoch) == ("a", PlacementState.RELEASED, first.epoch)
+    second = store.place(["a"], in_place(2))["a"]
+    assert second.epoch > first.epoch
+    assert second.stream == "orders-2"
+    assert store.release([("a", first.epoch)]) == frozenset()
+    assert store.find(["a"])["a"] == second
+    (again,) = store.changes(since).placements or ()
+    assert again == second
+    assert store.changes(store.generation()).placements == ()
+    assert counted(store) == [0, 0, 1]
+
+
+def test_releasing_what_nobody_placed_changes_nothing(store: PlacementStore) -> None:
+    """A second end, or one of a name that was forgotten, raises no generation."""
+    store.place(["a"], least)
+    before = store.generation()
+    assert store.release([]) == frozenset()
+    assert store.release([("nothing", 5), ("a", 0)]) == frozenset()
+    assert store.generation() == before
+    assert sum(counted(store)) == 1
+
+
+def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: PlacementStore) -> None:
+    """The end of a set that is under way waits, and then counts although the move gave it another epoch."""
+    placed = store.place(["a", "b"], in_place(0))
+    move_id = begin_move(store, "a", 1)
+    assert store.find(["a"])["a"].state is PlacementState.MOVING
+    assert store.release([(name, each.epoch) for name, each in placed.items()]) == {"a"}
+    with pytest.raises(MoveConflict) as caught:
+        store.close("a")
+    assert (caught.value.move_id, caught.value.state) == (move_id, "fencing")
+    assert store.count().moving == 1
+    end_move(store, "a", move_id)
+    assert store.release([("a", placed["a"].epoch)]) == frozenset()
+    assert store.find(["a"]) == {}
+    assert counted(store) == [0, 0, 0]
+
+
+def test_closing_ends_a_set_whatever_its_epoch(store: PlacementStore) -> None:
+    """An operator needs the name alone; closing it twice is an error."""
+    placed = store.place(["a"], least)["a"]
+    assert store.close("a") == placed
+    with pytest.raises(PlacementNotFound) as caught:
+        store.close("a")
+    assert caught.value.name == "a"
+
+
+def test_no_more_sets_are_open_than_may_be(database_url: str, store: PlacementStore) -> None:
+    """However many ask at once; what does not fit is not placed at all, and what is placed already goes on."""
+
+    def place(number: int) -> tuple[int, int] | None:
+        with PlacementStore(database_url, "/", "orders") as mine:
+            try:
+                mine.place([f"n{number}"], in_place(number % 3), open_sets_max=10)
+            except TooManyOpenSets as error:
+                return error.open_sets, error.open_sets_max
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        refused = [answer for answer in pool.map(place, range(24)) if answer is not None]
+    assert refused == [(10, 10)] * 14
+    assert sum(counted(store)) == 10
+    (name, *_) = [each.name for each in store.placements()]
+    assert store.place([name], least, open_sets_max=10).keys() == {name}
+    with pytest.raises(TooManyOpenSets):
+        store.place([name, "x"], least, open_sets_max=10)
+    assert "x" not in store.find(["x"])
+    store.close(name)
+    store.place(["x"], least, open_sets_max=10)
+
+
+def test_nothing_new_is_placed_in_a_retired_partition(store: PlacementStore) -> None:
+    """Not even where the partition was retired between the choice and the write."""
+
+    def retire(stream: str) -> None:
+        with store.engine.begin() as connection:
+            where = super_stream_partitions.c.stream == stream
+            connection.execute(sa.update(super_stream_partitions).where(where).values(state="retired"))
+
+    def choose(_name: str, partitions: Sequence[PartitionRow]) -> PartitionRow:
+        retire(partitions[0].stream)
+        return partitions[0] if len(partitions) == 3 else partitions[1]
+
+    assert store.place(["a"], choose)["a"].stream == "orders-2"
+    assert [each.state for each in store.partitions()].count(PartitionState.RETIRED) == 2
+    retire("orders-2")
+    with pytest.raises(SuperStreamConflict):
+        store.place(["b"], least)
+    assert store.find(["a"])["a"].stream == "orders-2"
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\ud800", "x" * 1025, 5, None])
+def test_what_cannot_be_a_name_is_refused(store: PlacementStore, name: Any) -> None:
+    """Bad names are one clear error, before anything is written."""
+    for call in (
+        lambda: store.find([name]),
+        lambda: store.place([name], least),
+        lambda: store.release([(name, 1)]),
+        lambda: store.close(name),
+    ):
+        with pytest.raises(InvalidInput):
+            call()
+    assert store.place(["é" * 512, "x" * 1024, " "], least).keys() == {"é" * 512, "x" * 1024, " "}
+
+
+def test_more_changes_than_can_be_told_are_everything(store: PlacementStore) -> None:
+    """One who slept long is told to forget all, not handed a table."""
+    with store.engine.begin() as connection:
+        row = "INSERT INTO relatum.placements (super_stream_id, name, partition_id, epoch, first_epoch, generation) "
+        rows = row + f"SELECT {store.super_stream_id}, 'n' || n, {store.partitions()[0].partition_id}, n, n, 2 + n % 2 "
+        connection.execute(sa.text(rows + f"FROM generate_series(1, {CHANGES_MAX + 1}) AS n"))
+        connection.execute(sa.text("UPDATE relatum.super_streams SET generation = 3"))
+    assert store.changes(1) == type(store.changes(1))(3, None)
+    changed = store.changes(2)
+    assert changed.generation == 3
+    assert len(changed.placements or ()) == CHANGES_MAX // 2 + 1
+
+
+def test_sets_that_nobody_uses_are_found(store: PlacementStore) -> None:
+    """The longest unused first; what is touched is in use again, and what moves is left alone."""
+    for name in ("a", "b", "c", "d"):
+        store.place([name], least)
+    begin_move(store, "d", 1)
+    assert [each.name for each in store.idle(0.0)] == ["a", "b", "c"]
+    assert [each.name for each in store.idle(0.0, limit=1)] == ["a"]
+    store.touch(["a", "nothing"])
+    assert [each.name for each in store.idle(0.0)] == ["b", "c", "a"]
+    assert store.idle(60.0) == []
+
+
+def test_placements_are_listed_by_name(store: PlacementStore) -> None:
+    """A page goes on after the last name; released ones are there where they are asked for."""
+    store.place(["b", "A", "ä", "a"], in_place(0))
+    store.place(["c"], in_place(1))
+    store.close("A")
+    assert [each.name for each in store.placements()] == ["a", "b", "c", "ä"]
+    assert [each.name for each in store.placements(limit=2, after="a")] == ["b", "c"]
+    assert [each.name for each in store.placements(stream="orders-1")] == ["c"]
+    (released,) = store.placements(states=[PlacementState.RELEASED])
+    assert released.name == "A"
+    assert released.released_at is not None
+    counts = store.count()
+    assert (counts.open, counts.moving, counts.released) == (4, 0, 1)
+    assert counts.by_stream == {"orders-0": 3, "orders-1": 1}
+
+
+def test_weights_are_kept(store: PlacementStore) -> None:
+    """They are the same for all routers; a wrong one changes nothing."""
+    store.set_weights({"orders-1": 2.5, "orders-0": 0})
+    assert [each.weight for each in store.partitions()] == [0, 2.5, 1]
+    with pytest.raises(StreamNotFound):
+        store.set_weights({"orders-1": 1, "elsewhere": 1})
+    for wrong in (-1, float("nan"), float("inf"), True, "2"):
+        with pytest.raises(InvalidInput):
+            store.set_weights({"orders-1": wrong})  # type: ignore[dict-item]
+    assert [each.weight for each in store.partitions()] == [0, 2.5, 1]
+
+
+def test_the_first_move_after_an_epoch_is_found(store: PlacementStore) -> None:
+    """Out of the partition or into it; of this name alone, and of a higher epoch than the message's."""
+    first = store.place(["a", "b"], in_place(0))["a"]
+    assert store.fence_after("a", first.epoch, "orders-0") is None
+    one = begin_move(store, "a", 1)
+    end_move(store, "a", one)
+    second = store.find(["a"])["a"]
+    two = begin_move(store, "a", 0)
+    found = store.fence_after("a", first.epoch, "orders-0")
+    assert found is not None
+    assert (found.move_id, found.source, found.target, found.fence_offset) == (one, "orders-0", "orders-1", 5)
+    into = store.fence_after("a", found.fence_epoch, "orders-0")
+    assert into is not None
+    assert (into.move_id, into.fence_offset, into.target) == (two, None, "orders-0")
+    out = store.fence_after("a", second.epoch, "orders-1")
+    assert out is not None
+    assert out.move_id == two
+    assert store.fence_after("a", into.epoch, "orders-0") is None
+    assert store.fence_after("b", 0, "orders-0") is None
+    assert store.fence_after("a", 0, "orders-2") is None
+    assert store.move_of(two) == into
+    assert store.move_of(999) is None
+
+
+def test_a_server_that_was_restarted_is_found_again(store: PlacementStore, database_server_url: str) -> None:
+    """Connections that are gone are made again by the same call; none of them is noticed by a caller."""
+    store.place(["a"], least)
+    before = store.generation()
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+    for call in (store.generation, lambda: store.find(["a"]), lambda: store.place(["b"], least)):
+        with psycopg.connect(database_server_url, autocommit=True) as administration:
+            administration.execute(end, [store.engine.url.database])
+        call()
+    assert store.generation() == before
+
+
+def test_threads_read_the_generation_at_once(store: PlacementStore) -> None:
+    """Each gets an answer, and the answer of its own time."""
+
+    def read(_number: int) -> int:
+        return store.generation()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(read, range(200))) == {1}
+
+
+def test_a_database_that_is_away_is_a_clear_error() -> None:
+    """Every call says so, and may be repeated."""
+    with PlacementStore("postgresql://nobody@127.0.0.1:1/nothing", "/", "orders") as gone:
+        for call in (
+            lambda: gone.open(HEADER, LAYOUT),
+            gone.generation,
+            lambda: gone.find(["a"]),
+            lambda: gone.place(["a"], least),
+        ):
+            with pytest.raises(DatabaseUnavailable):
+                call()
+
+
+def test_the_routers_role_is_enough(store: PlacementStore, database_url: str) -> None:
+    """A user with `relatum_router` does all that a router does; a consumer may look, and no more."""
+    acting = {
+        role: sa.create_engine(store.engine.url, connect_args={"options": f"-c role={role}"})
+        for role in ("relatum_router", "relatum_consumer")
+    }
+    with PlacementStore(acting["relatum_router"], "/", "invoices") as router:
+        router.open(HEADER, Layout.numbered("invoices", 2))
+        placed = router.place(["a", "b"], least, open_sets_max=5)
+        router.touch(["a"])
+        router.release([("a", placed["a"].epoch)])
+        router.set_weights({"invoices-0": 2})
+        assert router.generation() == 2
+    with PlacementStore(acting["relatum_consumer"], "/", "invoices") as consumer:
+        assert consumer.open(HEADER, Layout.numbered("invoices", 2))
+        assert consumer.find(["a", "b"]).keys() == {"b"}
+        for call in (lambda: consumer.place(["c"], least), lambda: consumer.close("b")):
+            with pytest.raises(AccessRefused):
+                call()
+    for engine in acting.values():
+        engine.dispose()
