@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
@@ -189,6 +189,11 @@ class MoveInfo:
     def pause_s(self) -> float | None:
         """Seconds its contexts waited; None while they do."""
         return None if self.ended_at is None else (self.ended_at - self.started_at).total_seconds()
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether somebody goes on with it, by the clock of this machine. Others may go on with it all the same."""
+        return self.lease_expires_at is not None and self.lease_expires_at > datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,187 +1,315 @@
 """Serialization contexts for operators: where each is, and how they are moved."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum._names import CONTEXT_HEADER
+from relatum.errors import Conflict, InvalidInput, PlacementNotFound
+from relatum.placement._model import PartitionRow, PartitionState, Placement, PlacementState
+from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress
-from relatum.serial._moving import MoveState
+from relatum.serial import _moving as moving
+from relatum.serial._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
+from relatum.serial._controls import ControlStreams
+from relatum.serial._move_store import MoveStore
+from relatum.serial._mover import RETRY_S
+from relatum.serial._movers import MOVES_AT_ONCE, Movers, find_some
+from relatum.serial._partitions import Partitions
+from relatum.serial._spread import spread
 
-MOVES_AT_ONCE: Final = 4
-"""How many moves are performed side by side unless the caller says otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A move of contexts, as the database has it.
-
-    Attributes:
-        move_id: Its number.
-        source: The stream its contexts leave.
-        target: The stream they go to; the source where the move is taken back.
-        contexts: How many they are.
-        state: How far it is.
-        aborting: Whether it is, or was, taken back.
-        started_at: When its contexts stopped.
-        ended_at: When they went on; None while they have not.
-        pause_s: Seconds they stood still: until now, while the move has not ended.
-        is_attended: Whether somebody goes on with it now.
-        holder: Who went on with it last; None for nobody.
-        reason: Why it was begun or taken back, where that was said.
-    """
-
-    move_id: int
-    source: str
-    target: str
-    contexts: int
-    state: MoveState
-    aborting: bool
-    started_at: datetime
-    ended_at: datetime | None
-    pause_s: float
-    is_attended: bool
-    holder: str | None
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Where a context is.
-
-    Attributes:
-        context: Its name.
-        partition: The stream it is in; while it moves, the one it leaves.
-        epoch: The epoch its messages are published under.
-        move_id: The move it is in; None where it stands.
-    """
-
-    context: str
-    partition: str
-    epoch: int
-    move_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Which contexts are to go where.
-
-    Attributes:
-        moves: For each target, the contexts that are to go there.
-    """
-
-    moves: dict[str, tuple[str, ...]]
-
-    def __len__(self) -> int:
-        """How many contexts are to move."""
-        return sum(map(len, self.moves.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class MoveProgress:
-    """What is told while contexts are moved.
-
-    Attributes:
-        move: The move that is one step further.
-        contexts_done: Contexts of the whole call that go on already.
-        contexts_all: Contexts of the whole call.
-    """
-
-    move: Move
-    contexts_done: int
-    contexts_all: int
-
-
-Progress = Callable[[MoveProgress], None]
-"""Called from the threads that move, one call at a time."""
+LISTED_AT_ONCE: Final = 1_000
+"""Placements read in one statement."""
 
 
 class SerializationContexts:
     """Where the contexts of a super stream are, and how they are moved. A context manager; threads may share one.
 
+    Every call may raise `DatabaseUnavailable`; those that move contexts or change partitions also `BrokerUnavailable`,
+    once a step could not be done for `retry_s`.
+
     Args:
         super_stream: The super stream's name.
         database: PostgreSQL's URL, or an engine, which stays the caller's.
-        broker: The broker's AMQP URL or address: moves and partitions need it, looking does not.
+        broker: The broker's AMQP URL or address. Moving contexts and changing partitions needs it, looking does not.
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
-        header: The header that names contexts; None for the one the super stream is used with, `serialization_context`
-            where it was not used before.
-        moves_at_once: Moves performed side by side.
+        vhost: The super stream's virtual host; None (default): the broker's, or "/" without one.
+        header: The header that names contexts; None (default): the one the super stream is used with, or
+            `serialization_context` where it was not used before.
+        moves_at_once: Moves performed side by side, from 1. Default: 4.
+        retry_s: Seconds for which a step of a move is tried again while the broker or the database does not answer.
+            Default: 30.
+
+    Raises:
+        SuperStreamNotFound: the super stream is not known to the database, and not to the broker either.
+        SuperStreamConflict: it is used with another header.
+        SchemaMissing: the database has no such tables; run `relatum migrate`.
     """
 
     def __init__(
         self,
         super_stream: str,
-        database: str | sa.URL | sa.Engine,
+        database: str | sa.Engine,
         *,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
+        vhost: str | None = None,
         header: str | None = None,
         moves_at_once: int = MOVES_AT_ONCE,
+        retry_s: float = RETRY_S,
     ) -> None:
-        raise NotImplementedError
+        if moves_at_once < 1:
+            raise InvalidInput(f"moves_at_once is a number from 1, not {moves_at_once}")
+        address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+        self.super_stream = super_stream
+        self._address = address
+        self._moves_at_once = moves_at_once
+        self._retry_s = retry_s
+        self._lock = threading.Lock()
+        self._streams: ControlStreams | None = None
+        self._placements = PlacementStore(
+            database, vhost or (address.vhost if address is not None else "/"), super_stream
+        )
+        try:
+            self._partitions = Partitions(self._placements, super_stream, address)
+            self._partitions.open(header)
+            self._moves = MoveStore(self._placements.engine, self._placements.super_stream_id)
+        except BaseException:
+            self._placements.close_store()
+            raise
+
+    # Where contexts are
 
     def assign(self, context: str, partition: str) -> Assignment:
-        """Assign a context to a partition before its first message."""
-        raise NotImplementedError
+        """Assign a context to a partition before its first message. One that is there already stays.
+
+        Raises:
+            StreamNotFound: the super stream has no such partition.
+            Conflict: the context is in another partition: move it.
+        """
+        wanted = self._partitions.named(partition)
+        placed = self._placements.place([context], lambda name, active: _chosen(active, wanted))[context]
+        if placed.stream != partition:
+            raise Conflict(f"{context!r} is in {placed.stream!r} already: move it")
+        return Assignment.of(placed)
 
     def assignment_of(self, context: str) -> Assignment:
-        """Where a context is."""
-        raise NotImplementedError
+        """Where a context is.
 
-    def assignments(self, partition: str | None = None) -> list[Assignment]:
-        """Where contexts are, by name."""
-        raise NotImplementedError
+        Raises:
+            PlacementNotFound: it is nowhere: no message of it was published yet.
+        """
+        return Assignment.of(self._find([context])[context])
 
-    def move(
-        self, contexts: str | Iterable[str], to: str, *, reason: str | None = None, progress: Progress | None = None
-    ) -> list[Move]:
-        """Move contexts to a partition."""
-        raise NotImplementedError
+    def assignments(self, partition: str | None = None) -> Iterator[Assignment]:
+        """Where contexts are, by name.
 
-    def consolidate(
-        self, sources: Iterable[str], target: str, *, reason: str | None = None, progress: Progress | None = None
-    ) -> list[Move]:
-        """Move all contexts of several partitions to one."""
-        raise NotImplementedError
+        Args:
+            partition: Only those in this partition; None (default): all.
+
+        Raises:
+            StreamNotFound: the super stream has no such partition.
+        """
+        if partition is not None:
+            self._partitions.named(partition)
+        return map(Assignment.of, self._listed(partition))
+
+    def status(self) -> ContextsStatus:
+        """The partitions, with the number of contexts in each, and the moves that have not ended."""
+        return ContextsStatus(
+            self.super_stream,
+            self._placements.header,
+            self._placements.generation(),
+            tuple(self._placements.partitions()),
+            tuple(self._moves.moves()),
+        )
+
+    def _listed(self, partition: str | None) -> Iterator[Placement]:
+        after: str | None = None
+        while page := self._placements.placements(stream=partition, after=after, limit=LISTED_AT_ONCE):
+            yield from page
+            after = page[-1].name
+
+    def _find(self, names: Collection[str]) -> dict[str, Placement]:
+        """The placements of names.
+
+        Raises:
+            PlacementNotFound: one of them is not placed.
+        """
+        found = find_some(self._placements, names)
+        for name in names:
+            if name not in found:
+                raise PlacementNotFound(f"{name!r} is nowhere: no message of it was published yet", name=name)
+        return found
+
+    # Moving
+
+    def move(self, contexts: str | Iterable[str], to: str, *, progress: Progress | None = None) -> list[Move]:
+        """Move contexts to a partition; those that are there already stay.
+
+        Their publishers wait meanwhile, and only theirs. Contexts of one partition move together, up to 500 at a time;
+        several moves run side by side.
+
+        Args:
+            contexts: Their names; or one name.
+            to: The stream they are to go to.
+            progress: Told of each step.
+
+        Returns:
+            The moves, as they ended: `pause_s` of each says how long its contexts stood still.
+
+        Raises:
+            PlacementNotFound: a context is nowhere; nothing was moved.
+            StreamNotFound: the super stream has no such partition; nothing was moved.
+            SuperStreamConflict: that partition is retired.
+            MoveConflict: another move has a context. Contexts before it may have moved.
+            RelatumError: what stopped a move, with its number in the field `move_id`: go on with it, or abort it. Moves
+                beside it were completed, others did not begin.
+        """
+        names = [contexts] if isinstance(contexts, str) else list(dict.fromkeys(contexts))
+        self._find(names)
+        return self._move({to: names}, progress)
+
+    def consolidate(self, sources: str | Iterable[str], target: str, *, progress: Progress | None = None) -> list[Move]:
+        """Move all contexts of some partitions to one; see `move`.
+
+        What is placed in the sources meanwhile stays there.
+        """
+        streams = [sources] if isinstance(sources, str) else list(dict.fromkeys(sources))
+        for stream in streams:
+            self._partitions.named(stream)
+        names = [placement.name for stream in streams if stream != target for placement in self._listed(stream)]
+        return self._move({target: names}, progress)
 
     def plan(self, partitions: Iterable[str] | None = None) -> Plan:
-        """Which contexts would have to move for all to be spread evenly over partitions."""
-        raise NotImplementedError
+        """Which contexts would have to move for all to be spread evenly, in proportion to the partitions' weights.
 
-    def rebalance(
-        self, plan: Plan | None = None, *, reason: str | None = None, progress: Progress | None = None
-    ) -> list[Move]:
-        """Move contexts as planned."""
-        raise NotImplementedError
+        As few as possible move. Contexts that are moving are left out.
 
-    def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
-        """Add partitions to the super stream."""
-        raise NotImplementedError
+        Args:
+            partitions: The partitions to spread over; all contexts leave the others. None (default): all that are in
+                use.
 
-    def retire(self, partition: str, *, delete: bool = False) -> None:
-        """Take a partition without contexts out of use."""
-        raise NotImplementedError
+        Raises:
+            StreamNotFound: the super stream has no such partition.
+        """
+        if partitions is not None:
+            rows = [self._partitions.named(stream) for stream in partitions]
+        else:
+            rows = [row for row in self._placements.partitions() if row.state is PartitionState.ACTIVE]
+        placed: dict[str, list[str]] = {}
+        for placement in self._listed(None):
+            if placement.state is PlacementState.OPEN:
+                placed.setdefault(placement.stream, []).append(placement.name)
+        return Plan(spread(placed, {row.stream: row.weight for row in rows}))
 
-    def moves(self, *, all_of_them: bool = False) -> list[Move]:
-        """The moves that have not ended."""
-        raise NotImplementedError
+    def rebalance(self, plan: Plan | None = None, *, progress: Progress | None = None) -> list[Move]:
+        """Move contexts as planned; see `move`.
+
+        Args:
+            plan: From `plan`; None (default): evenly over all partitions in use.
+            progress: Told of each step.
+        """
+        return self._move((plan or self.plan()).moves, progress)
+
+    def _move(self, wanted: Mapping[str, Collection[str]], progress: Progress | None) -> list[Move]:
+        for target in wanted:
+            self._partitions.named(target)
+        return self._movers().move_all(wanted, Call(progress))
+
+    # Moves that have not ended
+
+    def moves(self, *, latest: int | None = None) -> list[Move]:
+        """The moves that have not ended, oldest first.
+
+        Args:
+            latest: Instead, so many of all moves, ended ones included, the latest first.
+        """
+        return self._moves.moves(latest=latest)
 
     def resume(self, move_id: int, *, progress: Progress | None = None) -> Move:
-        """Go on with a move, from whatever state it is in."""
-        raise NotImplementedError
+        """Go on with a move, from whatever state it is in, whoever began it. One that has ended stays as it is.
+
+        Raises:
+            NotFound: there is no move of that number.
+            RelatumError: what stopped it.
+        """
+        return self._movers().perform(moving.go_on(move_id), self._call_of(move_id, progress))
 
     def abort(self, move_id: int, *, reason: str | None = None, progress: Progress | None = None) -> Move:
-        """Take a move back: its contexts go on in their source."""
-        raise NotImplementedError
+        """Take a move back: its contexts go on in their source. One that was aborted stays so.
+
+        Args:
+            move_id: The move.
+            reason: Kept with the move; None for none.
+            progress: Told of each step.
+
+        Raises:
+            NotFound: there is no move of that number.
+            MoveConflict: it was completed; another move brings its contexts back.
+            RelatumError: what stopped it.
+        """
+        call = self._call_of(move_id, progress)
+        return self._movers().perform(moving.abort(move_id), call, reason=reason)
+
+    def _call_of(self, move_id: int, progress: Progress | None) -> Call:
+        return Call(progress, self._moves.move(move_id).contexts)
+
+    # Partitions
+
+    def add_partitions(self, count: int = 1, *, binding_keys: Sequence[str] | None = None) -> list[str]:
+        """Add partitions to the super stream, empty ones; gives their streams. No context moves by that.
+
+        New contexts go there, too, from now on; move others with `rebalance`.
+
+        Args:
+            count: How many.
+            binding_keys: A binding key for each, instead of `count`; None (default): the next numbers.
+        """
+        return self._partitions.add([None] * count if binding_keys is None else list(binding_keys))
+
+    def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
+        """Take a partition that has no contexts out of use; repeat it where it was interrupted.
+
+        First nothing is placed there any more, then the broker routes nothing there any more.
+
+        Args:
+            partition: The partition's stream.
+            delete: Delete the stream, too, once every serial consumer has read all that lies in the super stream now.
+                Its messages are gone then, also for consumers of new names.
+            timeout_s: With `delete`, seconds to wait for consumers. Default: 30.
+
+        Raises:
+            StreamNotFound: the super stream has no such partition.
+            PartitionInUse: contexts are there, or move there or away; or it is the last one: nothing was changed. Or
+                a consumer has not read all in time: the partition is retired, and not deleted.
+        """
+        self._partitions.named(partition)
+        self._partitions.check_broker()
+        self._moves.retire(partition)
+        self._partitions.unbind(partition)
+        if delete:
+            self._partitions.delete(partition, self._moves, self._control_streams(), timeout_s)
+
+    def _movers(self) -> Movers:
+        streams = self._control_streams()
+        return Movers(self._placements, self._moves, streams, at_once=self._moves_at_once, retry_s=self._retry_s)
+
+    def _control_streams(self) -> ControlStreams:
+        with self._lock:
+            if self._streams is None:
+                self._streams = ControlStreams(self._partitions.check_broker())
+            return self._streams
 
     def close(self) -> None:
         """Close connections."""
-        raise NotImplementedError
+        with self._lock:
+            if self._streams is not None:
+                self._streams.close()
+                self._streams = None
+        self._placements.close_store()
 
     def __enter__(self) -> Self:
         return self
@@ -192,5 +320,9 @@ class SerializationContexts:
         self.close()
 
 
-HEADER_DEFAULT: Final = CONTEXT_HEADER
-"""The header that names contexts unless another was chosen."""
+def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:
+    """The partition that was asked for, as one of those that take new placements."""
+    for row in active:
+        if row.partition_id == wanted.partition_id:
+            return row
+    raise Conflict(f"partition {wanted.stream!r} is retired: no context can go there")

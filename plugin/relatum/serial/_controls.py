@@ -33,8 +33,9 @@ class ControlStreams:
         self._reader = StreamReader.open(address)
 
     def end_of(self, stream: str) -> int:
-        """The last offset of a stream; 0 where it is empty. Whatever is published later lies behind it, or at 0."""
-        return self._reader.bounds(stream).last or 0
+        """The offset behind the last message of a stream; 0 where it is empty. What is published later is not below."""
+        last = self._reader.bounds(stream).last
+        return 0 if last is None else last + 1
 
     def publish(self, stream: str, control: Control) -> None:
         """Publish a control message and wait for its confirm.

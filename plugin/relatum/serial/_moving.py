@@ -76,7 +76,7 @@ class MoveStep:
 
 @dataclass(frozen=True, slots=True)
 class FindEnd:
-    """Find the last offset of a stream; the answer is an `int`, 0 where the stream is empty."""
+    """Find where a stream ends; the answer is the offset behind its last message, 0 where it is empty."""
 
     stream: str
 

@@ -1,0 +1,137 @@
+"""Performs the steps of moves: against PostgreSQL and the broker, again and again while they do not answer."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from relatum._holders import new_holder
+from relatum.errors import PublishNacked, RelatumError, Transient
+from relatum.placement._model import MoveInfo
+from relatum.serial._controls import ControlStreams
+from relatum.serial._move_store import LEASE_S, MoveStore
+from relatum.serial._moving import (
+    Begin,
+    FindControl,
+    FindEnd,
+    Look,
+    MoveStep,
+    PublishControl,
+    Request,
+    SetAborting,
+    SetFenced,
+    Sleep,
+    Steps,
+    Switch,
+)
+
+RETRY_S: Final = 30.0
+"""Seconds for which a step is tried again while the broker or the database does not answer."""
+
+PAUSE_S: Final = 0.2
+"""Seconds between such attempts."""
+
+logger = logging.getLogger("relatum.contexts")
+
+
+class Mover:
+    """Performs the steps of one move.
+
+    Args:
+        store: The moves of the super stream.
+        streams: Control messages in its partitions.
+        retry_s: Seconds for which a step is tried again while the broker or the database does not answer.
+        reason: Why the move is turned back, where it is.
+        tell: Called with the move each time it is further.
+    """
+
+    def __init__(
+        self,
+        store: MoveStore,
+        streams: ControlStreams,
+        *,
+        retry_s: float = RETRY_S,
+        reason: str | None = None,
+        tell: Callable[[MoveInfo], None] = lambda move: None,
+    ) -> None:
+        self._store = store
+        self._retry_s = retry_s
+        self._tell = tell
+        # For this move alone: by it a repeated beginning knows the move that the first one began.
+        self._holder = new_holder()
+        self._attended_at = time.monotonic()
+        self._known: MoveStep | None = None
+        self._ways: dict[type[Request], Callable[[Any], Any]] = {
+            FindEnd: lambda wanted: streams.end_of(wanted.stream),
+            Begin: lambda wanted: store.begin(wanted, self._holder),
+            Look: self._look,
+            Sleep: lambda wanted: time.sleep(wanted.seconds),
+            PublishControl: lambda wanted: streams.publish(wanted.stream, wanted.control),
+            FindControl: streams.find,
+            SetFenced: store.set_fenced,
+            Switch: store.switch,
+            SetAborting: lambda wanted: store.set_aborting(wanted, reason),
+        }
+
+    def run(self, steps: Steps) -> MoveStep:
+        """Perform all steps; gives the move as it ended.
+
+        Raises:
+            RelatumError: what stopped it. A move that had begun stands as it was; its number is in the message and in
+                the field `move_id`.
+        """
+        try:
+            request = next(steps)
+            while True:
+                answer = self._persist(request)
+                if isinstance(answer, MoveStep):
+                    self._note(answer)
+                request = steps.send(answer)
+        except StopIteration as end:
+            ended: MoveStep = end.value
+            return ended
+        except RelatumError as error:
+            raise self._stopped(error) from error
+
+    def _persist(self, request: Request) -> Any:
+        """Perform a step, again while what it needs does not answer. Each may be repeated."""
+        give_up_at = time.monotonic() + self._retry_s
+        while True:
+            try:
+                self._attend()
+                return self._ways[type(request)](request)
+            except (Transient, PublishNacked) as error:
+                if time.monotonic() >= give_up_at:
+                    raise
+                logger.warning(
+                    "a step of a move is tried again", extra={"step": type(request).__name__}, exc_info=error
+                )
+            time.sleep(PAUSE_S)
+
+    def _look(self, wanted: Look) -> MoveStep:
+        self._store.attend(wanted.move_id, self._holder)
+        return self._store.look(wanted.move_id)
+
+    def _attend(self) -> None:
+        """Say in time that somebody goes on with the move."""
+        now = time.monotonic()
+        if self._known is not None and not self._known.state.is_ended and now - self._attended_at > LEASE_S / 3:
+            self._store.attend(self._known.move_id, self._holder)
+            self._attended_at = now
+
+    def _note(self, found: MoveStep) -> None:
+        is_further = self._known is None or found.state is not self._known.state
+        self._known = found
+        if is_further:
+            self._tell(self._store.move(found.move_id))
+
+    def _stopped(self, error: RelatumError) -> RelatumError:
+        """The error, saying which move stands still; as it is where none does."""
+        known = self._known
+        if known is None or known.state.is_ended:
+            return error
+        told: RelatumError = type(error)(
+            f"move {known.move_id} stands still, {known.state.value}: {error}; go on with it, or abort it"
+        )
+        told.__dict__.update(error.__dict__, move_id=known.move_id)
+        return told

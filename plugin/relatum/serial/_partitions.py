@@ -1,0 +1,135 @@
+"""The partitions of a super stream, in the database and at the broker: added, found, and taken out of use."""
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+from relatum._names import CONTEXT_HEADER
+from relatum.errors import ConfigurationError, PartitionInUse, StreamNotFound, SuperStreamNotFound
+from relatum.placement._model import PartitionRow
+from relatum.placement._store import PlacementStore
+from relatum.reading import BrokerAddress
+from relatum.serial._controls import ControlStreams
+from relatum.serial._move_store import MoveStore
+from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
+from relatum.superstreams._connections import Reach, blocking_connection
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks at how far consumers are."""
+
+
+class Partitions:
+    """The partitions of a super stream. Threads may share it.
+
+    Args:
+        store: The placements of the super stream.
+        super_stream: Its name.
+        address: The broker; None where there is none to ask.
+    """
+
+    def __init__(self, store: PlacementStore, super_stream: str, address: BrokerAddress | None) -> None:
+        self._store = store
+        self._super_stream = super_stream
+        self._address = address
+
+    def open(self, header: str | None) -> None:
+        """Open the super stream's rows; those of one that is not known yet are made by what the broker says.
+
+        Raises:
+            SuperStreamNotFound: neither the database nor the broker knows it.
+            SuperStreamConflict: it is used with another header.
+        """
+        try:
+            self._store.open(header)
+        except SuperStreamNotFound:
+            if self._address is None:
+                raise
+            self._store.open(header or CONTEXT_HEADER, self._described())
+
+    def named(self, stream: str) -> PartitionRow:
+        """The partition that is the stream of that name; the broker is asked for one that is new.
+
+        Raises:
+            StreamNotFound: the super stream has no such partition.
+        """
+        found = _named(self._store.partitions(), stream)
+        if found is None and self._address is not None:
+            found = _named(self._store.open(None, self._described()), stream)
+        if found is None:
+            raise StreamNotFound(f"{stream!r} is no partition of {self._super_stream!r}", stream=stream)
+        return found
+
+    def add(self, binding_keys: Iterable[str | None]) -> list[str]:
+        """Add partitions at the broker, then in the database; gives their streams."""
+        url, stream_url = _urls(self.check_broker())
+        added = [
+            add_partition(url, self._super_stream, binding_key=key, stream_url=stream_url).stream
+            for key in binding_keys
+        ]
+        self._store.open(None, self._described())
+        return added
+
+    def unbind(self, stream: str) -> None:
+        """Have the broker route nothing to a partition; one that is not bound stays so."""
+        url, stream_url = _urls(self.check_broker())
+        if any(partition.stream == stream for partition in self._described()):
+            unbind_partition(url, self._super_stream, stream, stream_url=stream_url)
+
+    def delete(self, stream: str, moves: MoveStore, streams: ControlStreams, timeout_s: float) -> None:
+        """Delete the stream of a retired partition, once every consumer has read what the super stream has now.
+
+        Of the other partitions, too: an adoption there may stand for a message that lies here.
+
+        Raises:
+            PartitionInUse: a consumer has not, in time.
+        """
+        rows = self._store.partitions()
+        partition_id = next(row.partition_id for row in rows if row.stream == stream)
+        ends: dict[int, int] = {}
+        for row in rows:
+            with suppress(StreamNotFound):  # one that was retired and deleted before
+                ends[row.partition_id] = streams.end_of(row.stream)
+        give_up_at = time.monotonic() + timeout_s
+        while (reason := moves.unread(partition_id, ends)) is not None:
+            if time.monotonic() >= give_up_at:
+                raise PartitionInUse(
+                    f"{stream!r} is retired, but was not deleted: {reason}", stream=stream, reason=reason
+                )
+            time.sleep(LOOK_S)
+        with blocking_connection(None, Reach(self.check_broker())) as connection, connection.channel() as channel:
+            channel.queue_delete(stream)
+
+    def check_broker(self) -> BrokerAddress:
+        """The broker's address.
+
+        Raises:
+            ConfigurationError: none was given, or one without an AMQP port.
+        """
+        if self._address is None or self._address.amqp_port is None:
+            raise ConfigurationError("moving contexts and changing partitions needs the broker: give its amqp:// URL")
+        return self._address
+
+    def _described(self) -> Layout:
+        url, stream_url = _urls(self.check_broker())
+        return describe_super_stream(url, self._super_stream, stream_url=stream_url)
+
+
+def _named(rows: Iterable[PartitionRow], stream: str) -> PartitionRow | None:
+    return next((row for row in rows if row.stream == stream), None)
+
+
+def _urls(address: BrokerAddress) -> tuple[str, str | None]:
+    """The URLs of a broker: of AMQP, and of the stream protocol where that is known."""
+    user, vhost = (quote(text, safe="") for text in (address.user, address.vhost))
+    login, path = f"{user}:{quote(address.password, safe='')}", f"/{vhost}"
+    url = f"amqp{'s' if address.amqp_tls else ''}://{login}@{_host(address.host)}:{address.amqp_port}{path}"
+    if address.stream_port is None or address.stream_port_guessed:
+        return url, None
+    scheme = f"rabbitmq-stream{'+tls' if address.stream_tls else ''}"
+    return url, f"{scheme}://{login}@{_host(address.stream_host)}:{address.stream_port}{path}"
+
+
+def _host(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
