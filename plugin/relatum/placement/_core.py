@@ -29,6 +29,7 @@ from relatum.placement._publication import (
 from relatum.placement._search import Strays
 from relatum.placement._store import PlacementStore
 from relatum.reading import StreamReader
+from relatum.store import make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import reach_of
 
@@ -113,7 +114,9 @@ class RouterCore:
             unchecked_max=options.unchecked_max,
             when_away=options.when_database_away,
         )
-        self._database = database.render_as_string(hide_password=False) if isinstance(database, sa.URL) else database
+        # Made at once: what is wrong with a URL is told where the router is made.
+        self._engine = database if isinstance(database, sa.Engine) else make_engine(database)
+        self._is_own_engine = self._engine is not database
         self._broker = broker
         self._stream_url = stream_url
         self._lock = threading.Lock()
@@ -200,7 +203,7 @@ class RouterCore:
         reach = reach_of(source, self._stream_url)
         if self._strays is None:
             self._strays = Strays(reach.address, self.options.header, ssl_context=reach.tls)
-        store = self._store or PlacementStore(self._database, reach.address.vhost, self.super_stream)
+        store = self._store or PlacementStore(self._engine, reach.address.vhost, self.super_stream)
         try:
             rows = store.open(self.options.header, self._candidates)
         except BaseException:
@@ -225,6 +228,8 @@ class RouterCore:
             store.close_store()
         if strays is not None:
             strays.close()
+        if self._is_own_engine:
+            self._engine.dispose()
 
     # --- requests -------------------------------------------------------------------------------------------------
 
