@@ -20,9 +20,21 @@ from relatum.errors import (
     SuperStreamNotFound,
     TooManyOpenSets,
 )
+from relatum.limits import INTEGER_MAX
+from relatum.placement import forget_placements
 from relatum.placement._model import PartitionRow, PartitionState, PlacementState
+from relatum.placement._prune import forget_moves, forget_released
 from relatum.placement._store import CHANGES_MAX, PlacementStore
-from relatum.store import context_moves, moved_contexts, placements, super_stream_partitions, super_streams
+from relatum.reading import BrokerAddress
+from relatum.store import (
+    context_moves,
+    moved_contexts,
+    placements,
+    serial_consumers,
+    serial_holds,
+    super_stream_partitions,
+    super_streams,
+)
 from relatum.superstreams._layout import Layout
 
 LAYOUT = Layout.numbered("orders", 3)
@@ -453,3 +465,82 @@ def test_the_routers_role_is_enough(store: PlacementStore, database_url: str) ->
                 call()
     for engine in acting.values():
         engine.dispose()
+
+
+def test_what_was_released_long_ago_is_forgotten(store: PlacementStore) -> None:
+    """Its row goes, and those who may still have it cached are told to forget everything."""
+    placed = store.place(["a", "b", "c"], least)
+    since = store.generation()
+    store.release([("a", placed["a"].epoch)])
+    of_a = store.generation()
+    store.release([("b", placed["b"].epoch)])
+    with store.engine.begin() as connection:
+        old = sa.update(placements).where(placements.c.name == "a")
+        connection.execute(old.values(released_at=sa.func.now() - sa.text("interval '61 minutes'")))
+    assert forget_released(store.engine, store.super_stream_id) == 1
+    assert forget_released(store.engine, store.super_stream_id) == 0
+    assert store.count().released == 1
+    assert store.changes(since).placements is None
+    assert [each.name for each in store.changes(of_a).placements or ()] == ["b"]
+    assert store.place(["a"], least)["a"].epoch > placed["c"].epoch
+
+
+def test_the_last_move_of_a_context_at_each_end_is_kept(store: PlacementStore) -> None:
+    """Earlier ones go when retention has dropped both; what a sleeping publisher sends is judged by the last."""
+    store.place(["a", "b"], in_place(0))
+    ended = {"state": "switched", "ended_at": sa.func.now()}
+    ids = [row.partition_id for row in store.partitions()]
+    moves = [
+        begin_move(store, "a", 1, **ended, fence_offset=10, marker_offset=10),
+        begin_move(store, "a", 0, source_id=ids[1], **ended, fence_offset=20, marker_offset=20),
+        begin_move(store, "a", 1, **ended, fence_offset=30, marker_offset=30),
+        begin_move(store, "b", 1, **ended, fence_offset=5, marker_offset=5),
+    ]
+
+    def kept(first_offsets: dict[int, int]) -> list[int]:
+        forget_moves(store.engine, store.super_stream_id, first_offsets)
+        return [move_id for move_id in moves if store.move_of(move_id) is not None]
+
+    assert kept({ids[0]: 20, ids[1]: 21}) == moves
+    assert kept({ids[0]: 21, ids[1]: 20}) == moves
+    assert kept({ids[0]: 99}) == moves
+    hold = {"consumer_id": 1, "partition_id": ids[1], "move_id": moves[0], "marker_offset": 10, "cursor": 11}
+    hold |= {"epoch": 1, "fence_offset": 10, "source_id": ids[0]}
+    with store.engine.begin() as connection:
+        consumer = {"super_stream_id": store.super_stream_id, "name": "billing"}
+        connection.execute(sa.insert(serial_consumers).values(consumer))
+        connection.execute(sa.insert(serial_holds).values(hold))
+    assert kept({ids[0]: 21, ids[1]: 21}) == moves
+    with store.engine.begin() as connection:
+        connection.execute(sa.delete(serial_holds))
+    assert kept({ids[0]: 21, ids[1]: 21}) == moves[1:]
+    assert kept({ids[0]: 31, ids[1]: 31}) == kept({ids[0]: 99, ids[1]: INTEGER_MAX}) == moves[2:]
+    found = store.fence_after("a", 1, "orders-0")
+    assert found is not None
+    assert found.move_id == moves[2]
+    assert kept({ids[0]: INTEGER_MAX, ids[1]: INTEGER_MAX}) == []
+
+
+def test_pruning_looks_at_what_the_streams_still_hold(
+    database_url: str, amqp_url: str, stream_url: str, stream_name: str
+) -> None:
+    """A virtual host's super streams are all pruned; a stream that is not there says nothing, unless it is retired."""
+    layout = Layout.of(stream_name, [(stream_name, "0"), (f"{stream_name}-gone", "1")])
+    address = BrokerAddress.parse(amqp_url, stream_url)
+    with PlacementStore(database_url, address.vhost, stream_name) as store:
+        assert forget_placements(store.engine, address) == 0
+        store.open(HEADER, layout)
+        placed = store.place(["a", "b"], in_place(1))
+        ended = {"state": "aborted", "ended_at": sa.func.now(), "fence_offset": 1, "marker_offset": 2}
+        move_id = begin_move(store, "b", 1, **ended)
+        store.release([("a", placed["a"].epoch)])
+        with store.engine.begin() as connection:
+            long_ago = sa.func.now() - sa.text("interval '2 hours'")
+            connection.execute(sa.update(placements).where(placements.c.name == "a").values(released_at=long_ago))
+        assert forget_placements(store.engine, amqp_url, stream_url=stream_url) == 1
+        assert store.move_of(move_id) is not None
+        with store.engine.begin() as connection:
+            is_gone = super_stream_partitions.c.place == 1
+            connection.execute(sa.update(super_stream_partitions).where(is_gone).values(state="retired"))
+        assert forget_placements(store.engine, address) == 2
+        assert store.move_of(move_id) is None

@@ -14,6 +14,7 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, print_json
+from relatum.placement import forget_placements
 from relatum.reading import BrokerAddress
 from relatum.recording import prune as run_prune
 from relatum.store import as_engine
@@ -37,6 +38,8 @@ def prune(
     with as_engine(require_database(database)) as engine:
         report = run_prune(address, engine, streams or None, batch_rows=batch_rows)
         if not streams and (forgotten := forget_finished(engine, batch_rows=batch_rows, seconds=None)):
+            report.rows[""] += forgotten
+        if not streams and (forgotten := forget_placements(engine, address, batch_rows=batch_rows)):
             report.rows[""] += forgotten
     if as_json:
         print_json(dict(report.rows))

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum.limits import INTEGER_MAX
 from relatum.store import context_moves, moved_contexts, placements, serial_holds, super_streams
 
 _placements: Final = placements.c
@@ -54,10 +55,16 @@ def _firsts(name: str) -> Any:
     return given.table_valued(*columns, name=name).render_derived()
 
 
-def _superseded(end: "sa.ColumnElement[int]", name: str) -> "sa.ColumnElement[bool]":
-    """Whether a later move wrote of the context in a partition, and retention has dropped that, too."""
-    first = _firsts(name)
-    return sa.exists(
+def _superseded(end: Any, name: str) -> "sa.ColumnElement[bool]":
+    """Whether a later move wrote of the context in a partition, and retention has dropped that, too.
+
+    Or the whole partition is gone.
+    """
+    first, gone = _firsts(name), _firsts(f"gone_{name}")
+    is_gone = sa.exists(
+        sa.select(sa.literal(1)).select_from(gone).where(gone.c.partition_id == end, gone.c.first == INTEGER_MAX)
+    )
+    return is_gone | sa.exists(
         sa.select(sa.literal(1))
         .select_from(_also)
         .join(_later, _later.c.move_id == _also.c.move_id)

@@ -3,6 +3,7 @@
 Calls may be repeated when it is not known whether their commit came through: the second finds what the first wrote.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,10 +38,17 @@ from relatum.placement._model import (
     PlacementCounts,
     PlacementState,
 )
+from relatum.placement._prune import forget_released
 from relatum.store import make_engine, translated_errors
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
+
+FORGET_EVERY_S: Final = 10.0
+"""Seconds between two times at which a store deletes placements that were released long ago."""
+
+FORGET_MOST: Final = 20_000
+"""Placements it deletes at one time: twice as many as one process opens and releases meanwhile."""
 
 _TRIES: Final = 5
 """Times a transaction is tried that another one got in the way of."""
@@ -69,6 +77,7 @@ class PlacementStore:
         self._name = super_stream
         self._known: tuple[int, str] | None = None
         self._generation = GenerationReader(self._engine)
+        self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     def __enter__(self) -> Self:
         return self
@@ -215,6 +224,7 @@ class PlacementStore:
         if not ended:
             return frozenset()
         rows = self._select(statements.release, names=list(ended), epochs=list(ended.values()))
+        self._forget()
         return frozenset(row.name for row in rows)
 
     def close(self, name: str) -> Placement:
@@ -365,6 +375,13 @@ class PlacementStore:
             return rows
 
         return {row.name: _placement(row) for row in self._run(placed)}
+
+    def _forget(self) -> None:
+        """Now and then, delete a part of what was released long ago: those who release keep the table small."""
+        if time.monotonic() < self._forget_at:
+            return
+        self._forget_at = time.monotonic() + FORGET_EVERY_S
+        forget_released(self._engine, self.super_stream_id, most=FORGET_MOST)
 
     def _select(self, query: "sa.Select[Any]", **wanted: Any) -> Sequence[Any]:
         return self._run(
