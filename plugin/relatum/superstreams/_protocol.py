@@ -70,11 +70,17 @@ class TargetExchange:
 
     def __init__(self, target: Target, channel: Any) -> None:
         self.target = target
-        self.channel = channel
+        self.channel = channel_of(channel)
 
     async def publish(self, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
         """Publish as `Exchange.publish` does; the target decides where the message goes."""
         return await self.target.publish_async(self.channel, message, routing_key, **kwargs)
+
+
+def channel_of(given: Any) -> Any:
+    """The aio-pika channel that is meant by it or by an exchange of it."""
+    # Not by the attribute `channel`: channels have one too, which warns.
+    return given if hasattr(given, "get_underlay_channel") else given.channel
 
 
 class Outgoing(NamedTuple):

@@ -16,7 +16,7 @@ from relatum.superstreams._balance import Balance, BalanceName
 from relatum.superstreams._connections import Reach, reach_of
 from relatum.superstreams._handle import AffinityHandle, Placing
 from relatum.superstreams._layout import Layout, Partition
-from relatum.superstreams._protocol import Outgoing, Target
+from relatum.superstreams._protocol import Outgoing, Target, channel_of
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 """What names a message's key: a header, a function, or the routing key that was given with it."""
@@ -232,7 +232,7 @@ class SuperStream(Target):
             InvalidInput, SuperStreamNotFound, NotFound, BrokerUnavailable, AccessRefused: as `publish`.
             Exception: what `Exchange.publish` raises.
         """
-        channel = getattr(channel, "channel", channel)
+        channel = channel_of(channel)
         exchange_name, binding_key = await self.destination_async(channel, message, routing_key)
         exchange = await channel.get_exchange(exchange_name, ensure=False)
         return await exchange.publish(message, binding_key, **kwargs)

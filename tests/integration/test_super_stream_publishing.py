@@ -1,0 +1,374 @@
+"""Publishing to super streams through pika and aio-pika, intercepted and not, against a real broker."""
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aio_pika
+import pika
+import pytest
+import sqlalchemy as sa
+from opentelemetry.instrumentation.pika import PikaInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from pika.adapters.blocking_connection import BlockingConnection
+
+import relatum
+from relatum.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    InvalidInput,
+    PublishUnroutable,
+    SuperStreamNotFound,
+)
+from relatum.reading import StreamReader
+from relatum.superstreams import (
+    Layout,
+    Target,
+    add_partition,
+    declare_super_stream,
+    delete_super_stream,
+    unbind_partition,
+)
+from relatum_consumer import Relations
+from tests.support import broker_connection, recorded_to, unique_name, wait_until
+from tests.support.callbacks import open_channel, running
+from tests.support.super_streams import bodies, super_stream, tail
+
+KEYS = [f"hello{number}" for number in range(1, 6)]
+PLACES = [1, 0, 1, 2, 0]
+"""Where RabbitMQ's stream clients send these keys, of three partitions."""
+
+EXPECTED = [[b"hello2", b"hello5"], [b"hello1", b"hello3"], [b"hello4"]]
+"""The same by partition."""
+
+
+@pytest.fixture
+def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+    """A super stream of three partitions."""
+    with super_stream(amqp_url, stream_url, 3) as layout:
+        yield layout
+
+
+@pytest.fixture
+def orders(layout: Layout, stream_url: str) -> relatum.SuperStream:
+    """That one to publish to, by the header `tail`."""
+    return relatum.SuperStream(layout.super_stream, route_by="tail", stream_url=stream_url)
+
+
+@pytest.fixture
+def connection(amqp_url: str) -> Iterator[BlockingConnection]:
+    """A blocking connection, not intercepted yet."""
+    with broker_connection(amqp_url) as connection:
+        yield connection
+
+
+def placed(stream_url: str, layout: Layout) -> list[list[bytes]]:
+    """The bodies by partition."""
+    return list(bodies(stream_url, layout).values())
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_an_intercepted_channel_publishes_to_a_super_stream(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, stream_url: str, confirm: bool
+) -> None:
+    """Given in the exchange's place, positionally or by name, it routes; result and properties are as pika has them."""
+    channel = relatum.intercept(connection).channel()
+    if confirm:
+        channel.confirm_delivery()
+    properties = tail("hello1")
+    assert channel.basic_publish(orders, "", b"hello1", properties) is None
+    assert properties == tail("hello1")
+    channel.basic_publish(orders, "", b"hello2", tail("hello2"), True)
+    channel.basic_publish(exchange=orders, routing_key="", body="hello3", properties=tail("hello3"))
+    channel.basic_publish(orders, "", b"hello4", properties=tail("hello4"), mandatory=True)
+    channel.basic_publish(orders, body=b"hello5", properties=tail("hello5"))
+    channel.close()
+    assert placed(stream_url, layout) == EXPECTED
+
+
+def test_messages_are_stamped_once(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, amqp_url: str
+) -> None:
+    """A message gets an id and a time like any other, and keeps its header."""
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    channel.basic_publish(orders, "", b"", tail("hello1", app_id="shop"))
+    with StreamReader.open(amqp_url) as reader:
+        message = reader.read(layout.route("hello1").stream, 0)
+    assert set(message.headers) == {"tail", "relatum_time"}
+    assert (message.properties.app_id, len(str(message.properties.message_id))) == ("shop", 36)
+
+
+def test_it_publishes_without_interception(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, stream_url: str
+) -> None:
+    """Called itself, it needs nothing but a channel; a function may name the key, or the caller."""
+    channel = connection.channel()
+    channel.confirm_delivery()
+    by_body = relatum.SuperStream(orders.name, route_by=lambda message: message.body, stream_url=stream_url)
+    by_key = relatum.SuperStream(orders.name, stream_url=stream_url)
+    orders.publish(channel, b"hello1", tail("hello1"))
+    orders.publish(channel, b"hello2", tail("hello2"), mandatory=True)
+    by_body.publish(channel, b"hello3")
+    by_key.publish(channel, b"hello4", routing_key="hello4")
+    by_body.publish(channel, "hello5")
+    assert placed(stream_url, layout) == EXPECTED
+
+
+def test_released_channels_go_on(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, stream_url: str
+) -> None:
+    """After `release` the super stream still publishes when it is called itself."""
+    channel = relatum.intercept(connection).channel()
+    channel.basic_publish(orders, "", b"hello2", tail("hello2"))
+    relatum.release(connection)
+    orders.publish(channel, b"hello4", tail("hello4"))
+    channel.close()
+    assert placed(stream_url, layout) == [[b"hello2"], [], [b"hello4"]]
+
+
+def test_what_has_no_key_is_not_sent(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, stream_url: str
+) -> None:
+    """A message without the header is an error of the caller's, and the channel stays usable."""
+    channel = relatum.intercept(connection).channel()
+    for properties in (None, pika.BasicProperties(), pika.BasicProperties(headers={"tale": "hello1"})):
+        with pytest.raises(InvalidInput, match="'tail'"):
+            channel.basic_publish(orders, "", b"lost", properties)
+    with pytest.raises(TypeError):
+        channel.basic_publish(orders, "")
+    channel.confirm_delivery()
+    channel.basic_publish(orders, "", b"hello2", tail("hello2"))
+    assert placed(stream_url, layout) == [[b"hello2"], [], []]
+
+
+def test_a_super_stream_that_is_not_there(connection: BlockingConnection, stream_url: str) -> None:
+    """The first publish says so, sends nothing, and costs no channel; once it is declared, the next one works."""
+    orders = relatum.SuperStream(unique_name("relatum-super"), stream_url=stream_url)
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    with pytest.raises(SuperStreamNotFound):
+        channel.basic_publish(orders, "hello1", b"")
+    layout = declare_super_stream(connection, orders.name, 1, stream_url=stream_url)
+    try:
+        channel.basic_publish(orders, "hello1", b"now")
+        assert placed(stream_url, layout) == [[b"now"]]
+    finally:
+        delete_super_stream(connection, orders.name, stream_url=stream_url)
+
+
+def test_the_broker_is_asked_once(
+    connection: BlockingConnection, layout: Layout, amqp_url: str, stream_url: str
+) -> None:
+    """Partitions that come and go are noticed when asked to be: until then what was known is used."""
+    orders = relatum.SuperStream(layout.super_stream, stream_url=stream_url)
+    assert orders.layout(connection) == layout
+    add_partition(connection, layout.super_stream, stream_url=stream_url)
+    with broker_connection(amqp_url) as another:
+        assert orders.layout(another.channel()) is orders.layout(connection)
+    orders.refresh()
+    assert len(orders.layout(connection)) == 4
+    unbind_partition(connection, layout.super_stream, f"{layout.super_stream}-3", delete=True, stream_url=stream_url)
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    lost = next(key for key in map(str, range(50)) if Layout.numbered("orders", 4).route(key).place == 3)
+    with pytest.raises(PublishUnroutable):
+        channel.basic_publish(orders, lost, b"", mandatory=True)
+
+
+def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, layout: Layout, stream_url: str) -> None:
+    """Threads that begin together, each with its connection, agree, and no message is lost."""
+    barrier = threading.Barrier(4)
+
+    def publish(number: int) -> None:
+        with broker_connection(amqp_url) as connection:
+            channel = relatum.intercept(connection).channel()
+            channel.confirm_delivery()
+            barrier.wait(10)
+            for key in KEYS:
+                channel.basic_publish(orders, "", key.encode(), tail(key))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(publish, range(4)))
+    assert [sorted(found) for found in placed(stream_url, layout)] == [sorted(4 * found) for found in EXPECTED]
+
+
+def test_a_given_layout_needs_no_broker(connection: BlockingConnection, layout: Layout, stream_url: str) -> None:
+    """With the number of partitions named, nothing is asked: no stream protocol, no second connection."""
+    orders = relatum.SuperStream(layout.super_stream, partitions=3, stream_url="rabbitmq-stream://127.0.0.1:1")
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for key in KEYS:
+        orders.publish(channel, key.encode(), routing_key=key)
+    assert placed(stream_url, layout) == EXPECTED
+
+
+def test_callback_channels_count_each_publish_once(
+    amqp_url: str, layout: Layout, orders: relatum.SuperStream, database_url: str, engine: sa.Engine, stream_url: str
+) -> None:
+    """Delivery tags stay those of the broker, so receipts of what is published by and by are the right ones."""
+    with running(amqp_url, database=database_url, keys=["tail"], stream_url=stream_url) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        on_thread(channel.confirm_delivery, lambda _: None)
+        for key in KEYS:
+            on_thread(channel.basic_publish, orders, "", key.encode(), tail(key))
+        receipts = [
+            on_thread(relatum.publish, channel, orders, "", key.encode(), tail(key), mandatory=True) for key in KEYS
+        ]
+        places = [receipt.wait(30)[0].stream for receipt in receipts]
+    assert places == [layout.partitions[place].stream for place in PLACES]
+
+
+def test_receipts_name_the_partition(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, database_url: str, stream_url: str
+) -> None:
+    """`relatum.publish` to a super stream gives the offset in the partition of the key."""
+    relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
+    channel = connection.channel()
+    try:
+        for key, place in zip(KEYS, PLACES, strict=True):
+            receipt = relatum.publish(channel, orders, "", key.encode(), tail(key))
+            (found,) = receipt.wait(30)
+            assert found.stream == layout.partitions[place].stream
+    finally:
+        relatum.release(connection)
+
+
+def test_all_partitions_are_recorded(
+    connection: BlockingConnection,
+    orders: relatum.SuperStream,
+    layout: Layout,
+    database_url: str,
+    engine: sa.Engine,
+    stream_url: str,
+    amqp_url: str,
+) -> None:
+    """A look-up by the super stream's name finds what others published to partitions this process never sent to."""
+    relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
+    try:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish(orders, "", b"", tail("hello1"))
+        with broker_connection(amqp_url) as bare:
+            orders.publish(bare.channel(), b"", tail("hello4"))
+        wait_until(lambda: recorded_to(engine, layout.partitions[2].stream) == 1, limit_s=30, what="another partition")
+    finally:
+        relatum.release(connection)
+    with Relations(amqp_url, database_url, stream_url=stream_url) as relations:
+        assert relations.find("tail", "hello4", streams=orders.name).ids == ((layout.partitions[2].stream, 0),)
+
+
+@pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
+@pytest.mark.parametrize("intercepted", [False, True])
+def test_aio_pika_publishes_to_a_super_stream(
+    amqp_url: str,
+    orders: relatum.SuperStream,
+    layout: Layout,
+    stream_url: str,
+    connect: Any,
+    intercepted: bool,
+) -> None:
+    """In an exchange's place and called itself it routes; the result is aio-pika's; messages stay as they were."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), await connect(amqp_url) as connection:
+            if intercepted:
+                relatum.intercept(connection)
+            channel = await connection.channel()
+            exchange = orders.exchange(channel)
+            message = aio_pika.Message(b"hello1", headers={"tail": "hello1"})
+            assert type(await exchange.publish(message, "")).__name__ == "Ack"
+            assert (message.headers, message.message_id) == ({"tail": "hello1"}, None)
+            await exchange.publish(aio_pika.Message(b"hello2", headers={"tail": "hello2"}), mandatory=False)
+            await orders.publish_async(channel, aio_pika.Message(b"hello3", headers={"tail": "hello3"}))
+            await orders.publish_async(
+                channel.default_exchange, aio_pika.Message(b"hello4", headers={"tail": "hello4"}), timeout=5
+            )
+            by_body = relatum.SuperStream(orders.name, route_by=lambda made: made.body, partitions=3)
+            await by_body.exchange(channel).publish(aio_pika.Message(b"hello5"))
+            with pytest.raises(InvalidInput, match="'tail'"):
+                await exchange.publish(aio_pika.Message(b"lost"))
+
+    asyncio.run(scenario())
+    assert placed(stream_url, layout) == EXPECTED
+
+
+def test_aio_pika_gives_receipts(
+    amqp_url: str, orders: relatum.SuperStream, layout: Layout, database_url: str, stream_url: str
+) -> None:
+    """`relatum.publish_async` takes a super stream on a channel for an exchange."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(60), await aio_pika.connect_robust(amqp_url) as connection:
+            relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
+            exchange = orders.exchange(await connection.channel())
+            receipts = [
+                await relatum.publish_async(exchange, aio_pika.Message(b"", headers={"tail": key}), "") for key in KEYS
+            ]
+            for receipt, place in zip(receipts, PLACES, strict=True):
+                (found,) = await receipt.wait(30)
+                assert found.stream == layout.partitions[place].stream
+            relatum.release(connection)
+
+    asyncio.run(scenario())
+
+
+class Elsewhere(Target):
+    """A target that sends each message to the queue the caller named as the routing key."""
+
+    def publish(
+        self, channel: Any, body: bytes | str, properties: Any = None, *, routing_key: str = "", mandatory: bool = False
+    ) -> Any:
+        """Publish by the default exchange."""
+        return channel.basic_publish("", routing_key, body, properties, mandatory)
+
+    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
+        """Publish by the default exchange."""
+        return await channel.default_exchange.publish(message, routing_key, **kwargs)
+
+
+def test_any_target_can_be_published_to(
+    connection: BlockingConnection, amqp_url: str, stream_name: str, database_url: str, stream_url: str
+) -> None:
+    """What derives from `Target` decides where messages go; receipts are for those that can tell beforehand."""
+    relatum.intercept(connection, database=database_url, stream_url=stream_url)
+    try:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish(Elsewhere(), stream_name, b"there")
+        with pytest.raises(ConfigurationError, match="Elsewhere"):
+            relatum.publish(channel, Elsewhere(), stream_name, b"not")
+    finally:
+        relatum.release(connection)
+    with StreamReader.open(amqp_url) as reader:
+        assert [message.body for message in reader.iterate(stream_name)] == [b"there"]
+
+
+def test_a_broker_that_cannot_be_asked(connection: BlockingConnection, layout: Layout) -> None:
+    """Over AMQP alone the partitions are found as well; nobody at all is an error, with nothing sent."""
+    orders = relatum.SuperStream(layout.super_stream, stream_url="rabbitmq-stream://127.0.0.1:1")
+    assert orders.layout(connection) == layout
+    with pytest.raises(BrokerUnavailable):
+        orders.layout("amqp://127.0.0.1:1/")
+
+
+def test_instrumentation_sees_where_messages_go(
+    connection: BlockingConnection, orders: relatum.SuperStream, layout: Layout, stream_url: str
+) -> None:
+    """Called itself, a super stream publishes through whatever OpenTelemetry has put on the channel."""
+    relatum.intercept(connection)
+    channel = connection.channel()
+    PikaInstrumentor.instrument_channel(channel, tracer_provider=TracerProvider())
+    channel.confirm_delivery()
+    orders.publish(channel, b"hello4", tail("hello4"))
+    channel.basic_publish(orders, "", b"hello2", tail("hello2"))
+    assert placed(stream_url, layout) == [[b"hello2"], [], [b"hello4"]]
+
+
+def test_the_error_of_a_missing_super_stream_survives_pickling() -> None:
+    """A worker of another process can hand it back with its fields."""
+    error = pickle.loads(pickle.dumps(SuperStreamNotFound("none", super_stream="orders")))
+    assert error.super_stream == "orders"
