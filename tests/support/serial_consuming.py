@@ -10,8 +10,8 @@ from relatum._names import CONTEXT_HEADER, PLACED_HEADER
 from relatum.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
 from relatum.placement._store import PlacementStore
 from relatum.reading import StreamReader
-from relatum.store import context_moves, moved_contexts, placement_epochs
-from relatum.superstreams import Layout, declare_super_stream, delete_super_stream
+from relatum.store import context_moves, moved_contexts, placement_epochs, super_stream_partitions
+from relatum.superstreams import Layout, Partition, declare_super_stream, delete_super_stream
 from tests.support._streams import broker_connection, unique_name
 
 SESSION = "0123456789abcdef"
@@ -36,6 +36,20 @@ class SerialBed:
         with PlacementStore(engine, "/", self.name) as store:
             self._ids = {row.stream: row.partition_id for row in store.open(CONTEXT_HEADER, layout)}
             self._super_stream_id = store.super_stream_id
+
+    def add(self, partition: Partition) -> None:
+        """Take a partition that was added to the super stream into its rows."""
+        layout = Layout.of(self.name, [(each, each.removeprefix(f"{self.name}-")) for each in self.streams])
+        with PlacementStore(self._engine, "/", self.name) as store:
+            rows = store.open(CONTEXT_HEADER, [*layout, partition])
+        self._ids = {row.stream: row.partition_id for row in rows}
+        self.streams.append(partition.stream)
+
+    def retire(self, partition: int) -> None:
+        """Mark a partition as retired."""
+        where = super_stream_partitions.c.partition_id == self._ids[self.streams[partition]]
+        with self._engine.begin() as connection:
+            connection.execute(sa.update(super_stream_partitions).where(where).values(state="retired"))
 
     def epoch(self) -> int:
         """The next epoch."""

@@ -85,7 +85,14 @@ class Member:
     # --- its life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Join, take what is free, and begin to read."""
+        """Join, take what is free, and begin to read. Where that fails, nothing is left of it."""
+        try:
+            self._join()
+        except BaseException:
+            self.close(CONNECT_S)
+            raise
+
+    def _join(self) -> None:
         self.header = self._agreed_header()
         self.store.ensure(self._beginnings)
         self._tick()

@@ -1,0 +1,553 @@
+"""Serial consumers against a real broker and database: order across moves, shares, positions, exactly once."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relatum import errors
+from relatum.serial import SerialBatch, SerialConsumer
+from relatum.serial._consumer_statements import DRAINED
+from relatum.store import serial_holds, serial_positions
+from relatum.superstreams import add_partition
+from tests.support import broker_connection, declare_stream, wait_until
+from tests.support.proxy import Proxy
+from tests.support.serial_consuming import SerialBed, serial_bed
+
+written = sa.Table(
+    "consumed",
+    sa.MetaData(),
+    sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("body", sa.Text),
+)
+
+
+@pytest.fixture
+def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+    """A super stream of two partitions."""
+    with serial_bed(amqp_url, engine) as bed:
+        yield bed
+
+
+@pytest.fixture
+def bed_of_three(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+    """A super stream of three partitions."""
+    with serial_bed(amqp_url, engine, 3) as bed:
+        yield bed
+
+
+def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> SerialConsumer:
+    """A consumer of the name "test"."""
+    return SerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": 1.0, **options})
+
+
+def bodies(batch: SerialBatch) -> list[str]:
+    """What a batch says."""
+    return [message.body.decode() for message in batch]
+
+
+def consume(consumer: SerialConsumer, count: int) -> list[str]:
+    """So many messages, acknowledged as they come; fails where they do not come."""
+    found: list[str] = []
+    while len(found) < count:
+        batch = consumer.next_batch(10.0)
+        assert batch is not None, f"{count} messages were to come; these came: {found}"
+        found.extend(bodies(batch))
+        batch.acknowledge()
+    assert len(found) == count, found
+    return found
+
+
+def batch_of(consumer: SerialConsumer, stream: str) -> SerialBatch:
+    """The next batch, which must be of a partition."""
+    batch = consumer.next_batch(10.0)
+    assert batch is not None
+    assert batch.partition == stream
+    return batch
+
+
+def position(engine: sa.Engine, bed: SerialBed, partition: int) -> int:
+    """A stored position."""
+    with engine.connect() as connection:
+        where = serial_positions.c.partition_id == bed._ids[bed.streams[partition]]
+        return int(connection.scalar(sa.select(serial_positions.c.position).where(where)) or 0)
+
+
+def holds(engine: sa.Engine) -> int:
+    """How many holds are stored."""
+    with engine.connect() as connection:
+        return int(connection.scalar(sa.select(sa.func.count()).select_from(serial_holds)) or 0)
+
+
+def test_a_consumer_goes_on_where_its_name_was(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """Each message is handed out once to a name, in the order of its partition, also after a restart."""
+    bed.publish(0, "a", "a1", "a2")
+    with consumer(bed, database_url, amqp_url) as first:
+        assert consume(first, 2) == ["a1", "a2"]
+        bed.publish(0, "a", "a3")
+        unacknowledged = batch_of(first, bed.streams[0])
+        assert bodies(unacknowledged) == ["a3"]
+    with consumer(bed, database_url, amqp_url) as second:
+        batch = batch_of(second, bed.streams[0])
+        assert bodies(batch) == ["a3"]
+        assert batch.context_of(batch.messages[0]) == "a"
+        batch.acknowledge()
+        with pytest.raises(errors.InvalidInput, match="acknowledged already"):
+            batch.acknowledge()
+        with pytest.raises(errors.PartitionLost):
+            unacknowledged.acknowledge()
+
+
+def test_a_moved_context_waits_for_its_source_and_no_other_does(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """What a context has in its target is held until its source is consumed up to the fence; others go on."""
+    with consumer(bed, database_url, amqp_url, batch_s=0) as member:
+        bed.publish(0, "a", "a1")
+        source = batch_of(member, bed.streams[0])
+        bed.publish(0, "a", "a2")
+        bed.move(["a"], 0, 1)
+        bed.publish(1, "a", "a3")
+        bed.publish(1, "b", "b1")
+        bed.publish(1, "a", "a4")
+        assert consume(member, 1) == ["b1"]
+        wait_until(lambda: holds(engine) == 1, what="the hold is stored")
+        assert member.next_batch(0.3) is None
+        source.acknowledge()
+        assert consume(member, 1) == ["a2"]
+        assert consume(member, 2) == ["a3", "a4"]
+        bed.publish(1, "a", "a5")
+        assert consume(member, 1) == ["a5"]
+        wait_until(lambda: holds(engine) == 0, what="the hold is gone")
+        (pause,) = member.pauses
+        assert (pause.stream, pause.messages) == (bed.streams[1], 2)
+
+
+def test_a_stray_counts_where_it_is_adopted(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """A message behind its context's fence is passed over where it lies, and handed out where it was adopted."""
+    bed.publish(0, "a", "a1")
+    stale = bed._epochs["a"]
+    move = bed.begin(["a"], 0, 1)
+    move.fence()
+    bed.publish(0, "a", "a2", epoch=stale)
+    stray = bed.end(0)
+    move.mark()
+    move.adopt("a", stray)
+    bed.publish(1, "a", "a3")
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 3) == ["a1", "a2", "a3"]
+        assert member.next_batch(0.2) is None
+
+
+def test_what_is_held_outlives_the_member(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+    """A member that takes over reads again what is held, and hands out each message once."""
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url) as first:
+        batch_of(first, bed.streams[0])
+        bed.move(["a"], 0, 1)
+        bed.publish(1, "a", "a2")
+        bed.publish(1, "b", "b1")
+        assert consume(first, 1) == ["b1"]
+        bed.publish(1, "a", "a3")
+        wait_until(lambda: position(engine, bed, 1) == bed.end(1) + 1, what="the position is behind what is held")
+    with consumer(bed, database_url, amqp_url) as second:
+        assert consume(second, 3) == ["a1", "a2", "a3"]
+
+
+def test_a_hold_is_handed_out_in_parts(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """A hold of more messages than a batch has is handed out batch by batch; a restart in between repeats none."""
+    bed.publish(0, "a", "a0")
+    bed.move(["a"], 0, 1)
+    expected = [f"a{number}" for number in range(1, 11)]
+    bed.publish(1, "a", *expected)
+    with consumer(bed, database_url, amqp_url, batch_messages=3) as first:
+        assert consume(first, 4) == ["a0", *expected[:3]]
+    with consumer(bed, database_url, amqp_url, batch_messages=3) as second:
+        assert consume(second, 7) == expected[3:]
+
+
+def test_a_context_that_moves_on_waits_for_all_before(
+    bed_of_three: SerialBed, database_url: str, amqp_url: str
+) -> None:
+    """A context that moves twice before the first move's source is consumed comes in order all the same."""
+    bed = bed_of_three
+    bed.publish(0, "a", "a1")
+    bed.move(["a"], 0, 1)
+    bed.publish(1, "a", "a2")
+    bed.move(["a"], 1, 2)
+    bed.publish(2, "a", "a3")
+    bed.move(["a"], 2, 0)
+    bed.publish(0, "a", "a4")
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 4) == ["a1", "a2", "a3", "a4"]
+        assert len(member.pauses) == 3
+
+
+def test_an_aborted_move_goes_on_in_its_source(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """Behind a fence, a marker in the same partition lets the context go on there; what is between them is stray."""
+    bed.publish(0, "a", "a1")
+    stale = bed._epochs["a"]
+    move = bed.begin(["a"], 0, 1)
+    move.fence()
+    bed.publish(0, "a", "stray", epoch=stale)
+    move.target, move.epoch = 0, bed.epoch()
+    move.mark()
+    bed.publish(0, "a", "a2")
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 2) == ["a1", "a2"]
+
+
+def test_a_fence_that_is_not_noted_yet_is_read_again(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """A member that takes over behind a fence nobody has noted yet knows it from the stream."""
+    bed.publish(0, "a", "a1")
+    stale = bed._epochs["a"]
+    move = bed.begin(["a"], 0, 1)
+    with consumer(bed, database_url, amqp_url) as first:
+        consume(first, 1)
+        move.publish_fence()
+        wait_until(lambda: position(engine, bed, 0) == bed.end(0) + 1, what="the fence is passed")
+    bed.publish(0, "a", "stray", epoch=stale)
+    bed.publish_plain(0, "plain")
+    with consumer(bed, database_url, amqp_url) as second:
+        assert consume(second, 1) == ["plain"]
+
+
+def test_floors_outlive_what_made_them(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """A member that begins behind fences knows them from the database: a stray that comes later is passed over."""
+    bed.publish(0, "a", "a1")
+    stale = bed._epochs["a"]
+    bed.move(["a"], 0, 1)
+    with consumer(bed, database_url, amqp_url) as first:
+        consume(first, 1)
+    bed.publish(0, "a", "stray", epoch=stale)
+    bed.publish_plain(0, "plain")
+    with consumer(bed, database_url, amqp_url) as second:
+        assert consume(second, 1) == ["plain"]
+
+
+def test_held_messages_are_bounded(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """A partition in which as much is held as may be waits; it loses nothing and goes on afterwards."""
+    bed.publish(0, "a", "a0")
+    with consumer(bed, database_url, amqp_url, held_messages_max=3, batch_s=0) as member:
+        source = batch_of(member, bed.streams[0])
+        bed.move(["a"], 0, 1)
+        bed.publish(1, "a", "a1", "a2", "a3")
+        bed.publish(1, "b", "b1")
+        assert member.next_batch(0.3) is None
+        source.acknowledge()
+        assert sorted(consume(member, 4)) == ["a1", "a2", "a3", "b1"]
+
+
+def test_what_is_written_in_the_transaction_is_written_once(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """The application's rows and the position are committed together, or neither is."""
+    written.create(engine)
+    bed.publish(0, "a", "a1", "a2")
+    with consumer(bed, database_url, amqp_url) as member:
+        batch = batch_of(member, bed.streams[0])
+
+        def fail() -> None:
+            with batch.transaction() as connection:
+                connection.execute(sa.insert(written), [{"body": body} for body in bodies(batch)])
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        batch.give_back()
+        again = batch_of(member, bed.streams[0])
+        assert again.messages == batch.messages
+        with again.transaction() as connection:
+            connection.execute(sa.insert(written), [{"body": body} for body in bodies(again)])
+        assert again.is_acknowledged
+        with pytest.raises(errors.InvalidInput), again.transaction():
+            pass
+    with engine.connect() as connection:
+        assert list(connection.scalars(sa.select(written.c.body))) == ["a1", "a2"]
+    assert position(engine, bed, 0) == 2
+
+
+def test_a_block_must_not_end_the_transaction(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """A block that commits by itself is told that its writes are not joined with the position."""
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url) as member:
+        batch = batch_of(member, bed.streams[0])
+        with pytest.raises(errors.ConfigurationError, match="ended the transaction"), batch.transaction() as connection:
+            connection.commit()
+
+
+def test_a_member_that_lost_its_partition_writes_nothing(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """What a stale member writes with a batch is rolled back; the other member gets the batch."""
+    written.create(engine)
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url) as stale:
+        batch = batch_of(stale, bed.streams[0])
+        with engine.begin() as connection:
+            # As another member does that finds the lease lapsed.
+            connection.execute(
+                sa.update(serial_positions).values(holder="another", version=serial_positions.c.version + 1)
+            )
+        with pytest.raises(errors.PartitionLost) as lost, batch.transaction() as connection:
+            connection.execute(sa.insert(written), {"body": "a1"})
+        assert lost.value.stream == bed.streams[0]
+        with pytest.raises(errors.PartitionLost):
+            batch.acknowledge()
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(written)) == 0
+
+
+AT_COMMIT = """
+CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM {}; RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON consumed DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION at_commit()
+"""
+"""Has PostgreSQL do something during the commit of rows of the application."""
+
+
+def test_a_commit_whose_answer_was_lost_counts(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """Where the connection ends during a commit that came through, the batch is acknowledged."""
+    written.create(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text(AT_COMMIT.format("pg_sleep(0.3)")))
+    bed.publish(0, "a", "a1", "a2")
+
+    def rows() -> int:
+        with engine.connect() as connection:
+            return int(connection.scalar(sa.select(sa.func.count()).select_from(written)) or 0)
+
+    def lose_the_answer() -> None:
+        committing = sa.text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query = 'COMMIT'")
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            wait_until(lambda: connection.execute(committing).first() is not None and not rows(), every_s=0.001)
+        proxy.mode = "blackhole_replies"
+        wait_until(rows)
+        proxy.mode = "pass"
+        proxy.reset()
+
+    with Proxy.to(database_url) as proxy, consumer(bed, proxy.url(database_url), amqp_url, batch_messages=1) as member:
+        batch = batch_of(member, bed.streams[0])
+        thread = threading.Thread(target=lose_the_answer)
+        with batch.transaction() as connection:
+            connection.execute(sa.insert(written), {"body": "a1"})
+            thread.start()
+        thread.join()
+        assert batch.is_acknowledged
+        assert bodies(batch_of(member, bed.streams[0])) == ["a2"]
+    assert rows() == 1
+
+
+def test_a_commit_that_did_not_come_through_is_told(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """Where the connection ends during a commit that failed, nothing counts, and the batch can be consumed again."""
+    written.create(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text(AT_COMMIT.format("pg_terminate_backend(pg_backend_pid())")))
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url) as member:
+        batch = batch_of(member, bed.streams[0])
+
+        def consume_once() -> None:
+            with batch.transaction() as connection:
+                connection.execute(sa.insert(written), {"body": "a1"})
+
+        with pytest.raises(errors.DatabaseUnavailable, match="nothing was committed"):
+            consume_once()
+        with engine.begin() as connection:
+            connection.execute(sa.text("DROP TRIGGER at_commit ON consumed"))
+        consume_once()
+        assert batch.is_acknowledged
+    with engine.connect() as connection:
+        assert list(connection.scalars(sa.select(written.c.body))) == ["a1"]
+
+
+def test_members_share_and_take_over(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+    """Two members have a partition each; when one leaves, or dies, the other has both."""
+    with consumer(bed, database_url, amqp_url) as first:
+        wait_until(lambda: len(first.partitions) == 2, what="one member has all")
+        with consumer(bed, database_url, amqp_url) as second:
+            wait_until(lambda: len(first.partitions) == len(second.partitions) == 1, what="each has one")
+            assert set(first.partitions + second.partitions) == set(bed.streams)
+        wait_until(lambda: len(first.partitions) == 2, what="the first has all again")
+    with engine.begin() as connection:
+        # As a member leaves them that dies: its lease lapses.
+        lapses = sa.func.clock_timestamp() + timedelta(seconds=0.5)
+        connection.execute(sa.update(serial_positions).values(holder="dead", lease_expires_at=lapses))
+    with consumer(bed, database_url, amqp_url) as third:
+        wait_until(lambda: len(third.partitions) == 2, what="it took over from the dead", limit_s=5)
+
+
+def test_a_partition_is_given_up_between_batches(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """A member that joins gets a partition when the batch that is out of it is acknowledged, and nothing twice."""
+    bed.publish(0, "a", "a1")
+    bed.publish(1, "b", "b1")
+    told: list[str] = []
+    with consumer(bed, database_url, amqp_url, on_lost=told.append) as first:
+        batches = [first.next_batch(5.0), first.next_batch(5.0)]
+        with consumer(bed, database_url, amqp_url) as second:
+            assert second.next_batch(1.0) is None
+            for batch in batches:
+                assert batch is not None
+                batch.acknowledge()
+            wait_until(lambda: len(second.partitions) == 1, what="a partition was given up")
+            assert told == list(second.partitions)
+            bed.publish(0, "a", "a2")
+            bed.publish(1, "b", "b2")
+            assert consume(first, 1) + consume(second, 1) in (["a2", "b2"], ["b2", "a2"])
+
+
+@pytest.mark.parametrize("start", ["next", "moment"])
+def test_a_new_name_begins_where_it_is_told_to(bed: SerialBed, database_url: str, amqp_url: str, start: str) -> None:
+    """With "next", or a moment, a new name begins with what is published then; the next time it goes on."""
+    bed.publish(0, "a", "a1")
+    bed.publish(1, "b", "b1")
+    # Chunks say when they were written in milliseconds.
+    published = datetime.now(UTC)
+    wait_until(lambda: datetime.now(UTC) - published > timedelta(milliseconds=5), every_s=0.001)
+    begin: Any = "next" if start == "next" else datetime.now(UTC)
+    with consumer(bed, database_url, amqp_url, start=begin) as member:
+        bed.publish(0, "a", "a2")
+        assert consume(member, 1) == ["a2"]
+
+
+def test_a_new_partition_is_noticed(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+    """A partition that is added is read from its beginning, and contexts that move there come in order."""
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 1) == ["a1"]
+        bed.add(add_partition(amqp_url, bed.name))
+        bed.move(["a"], 0, 2)
+        bed.publish(2, "a", "a2")
+        assert consume(member, 1) == ["a2"]
+        assert len(member.partitions) == 3
+
+
+def test_a_partition_that_was_retired_and_deleted_is_drained(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """Nobody waits for a retired partition whose stream is gone, nor reads it."""
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url) as member:
+        consume(member, 1)
+    bed.move(["a"], 0, 1)
+    bed.publish(1, "a", "a2")
+    bed.retire(0)
+    with broker_connection(amqp_url) as connection:
+        connection.channel().queue_delete(bed.streams[0])
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 1) == ["a2"]
+        assert position(engine, bed, 0) == DRAINED
+        wait_until(lambda: member.partitions == (bed.streams[1],), what="it is not read any more")
+        assert [each.position for each in member.status().partitions] == [None, 2]
+
+
+def test_a_stream_that_was_declared_again_begins_anew(
+    bed: SerialBed, database_url: str, amqp_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A partition that was deleted and declared again is read from its beginning, and that is logged."""
+    bed.publish(0, "a", "a1", "a2", "a3")
+    with consumer(bed, database_url, amqp_url) as member:
+        consume(member, 3)
+    with broker_connection(amqp_url) as connection:
+        connection.channel().queue_delete(bed.streams[0])
+    declare_stream(amqp_url, bed.streams[0])
+    bed.publish(0, "a", "new")
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 1) == ["new"]
+    assert "stream replaced" in caplog.text
+
+
+def test_messages_are_acknowledged_as_the_next_are_asked_for(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """Iterating acknowledges a batch when it is done with; one left in the middle is handed out again."""
+    bed.publish(0, "a", "a1", "a2")
+    with consumer(bed, database_url, amqp_url) as member:
+        messages = iter(member.messages(timeout_s=0.5))
+        assert next(messages).body == b"a1"
+        messages.close()  # type: ignore[attr-defined]
+        assert position(engine, bed, 0) == 0
+        assert [message.body for message in member.messages(timeout_s=0.5)] == [b"a1", b"a2"]
+        assert position(engine, bed, 0) == 2
+
+
+def test_run_hands_batches_to_a_function(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+    """`run` acknowledges what its function did; where that raises, it raises, and the batch is handed out again."""
+    bed.publish(0, "a", "a1")
+    stop, seen = threading.Event(), []
+
+    def handler(batch: SerialBatch) -> None:
+        seen.extend(bodies(batch))
+        if len(seen) == 1:
+            raise ZeroDivisionError
+        stop.set()
+
+    with consumer(bed, database_url, amqp_url) as member:
+        with pytest.raises(ZeroDivisionError):
+            member.run(handler, stop)
+        member.run(handler, stop)
+        assert seen == ["a1", "a1"]
+        assert position(engine, bed, 0) == 1
+
+
+def test_status_says_how_far_all_members_are(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """The status has each partition's position, lag and holder, and what waits there for how long."""
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url, batch_s=0) as member:
+        batch_of(member, bed.streams[0])
+        move = bed.move(["a"], 0, 1)
+        bed.publish(1, "a", "a2", "a3")
+        wait_until(lambda: member.status().partitions[1].position == 3, what="what is held was read")
+        source, target = member.status().partitions
+        assert (source.position, source.lag, source.holds) == (0, 2, ())
+        assert target.holder == source.holder
+        (hold,) = target.holds
+        assert (hold.move_id, hold.source, hold.held) == (move.move_id, bed.streams[0], 2)
+        assert hold.seconds > 0
+        assert member.status().lag == 2
+
+
+def test_the_first_consumer_opens_the_super_stream(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """Where nothing was ever placed, a consumer says by which header contexts are named; another header is refused."""
+    with engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM relatum.super_streams"))
+    bed.publish_plain(0, "plain")
+    with consumer(bed, database_url, amqp_url, header="account") as member:
+        assert consume(member, 1) == ["plain"]
+    with pytest.raises(errors.SuperStreamConflict, match="account"):
+        consumer(bed, database_url, amqp_url, header="device").start()
+
+
+def test_a_super_stream_that_is_not_there_is_not_found(database_url: str, amqp_url: str) -> None:
+    """A name that no super stream has is told so at the start."""
+    with pytest.raises(errors.SuperStreamNotFound):
+        SerialConsumer("relatum-test-none", "test", database=database_url, broker=amqp_url).start()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start": "last"},
+        {"batch_messages": 0},
+        {"batch_s": -1},
+        {"lease_s": 0.5},
+        {"held_messages_max": True},
+        {"header": ""},
+        {"on_gained": "no function"},
+    ],
+)
+def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
+    """An option that cannot be one is named at once, before anything is connected to."""
+    with pytest.raises(errors.InvalidInput, match=next(iter(options)).split("_")[0]):
+        SerialConsumer("orders", "test", database="postgresql://nowhere/none", broker="amqp://nowhere", **options)
