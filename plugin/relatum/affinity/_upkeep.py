@@ -17,7 +17,7 @@ from relatum.recording._writer import ended
 
 logger = logging.getLogger("relatum.affinity")
 
-BATCH_S: Final = 0.05
+BATCH_S: Final = 0.1
 """Seconds after a set's end in which further ends are gathered into the same transaction, unless somebody waits."""
 
 CHECK_S: Final = 0.5

@@ -3,6 +3,7 @@
 Calls may be repeated when it is not known whether their commit came through: the second finds what the first wrote.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ from relatum.errors import (
 )
 from relatum.limits import KEY_VALUE_BYTES_MAX
 from relatum.placement import _statements as statements
-from relatum.placement._generation import GenerationReader
+from relatum.placement._direct_statements import DirectStatements
 from relatum.placement._model import (
     Changes,
     Choose,
@@ -50,6 +51,9 @@ FORGET_EVERY_S: Final = 10.0
 FORGET_MOST: Final = 20_000
 """Placements it deletes at one time: twice as many as one process opens and releases meanwhile."""
 
+COUNTS_S: Final = 0.1
+"""Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""
+
 _TRIES: Final = 5
 """Times a transaction is tried that another one got in the way of."""
 
@@ -71,12 +75,14 @@ class PlacementStore:
     def __init__(self, database: "str | sa.Engine", vhost: str, super_stream: str) -> None:
         self._engine = make_engine(database) if isinstance(database, str) else database
         self._is_own = isinstance(database, str)
-        # For single statements: two journeys to the server less.
-        self._alone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._vhost = vhost
         self._name = super_stream
         self._known: tuple[int, str] | None = None
-        self._generation = GenerationReader(self._engine)
+        # For what publishing waits for.
+        self._direct = DirectStatements(self._engine)
+        self._lock = threading.Lock()
+        self._rows: list[PartitionRow] = []
+        self._rows_until = 0.0
         self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     def __enter__(self) -> Self:
@@ -124,17 +130,18 @@ class PlacementStore:
             raise SuperStreamConflict(
                 f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
             )
+        self._rows_until = 0.0
         return self._run(lambda connection: self._open(connection, header, wanted))
 
     def close_store(self) -> None:
         """Give the connections back."""
-        self._generation.close()
+        self._direct.close()
         if self._is_own:
             self._engine.dispose()
 
     def partitions(self) -> list[PartitionRow]:
         """The partitions as they are now, in the order of their places, retired ones included."""
-        return self._run(lambda connection: _partitions(connection, self.super_stream_id))
+        return [_partition(row) for row in self._select(statements.partitions)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight.
@@ -148,13 +155,14 @@ class PlacementStore:
                 raise InvalidInput(f"the weight of {stream!r} is a number from 0, not {weight!r}")
         # Partitions are locked in the order of their ids, as by everybody.
         self._run(lambda connection: self._set_weights(connection, weights))
+        self._rows_until = 0.0
 
     def generation(self) -> int:
         """The super stream's generation: what is cached at it is right as long as it does not change."""
-        found = self._generation.read(self.super_stream_id)
-        if found is None:
+        rows = self._select(statements.generation)
+        if not rows:
             raise self._not_found()
-        return found
+        return int(rows[0][0])
 
     def changes(self, since: int) -> Changes:
         """What changed after a generation, and the generation of now, in one statement."""
@@ -192,12 +200,13 @@ class PlacementStore:
             InvalidInput: a name is empty, too long or holds a character that PostgreSQL does not store.
         """
         found = self.find(names)
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
             missing = sorted(set(names) - found.keys())
             if not missing:
                 break
-            chosen = _chosen(missing, self._active(), choose)
+            chosen = _chosen(missing, self._active(fresh=attempt > 0), choose)
             found |= self._place(chosen, open_sets_max)
+            self._count(chosen.values())
             # What others placed in the meantime.
             if missing := [name for name in missing if name not in found]:
                 found |= self.find(missing)
@@ -251,8 +260,7 @@ class PlacementStore:
         """Say that names are in use, for `idle`."""
         wanted = [check_name(name) for name in names]
         if wanted:
-            parameters = self._with_id(names=wanted)
-            self._run(lambda connection: connection.execute(statements.touch, parameters), engine=self._alone)
+            self._direct.rows(statements.touch, self._with_id(names=wanted))
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
@@ -346,7 +354,11 @@ class PlacementStore:
                 raise StreamNotFound(f"{stream!r} is no partition of {self._name!r}", stream=stream)
             connection.execute(statements.set_weight, self._with_id(of_stream=stream, new_weight=weights[stream]))
 
-    def _active(self) -> list[PartitionRow]:
+    def _active(self, *, fresh: bool) -> list[PartitionRow]:
+        """The partitions that take new placements; those of a moment ago, with what was placed here since counted."""
+        with self._lock:
+            if not fresh and time.monotonic() < self._rows_until:
+                return list(self._rows)
         active = [partition for partition in self.partitions() if partition.state == PartitionState.ACTIVE]
         if not active:
             raise SuperStreamConflict(
@@ -354,27 +366,34 @@ class PlacementStore:
                 super_stream=self._name,
                 reason="it has no active partition",
             )
+        with self._lock:
+            self._rows = active
+            self._rows_until = time.monotonic() + COUNTS_S
         return active
+
+    def _count(self, chosen: Iterable[int]) -> None:
+        """Count placements in the partitions of a moment ago."""
+        more = Counter(chosen)
+        with self._lock:
+            self._rows = [replace(row, open_sets=row.open_sets + more[row.partition_id]) for row in self._rows]
 
     def _place(self, chosen: Mapping[str, int], open_sets_max: int | None) -> dict[str, Placement]:
         """Place names; gives those that nobody had placed, none where a partition was retired meanwhile."""
         query = statements.place(bounded=open_sets_max is not None)
         wanted = self._with_id(names=list(chosen), partition_ids=list(chosen.values()))
 
-        def placed(connection: sa.Connection) -> Sequence[Any]:
-            rows = connection.execute(query, wanted).all()
+        def accept(rows: Sequence[Any]) -> bool:
             if any(row.partition_state != PartitionState.ACTIVE for row in rows):
-                connection.rollback()
-                return []
+                return False
             if open_sets_max is not None and rows and rows[0].open_sets > open_sets_max:
                 raise TooManyOpenSets(
                     f"{open_sets_max} sets of {self._name!r} may be open; close some, or allow more",
                     open_sets=rows[0].open_sets - len(rows),
                     open_sets_max=open_sets_max,
                 )
-            return rows
+            return True
 
-        return {row.name: _placement(row) for row in self._run(placed)}
+        return {row.name: _placement(row) for row in self._direct.rows(query, wanted, accept)}
 
     def _forget(self) -> None:
         """Now and then, delete a part of what was released long ago: those who release keep the table small."""
@@ -384,18 +403,16 @@ class PlacementStore:
         forget_released(self._engine, self.super_stream_id, most=FORGET_MOST)
 
     def _select(self, query: "sa.Select[Any]", **wanted: Any) -> Sequence[Any]:
-        return self._run(
-            lambda connection: connection.execute(query, self._with_id(**wanted)).all(), engine=self._alone
-        )
+        return self._direct.rows(query, self._with_id(**wanted))
 
     def _with_id(self, **wanted: Any) -> dict[str, Any]:
         return {"of_super_stream": self.super_stream_id, **wanted}
 
-    def _run(self, work: Callable[[sa.Connection], _Answer], engine: sa.Engine | None = None) -> _Answer:
+    def _run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
         """Do work in one transaction; again where another one, or a connection of a server before, was in the way."""
         for tries_left in reversed(range(_TRIES)):
             try:
-                with translated_errors(), (engine or self._engine).begin() as connection:
+                with translated_errors(), self._engine.begin() as connection:
                     return work(connection)
             except Exception as error:
                 if not tries_left or not _passes(error):
@@ -442,7 +459,11 @@ def _placement(row: Sequence[Any]) -> Placement:
 
 def _partitions(connection: sa.Connection, super_stream_id: int) -> list[PartitionRow]:
     rows = connection.execute(statements.partitions, {"of_super_stream": super_stream_id}).all()
-    return [replace(PartitionRow(*row), state=PartitionState(row.state)) for row in rows]
+    return [_partition(row) for row in rows]
+
+
+def _partition(row: Any) -> PartitionRow:
+    return replace(PartitionRow(*row), state=PartitionState(row.state))
 
 
 def _synced(
