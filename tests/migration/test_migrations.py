@@ -40,15 +40,22 @@ def test_up_and_down_and_up_again(empty_database_url: str) -> None:
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002"])
+BEGINNINGS = {"0001": "relationships", "0002": "group_states", "0003": "collected_messages", "0004": "placements"}
+"""A table of each revision."""
+
+
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003"])
 def test_each_step_back_and_on_again(empty_database_url: str, revision: str) -> None:
     """Each release's tables go alone, without those below them, and come again."""
     relatum_migrations.upgrade(empty_database_url)
     relatum_migrations.downgrade(empty_database_url, revision)
     assert relatum_migrations.current(empty_database_url) == revision
     engine = make_engine(empty_database_url)
-    assert "relationships" in sa.inspect(engine).get_table_names("relatum")
-    assert "collected_messages" not in sa.inspect(engine).get_table_names("relatum")
+    tables = sa.inspect(engine).get_table_names("relatum")
+    assert {each: table in tables for each, table in BEGINNINGS.items()} == {
+        each: each <= revision for each in BEGINNINGS
+    }
+    assert not sa.inspect(engine).has_sequence("placement_epochs", "relatum")
     engine.dispose()
     relatum_migrations.upgrade(empty_database_url)
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
@@ -84,10 +91,47 @@ def test_the_roles_may_just_what_they_need(database_url: str) -> None:
             assert may("relatum_recorder", table, "DELETE")
             assert not may("relatum_recorder", table, "UPDATE")
         assert not may("relatum_collector", "relationships", "SELECT")
+        for table in ("super_streams", "super_stream_partitions", "placements", "context_moves", "moved_contexts"):
+            assert may("relatum_router", table, "UPDATE")
+            assert may("relatum_consumer", table, "SELECT")
+            assert not may("relatum_consumer", table, "INSERT, UPDATE, DELETE")
+            assert not may("relatum_recorder", table, "INSERT, UPDATE")
+        for table in ("serial_consumers", "serial_members", "serial_positions", "serial_holds"):
+            for role in ("relatum_router", "relatum_consumer"):
+                assert may(role, table, "DELETE"), (role, table)
+            assert not may("relatum_recorder", table, "INSERT, UPDATE, DELETE")
+        assert not may("relatum_router", "relationships", "SELECT")
         for table in ("group_consumers", "group_scans", "group_states"):
             for role in ("relatum_consumer", "relatum_recorder"):
                 assert may(role, table, "SELECT, INSERT, UPDATE, DELETE"), (role, table)
     engine.dispose()
+
+
+def test_epochs_are_kept_back_for_nobody(database_url: str) -> None:
+    """What one session takes later is higher than what another took before, which a cache would not keep."""
+    first, second = psycopg.connect(database_url, autocommit=True), psycopg.connect(database_url, autocommit=True)
+    with first, second:
+        taken = []
+        for connection in (first, second, first):
+            (epoch,) = connection.execute("SELECT nextval('relatum.placement_epochs')").fetchone() or (0,)
+            taken.append(epoch)
+    assert taken == sorted(set(taken))
+
+
+def test_removing_a_super_stream_removes_what_is_known_of_its_consumers(database_url: str) -> None:
+    """What belongs to a row that goes, goes with it; who is placed where is deleted by name."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("INSERT INTO relatum.super_streams (name, header) VALUES ('orders', 'h')")
+        connection.execute(
+            "INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_key, place) "
+            "VALUES (1, 'orders-0', '0', 0)"
+        )
+        connection.execute("INSERT INTO relatum.serial_consumers (super_stream_id, name) VALUES (1, 'billing')")
+        connection.execute(
+            "INSERT INTO relatum.serial_positions (consumer_id, partition_id, position) VALUES (1, 1, 0)"
+        )
+        connection.execute("DELETE FROM relatum.super_streams")
+        assert connection.execute("SELECT count(*) FROM relatum.serial_positions").fetchone() == (0,)
 
 
 def test_a_database_without_the_schema_is_named(empty_database_url: str) -> None:

@@ -186,6 +186,13 @@ _placed: Final = (
 )
 
 
+# A placement that a crash of PostgreSQL takes back would be made again elsewhere, with messages in the first place.
+_COMMITS: Final = "synchronous_commit"
+_KEEP_COMMITS: Final = sa.case(
+    (sa.func.current_setting(_COMMITS) == "off", sa.func.set_config(_COMMITS, "on", True)), else_=sa.null()
+).label("kept")
+
+
 def _counted(locked: sa.CTE, added: Any) -> sa.CTE:
     """Add to the counts of partitions that are locked already, in their order."""
     return (
@@ -222,7 +229,7 @@ def place(*, bounded: bool) -> sa.Select[Any]:
     before = sa.select(sa.cast(sa.func.sum(locked.c.open_sets), sa.BigInteger)).scalar_subquery()
     number = sa.select(sa.func.count()).select_from(_placed).scalar_subquery()
     return sa.select(
-        *columns, counted.c.state.label("partition_state"), (before + number).label("open_sets")
+        *columns, counted.c.state.label("partition_state"), (before + number).label("open_sets"), _KEEP_COMMITS
     ).join_from(_placed, counted, counted.c.partition_id == _placed.c.partition_id)
 
 
