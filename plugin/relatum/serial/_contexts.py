@@ -16,7 +16,7 @@ from relatum.serial._assignments import Assignment, Call, ContextsStatus, Move, 
 from relatum.serial._controls import ControlStreams
 from relatum.serial._move_store import MoveStore
 from relatum.serial._mover import RETRY_S
-from relatum.serial._movers import MOVES_AT_ONCE, Movers, find_some
+from relatum.serial._movers import MOVES_AT_ONCE, Movers, find_some, in_parts
 from relatum.serial._partitions import Partitions
 from relatum.serial._spread import spread
 
@@ -82,18 +82,27 @@ class SerializationContexts:
 
     # Where contexts are
 
-    def assign(self, context: str, partition: str) -> Assignment:
-        """Assign a context to a partition before its first message. One that is there already stays.
+    def assign(self, contexts: str | Iterable[str], partition: str) -> list[Assignment]:
+        """Assign contexts to a partition before their first messages. Those that are there already stay.
+
+        Args:
+            contexts: Their names; or one name.
+            partition: The partition's stream.
 
         Raises:
-            StreamNotFound: the super stream has no such partition.
-            Conflict: the context is in another partition: move it.
+            StreamNotFound: the super stream has no such partition; nothing was assigned.
+            Conflict: a context is in another partition: move it. Or the partition is retired. Nothing was assigned,
+                unless somebody placed that context elsewhere just now.
         """
         wanted = self._partitions.named(partition)
-        placed = self._placements.place([context], lambda name, active: _chosen(active, wanted))[context]
-        if placed.stream != partition:
-            raise Conflict(f"{context!r} is in {placed.stream!r} already: move it")
-        return Assignment.of(placed)
+        names = _names(contexts)
+        _check_in(find_some(self._placements, names).values(), partition)
+        placed: list[Placement] = []
+        for some in in_parts(names, LISTED_AT_ONCE):
+            found = self._placements.place(some, lambda name, active: _chosen(active, wanted))
+            _check_in(found.values(), partition)
+            placed += [found[name] for name in some]
+        return [Assignment.of(each) for each in placed]
 
     def assignment_of(self, context: str) -> Assignment:
         """Where a context is.
@@ -168,7 +177,7 @@ class SerializationContexts:
             RelatumError: what stopped a move, with its number in the field `move_id`: go on with it, or abort it. Moves
                 beside it were completed, others did not begin.
         """
-        names = [contexts] if isinstance(contexts, str) else list(dict.fromkeys(contexts))
+        names = _names(contexts)
         self._find(names)
         return self._move({to: names}, progress)
 
@@ -177,7 +186,7 @@ class SerializationContexts:
 
         What is placed in the sources meanwhile stays there.
         """
-        streams = [sources] if isinstance(sources, str) else list(dict.fromkeys(sources))
+        streams = _names(sources)
         for stream in streams:
             self._partitions.named(stream)
         names = [placement.name for stream in streams if stream != target for placement in self._listed(stream)]
@@ -318,6 +327,17 @@ class SerializationContexts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _names(given: str | Iterable[str]) -> list[str]:
+    """One name or several, each once, in their order."""
+    return [given] if isinstance(given, str) else list(dict.fromkeys(given))
+
+
+def _check_in(placements: Iterable[Placement], partition: str) -> None:
+    for placement in placements:
+        if placement.stream != partition:
+            raise Conflict(f"{placement.name!r} is in {placement.stream!r} already: move it")
 
 
 def _chosen(active: Sequence[PartitionRow], wanted: PartitionRow) -> PartitionRow:

@@ -94,7 +94,7 @@ class Movers:
         return [
             Wanted(source, target, frozenset(some))
             for source, those in leaving.items()
-            for some in _in_parts(those, CONTEXTS_MAX)
+            for some in in_parts(those, CONTEXTS_MAX)
         ]
 
     def _check_stands(self, placement: Placement) -> None:
@@ -132,12 +132,13 @@ class Movers:
 def find_some(placements: PlacementStore, names: Iterable[str]) -> dict[str, Placement]:
     """The placements of those names that are placed; any number of names."""
     found: dict[str, Placement] = {}
-    for some in _in_parts(names, FOUND_AT_ONCE):
+    for some in in_parts(names, FOUND_AT_ONCE):
         found.update(placements.find(some))
     return found
 
 
-def _in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
+def in_parts(names: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Names in lists of at most so many."""
     rest = iter(names)
     while part := list(islice(rest, count)):
         yield part

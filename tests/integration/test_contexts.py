@@ -1,0 +1,327 @@
+"""Moves of serialization contexts on a real broker and a real database, from every state a crash leaves."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+
+import pytest
+
+from relatum.errors import ConfigurationError, Conflict, MoveConflict, NotFound, PlacementNotFound, StreamNotFound
+from relatum.placement._entries import Control, Fence, Marker, entry_of
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.serial import Move, MoveProgress, MoveState, SerializationContexts
+from relatum.serial import _moving as moving
+from relatum.serial._controls import ControlStreams
+from relatum.serial._move_store import MoveStore, NothingToMove
+from relatum.serial._mover import Mover
+from relatum.superstreams import declare_super_stream, delete_super_stream
+from tests.support import unique_name
+
+STEPS = 11
+"""The steps of a move that nothing interrupts; the third begins it."""
+
+UNFINISHED = range(3, STEPS)
+"""After so many steps a move has begun, and has not ended."""
+
+
+class Crash(Exception):
+    """Stands for the end of the process that moves."""
+
+
+def crashing(steps: moving.Steps, after: int) -> moving.Steps:
+    """The same steps; the process dies when so many are done."""
+    request = next(steps)
+    for _ in range(after):
+        answer = yield request
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            ended: moving.MoveStep = end.value
+            return ended
+    raise Crash
+
+
+@pytest.fixture
+def super_stream(amqp_url: str) -> Iterator[str]:
+    """A super stream of three partitions."""
+    name = unique_name("contexts")
+    declare_super_stream(amqp_url, name, 3)
+    yield name
+    delete_super_stream(amqp_url, name)
+
+
+@pytest.fixture
+def contexts(super_stream: str, amqp_url: str, stream_url: str, database_url: str) -> Iterator[SerializationContexts]:
+    """Its contexts: none yet."""
+    with SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts:
+        yield contexts
+
+
+@pytest.fixture
+def streams(amqp_url: str, stream_url: str) -> Iterator[ControlStreams]:
+    """Control messages in streams."""
+    with ControlStreams(BrokerAddress.parse(amqp_url, stream_url)) as streams:
+        yield streams
+
+
+@pytest.fixture
+def store(contexts: SerializationContexts) -> MoveStore:
+    """The moves in the database, past the front."""
+    return contexts._moves
+
+
+@pytest.fixture
+def reader(amqp_url: str, stream_url: str) -> Iterator[StreamReader]:
+    """Reads the partitions, independently of those who move."""
+    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+        yield reader
+
+
+def place(contexts: SerializationContexts, count: int, partition: int = 0, *, label: str = "") -> list[str]:
+    """Assign new contexts to a partition."""
+    names = [f"{label}{partition}/{number:03}" for number in range(count)]
+    contexts.assign(names, f"{contexts.super_stream}-{partition}")
+    return names
+
+
+def where(contexts: SerializationContexts) -> dict[str, str]:
+    """The place of each context's partition."""
+    return {each.context: each.partition.rpartition("-")[2] for each in contexts.assignments()}
+
+
+def controls(reader: StreamReader, stream: str) -> list[tuple[int, Control]]:
+    """The control messages of a partition with their offsets."""
+    entries = ((message.offset, entry_of(message.headers, message.body, "")) for message in reader.iterate(stream))
+    return [(offset, entry) for offset, entry in entries if isinstance(entry, Fence | Marker)]
+
+
+def leave(store: MoveStore, streams: ControlStreams, super_stream: str, names: list[str], after: int) -> int:
+    """Begin a move from the first partition to the second and die after so many steps; gives its number."""
+    steps = moving.move(f"{super_stream}-0", f"{super_stream}-1", frozenset(names), grace_s=0)
+    with pytest.raises(Crash):
+        Mover(store, streams).run(crashing(steps, after))
+    return store.moves()[0].move_id
+
+
+def check_ended(contexts: SerializationContexts, reader: StreamReader, ended: Move, names: list[str]) -> None:
+    """All places say the same of a move that has ended: placements, counts, fence and marker."""
+    target = ended.source if ended.state is MoveState.ABORTED else f"{contexts.super_stream}-1"
+    assert ended.target == target
+    assert contexts.moves() == []
+    found = {each.context: each for each in contexts.assignments()}
+    assert {(found[name].partition, found[name].epoch, found[name].move_id) for name in names} == {
+        (target, ended.epoch, None)
+    }
+    there = Counter(each.partition for each in found.values())
+    assert {row.stream: row.open_sets for row in contexts.status().partitions if row.open_sets} == there
+    fences = [
+        offset
+        for offset, control in controls(reader, ended.source)
+        if isinstance(control, Fence)
+        and (control.move_id, control.epoch, control.contexts) == (ended.move_id, ended.fence_epoch, frozenset(names))
+    ]
+    markers = [
+        offset
+        for offset, control in controls(reader, target)
+        if control == Marker(ended.move_id, ended.epoch, frozenset(names), ended.source, fences[0])
+    ]
+    assert (ended.fence_offset, ended.marker_offset) == (fences[0], markers[0])
+
+
+def test_contexts_are_moved(contexts: SerializationContexts, reader: StreamReader) -> None:
+    """A move takes contexts to another partition under a higher epoch, and says how long they stood still."""
+    names = place(contexts, 3)
+    before = contexts.assignment_of(names[0])
+    [move] = contexts.move(names, f"{contexts.super_stream}-1")
+    assert (move.state, move.contexts, move.aborting, move.is_attended) == (MoveState.SWITCHED, 3, False, False)
+    assert move.pause_s is not None
+    assert moving.GRACE_S < move.pause_s < 5
+    assert contexts.assignment_of(names[0]).epoch > before.epoch
+    check_ended(contexts, reader, move, names)
+    assert contexts.moves(latest=5) == [move]
+
+
+def test_contexts_that_are_there_stay(contexts: SerializationContexts) -> None:
+    """Only what is elsewhere moves; nothing is told to the streams where all are there."""
+    names = place(contexts, 2) + place(contexts, 2, 1) + place(contexts, 1, 2)
+    moves = contexts.move(names, f"{contexts.super_stream}-1")
+    assert sorted((move.source[-1], move.contexts) for move in moves) == [("0", 2), ("2", 1)]
+    assert set(where(contexts).values()) == {"1"}
+    assert contexts.move(names, f"{contexts.super_stream}-1") == []
+
+
+def test_a_move_is_completed_from_wherever_it_was_left(
+    contexts: SerializationContexts, streams: ControlStreams, store: MoveStore, reader: StreamReader
+) -> None:
+    """Whoever resumes a move whose mover died ends it as that one would have."""
+    for after in UNFINISHED:
+        names = place(contexts, 2, label=f"{after}/")
+        move_id = leave(store, streams, contexts.super_stream, names, after)
+        ended = contexts.resume(move_id)
+        assert ended.state is MoveState.SWITCHED
+        check_ended(contexts, reader, ended, names)
+        assert contexts.resume(move_id) == ended
+
+
+def test_a_move_is_taken_back_from_wherever_it_was_left(
+    contexts: SerializationContexts, streams: ControlStreams, store: MoveStore, reader: StreamReader
+) -> None:
+    """An aborted move leaves its contexts in the source, under an epoch above that of its fence."""
+    for after in UNFINISHED:
+        names = place(contexts, 2, label=f"{after}/")
+        move_id = leave(store, streams, contexts.super_stream, names, after)
+        ended = contexts.abort(move_id, reason="not today")
+        assert (ended.state, ended.reason) == (MoveState.ABORTED, "not today")
+        assert ended.epoch > ended.fence_epoch
+        check_ended(contexts, reader, ended, names)
+        assert contexts.abort(move_id, reason="once more") == contexts.resume(move_id) == ended
+
+
+def test_an_abort_that_was_left_is_gone_on_with(
+    contexts: SerializationContexts, streams: ControlStreams, store: MoveStore, reader: StreamReader
+) -> None:
+    """Once a move is being taken back it can only be taken back, also by who resumes it."""
+    for before, after in product((3, 8, 10), range(1, 9)):
+        names = place(contexts, 1, label=f"{before}/{after}/")
+        move_id = leave(store, streams, contexts.super_stream, names, before)
+        try:
+            Mover(store, streams).run(crashing(moving.abort(move_id), after))
+        except Crash:
+            [left] = contexts.moves()
+            assert (left.aborting, left.target) == (True, left.source)
+        ended = contexts.resume(move_id)
+        assert ended.state is MoveState.ABORTED
+        check_ended(contexts, reader, ended, names)
+
+
+def finish_at_once(contexts: SerializationContexts, move_id: int, barrier: threading.Barrier, turn: int) -> Move | None:
+    """Resume or abort a move when all are ready to; None where it was completed before it could be aborted."""
+    barrier.wait()
+    try:
+        return contexts.resume(move_id) if turn % 3 else contexts.abort(move_id)
+    except MoveConflict:
+        return None
+
+
+def test_many_may_go_on_with_a_move_at_once(
+    contexts: SerializationContexts, streams: ControlStreams, store: MoveStore, reader: StreamReader
+) -> None:
+    """Completers and aborters side by side come to one end, and all are told the same."""
+    for after in (3, 5, 7, 9):
+        names = place(contexts, 3, label=f"{after}/")
+        move_id = leave(store, streams, contexts.super_stream, names, after)
+        with ThreadPoolExecutor(8) as pool:
+            finish = partial(finish_at_once, contexts, move_id, threading.Barrier(8))
+            ended = {move for move in pool.map(finish, range(8)) if move is not None}
+        assert len({(move.state, move.epoch, move.marker_offset) for move in ended}) == 1
+        check_ended(contexts, reader, contexts.moves(latest=1)[0], names)
+
+
+def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: SerializationContexts, store: MoveStore) -> None:
+    """By its holder a repeated beginning finds the move that the first one began, and no other's."""
+    names = place(contexts, 2)
+    wanted = moving.Begin(f"{contexts.super_stream}-0", f"{contexts.super_stream}-1", frozenset(names), 0, 0)
+    begun = store.begin(wanted, "me")
+    assert store.begin(wanted, "me") == begun
+    with pytest.raises(MoveConflict, match=f"move {begun.move_id}") as caught:
+        store.begin(wanted, "another")
+    assert (caught.value.move_id, caught.value.state) == (begun.move_id, "fencing")
+    contexts.resume(begun.move_id)
+
+
+def test_a_move_that_is_late_takes_what_is_left(contexts: SerializationContexts, store: MoveStore) -> None:
+    """Contexts that went elsewhere before their move began are left out; with none left nothing begins."""
+    names = place(contexts, 3)
+    contexts.move(names[:1], f"{contexts.super_stream}-2")
+    source, target = f"{contexts.super_stream}-0", f"{contexts.super_stream}-1"
+    begun = store.begin(moving.Begin(source, target, frozenset([*names, "nobody"]), 0, 0), "me")
+    assert begun.contexts == frozenset(names[1:])
+    contexts.resume(begun.move_id)
+    generation = contexts.status().generation
+    with pytest.raises(NothingToMove):
+        store.begin(moving.Begin(source, target, frozenset(names), 0, 0), "me")
+    assert contexts.status().generation == generation
+
+
+def test_what_cannot_be_moved_is_refused(
+    contexts: SerializationContexts, streams: ControlStreams, store: MoveStore
+) -> None:
+    """Unknown contexts, partitions and moves, and contexts that move, are one error each, and nothing moves."""
+    names = place(contexts, 2)
+    with pytest.raises(PlacementNotFound, match="'nobody'"):
+        contexts.move([*names, "nobody"], f"{contexts.super_stream}-1")
+    with pytest.raises(StreamNotFound, match="'elsewhere'"):
+        contexts.move(names, "elsewhere")
+    with pytest.raises(NotFound, match="no move 12345"):
+        contexts.resume(12345)
+    with pytest.raises(Conflict, match="move it"):
+        contexts.assign(names[0], f"{contexts.super_stream}-2")
+    assert contexts.moves(latest=1) == []
+    move_id = leave(store, streams, contexts.super_stream, names[:1], 4)
+    with pytest.raises(MoveConflict, match=f"move {move_id}"):
+        contexts.move(names, f"{contexts.super_stream}-2")
+    contexts.resume(move_id)
+    with pytest.raises(MoveConflict, match="was completed"):
+        contexts.abort(move_id)
+
+
+def test_looking_needs_no_broker(contexts: SerializationContexts, database_url: str) -> None:
+    """Where contexts are is in the database; moving them without a broker is refused at once."""
+    [name] = place(contexts, 1)
+    with SerializationContexts(contexts.super_stream, database_url) as other:
+        assert other.assignment_of(name) == contexts.assignment_of(name)
+        assert len(other.status().partitions) == 3
+        with pytest.raises(ConfigurationError, match="broker"):
+            other.move(name, f"{contexts.super_stream}-1")
+
+
+def test_all_contexts_of_partitions_are_consolidated(contexts: SerializationContexts) -> None:
+    """Everything in the sources comes to the target, in moves of at most 500, each step told."""
+    place(contexts, 510), place(contexts, 20, 1), place(contexts, 5, 2)
+    told: list[MoveProgress] = []
+    streams = [f"{contexts.super_stream}-{place}" for place in range(3)]
+    moves = contexts.consolidate(streams, streams[2], progress=told.append)
+    assert sorted(move.contexts for move in moves) == [10, 20, 500]
+    assert set(where(contexts).values()) == {"2"}
+    assert {each.contexts_all for each in told} == {530}
+    assert [each.contexts_done for each in told] == sorted(each.contexts_done for each in told)
+    assert told[-1].contexts_done == 530
+    states = [each.move.state for each in told if each.move.move_id == moves[0].move_id]
+    assert states == [MoveState.FENCING, MoveState.FENCED, MoveState.SWITCHED]
+
+
+def test_contexts_are_spread_evenly(contexts: SerializationContexts) -> None:
+    """A plan is what a rebalancing does; afterwards there is nothing left to move."""
+    place(contexts, 30)
+    plan = contexts.plan()
+    assert {target[-1]: len(names) for target, names in plan.moves.items()} == {"1": 10, "2": 10}
+    contexts.rebalance(plan)
+    assert sorted(where(contexts).values()) == ["0"] * 10 + ["1"] * 10 + ["2"] * 10
+    assert len(contexts.plan()) == 0
+    contexts.rebalance(contexts.plan([f"{contexts.super_stream}-1"]))
+    assert set(where(contexts).values()) == {"1"}
+
+
+def test_random_moves_leave_every_context_somewhere(contexts: SerializationContexts) -> None:
+    """Several movers at random, side by side: contexts, counts and moves agree at the end."""
+    names = place(contexts, 12)
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(6):
+            try:
+                contexts.move(chance.sample(names, 3), f"{contexts.super_stream}-{chance.randrange(3)}")
+            except Conflict:
+                continue
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    found = where(contexts)
+    assert contexts.moves() == []
+    assert set(found) == set(names)
+    by_place = {row.stream[-1]: row.open_sets for row in contexts.status().partitions}
+    assert by_place == {place: list(found.values()).count(place) for place in "012"}
