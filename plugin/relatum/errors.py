@@ -369,6 +369,11 @@ class PublishOutcomeUnknown(PublishError):
 
     settle: Callable[..., Any]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild without `settle`: it holds connections of this process."""
+        kind, args, fields = super().__reduce__()
+        return kind, args, {name: value for name, value in fields.items() if name != "settle"}
+
 
 class DataError(RelatumError):
     """Bytes are not what they should be."""

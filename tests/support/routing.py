@@ -1,0 +1,87 @@
+"""Moves that stand still where a test wants them to, publishers that sleep, and what consumers make of it."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import pika
+
+from relatum.serial import SerialConsumer
+from relatum.serial._assignments import MoveProgress
+from relatum.serial._contexts import SerializationContexts
+
+
+def of_context(name: str, **properties: Any) -> pika.BasicProperties:
+    """Properties of a message of a context."""
+    return pika.BasicProperties(headers={"serialization_context": name}, **properties)
+
+
+def sleeping(channel: Any, meanwhile: Callable[[], None]) -> None:
+    """Let the channel's next publish happen only after something else has: its publisher sleeps just before it."""
+    publish = channel.basic_publish
+
+    def publish_later(*args: Any, **kwargs: Any) -> Any:
+        channel.basic_publish = publish
+        meanwhile()
+        return publish(*args, **kwargs)
+
+    channel.basic_publish = publish_later
+
+
+class HeldMove:
+    """A move of contexts that stands still once it is in a state, until `go`. A context manager.
+
+    Args:
+        contexts: Who moves them.
+        names: The contexts.
+        to: The stream they go to.
+        state: Where it stands still: "fencing" or "fenced".
+    """
+
+    def __init__(self, contexts: SerializationContexts, names: list[str], to: str, state: str) -> None:
+        self._state = state
+        self._is_there = threading.Event()
+        self._may_go = threading.Event()
+        self._thread = threading.Thread(target=contexts.move, args=(names, to), kwargs={"progress": self._hold})
+
+    def _hold(self, progress: MoveProgress) -> None:
+        if str(progress.move.state) == self._state:
+            self._is_there.set()
+            assert self._may_go.wait(30)
+
+    def begin(self) -> None:
+        """Let the move begin, and wait until it stands still."""
+        self._thread.start()
+        assert self._is_there.wait(30), f"the move did not become {self._state}"
+
+    def go(self) -> None:
+        """Let the move end."""
+        self._may_go.set()
+        if self._thread.ident is not None:
+            self._thread.join(30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.go()
+
+
+def consumed(super_stream: str, database_url: str, broker: str, count: int, **options: Any) -> dict[str, list[bytes]]:
+    """What a new serial consumer gets: the bodies of each context in their order, once it has `count` messages.
+
+    Nothing more must come in the next half second.
+    """
+    found: dict[str, list[bytes]] = {}
+    total = 0
+    with SerialConsumer(super_stream, "reader", database=database_url, broker=broker, **options) as consumer:
+        while (batch := consumer.next_batch(10.0 if total < count else 0.5)) is not None:
+            for message in batch.messages:
+                found.setdefault(batch.context_of(message) or "", []).append(message.body)
+                total += 1
+            batch.acknowledge()
+    assert total == count, f"{total} messages were consumed, not {count}"
+    return found
