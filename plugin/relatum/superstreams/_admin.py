@@ -99,7 +99,8 @@ def declare_super_stream(
             as there are binding keys.
         binding_keys: The partitions' binding keys in their order, where they are not to be numbers; the streams are
             `NAME-KEY`.
-        options: What the streams are declared with. None (default): the broker's own defaults.
+        options: What the streams are declared with. None (default): the broker's own defaults; streams that are there
+            may have been declared with anything.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
 
     Returns:
@@ -121,6 +122,8 @@ def declare_super_stream(
             pass
         else:
             _check_present(connection, present, wanted)
+            if present == wanted and options is None:
+                return present
         for partition in wanted:
             _declare_stream(connection, name, partition.stream, arguments)
         _declare_exchange(connection, name)
