@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from relatum.command._affinity import affinity
 from relatum.command._backfill import backfill
+from relatum.command._contexts import contexts
 from relatum.command._exits import EPILOG, exit_code_of
 from relatum.command._keys import keys
 from relatum.command._outcome import outcome
@@ -27,7 +28,7 @@ ENTRY_POINT_GROUP: Final = "relatum.commands"
 
 _ORDER: Final = (
     "up", "demo", "migrate", "keys", "record", "find", "related", "groups", "read", "status", "outcome", "backfill",
-    "verify", "prune", "super-stream", "affinity", "spark",
+    "verify", "prune", "super-stream", "affinity", "contexts", "spark",
 )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ app = typer.Typer(
 app.add_typer(keys, name="keys")
 app.add_typer(super_stream, name="super-stream")
 app.add_typer(affinity, name="affinity")
+app.add_typer(contexts, name="contexts")
 for _command in (up, record, read, status, outcome, backfill, verify, prune):
     app.command()(_command)
 

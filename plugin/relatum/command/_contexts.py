@@ -1,0 +1,150 @@
+"""`relatum contexts`: where the serialization contexts of a super stream are, and all that is done with them."""
+
+from dataclasses import asdict
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from relatum.command import _contexts_moves as moving
+from relatum.command._contexts_shown import move_document, print_moves, print_status, status_document
+from relatum.command._contexts_verify import SuperStreamArgument, history, verify
+from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_database
+from relatum.command._output import console, print_json
+from relatum.serial import Assignment, SerializationContexts
+
+contexts = typer.Typer(
+    help="Place serialization contexts, move them between partitions in order, and verify it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+LIST_MAX = 1_000
+"""Contexts listed unless more are asked for."""
+
+
+@contexts.command("status")
+def status(
+    super_stream: SuperStreamArgument,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the partitions with their contexts, and the moves under way. `--json` prints one document."""
+    with _opened(super_stream, database, broker, stream_url) as opened:
+        found = opened.status()
+    if as_json:
+        print_json(status_document(found))
+    else:
+        print_status(found)
+
+
+@contexts.command("list")
+def list_contexts(
+    super_stream: SuperStreamArgument,
+    partition: Annotated[
+        str | None, typer.Option(metavar="STREAM", help="Only contexts in this partition.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = LIST_MAX,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List contexts by name, each with its partition. `--json` prints JSON lines."""
+    with _opened(super_stream, database, broker, stream_url) as opened:
+        _print_assignments(list(islice(opened.assignments(partition), limit)), as_json=as_json)
+
+
+@contexts.command("show")
+def show(
+    super_stream: SuperStreamArgument,
+    names: Annotated[list[str], typer.Argument(metavar="CONTEXT…", help="The contexts' names.", show_default=False)],
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where contexts are. Ends with code 6 where one is nowhere. `--json` prints JSON lines."""
+    with _opened(super_stream, database, broker, stream_url) as opened:
+        _print_assignments([opened.assignment_of(name) for name in names], as_json=as_json)
+
+
+@contexts.command("assign")
+def assign(
+    super_stream: SuperStreamArgument,
+    to: moving.ToOption,
+    names: moving.ContextsArgument = None,
+    file: moving.FileOption = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Assign contexts to a partition before their first messages. Those in another are not moved by it: code 7.
+
+    `--json` prints JSON lines.
+    """
+    wanted = moving.names_of(names, file)
+    with _opened(super_stream, database, broker, stream_url) as opened:
+        _print_assignments(opened.assign(wanted, to), as_json=as_json)
+
+
+@contexts.command("moves")
+def moves(
+    super_stream: SuperStreamArgument,
+    latest: Annotated[
+        int | None,
+        typer.Option(min=1, help="The latest of all moves, so many, ended ones included.", show_default=False),
+    ] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the moves that have not ended, and whether somebody goes on with each. `--json` prints one document."""
+    with _opened(super_stream, database, broker, stream_url) as opened:
+        found = opened.moves(latest=latest)
+    if as_json:
+        print_json([move_document(move) for move in found])
+    elif found:
+        print_moves(found)
+    else:
+        console.print("No move is under way.")
+
+
+for _name, _command in (
+    ("move", moving.move),
+    ("consolidate", moving.consolidate),
+    ("plan", moving.plan),
+    ("rebalance", moving.rebalance),
+    ("resume", moving.resume),
+    ("abort", moving.abort),
+    ("add-partition", moving.add_partition),
+    ("retire", moving.retire),
+    ("verify", verify),
+    ("history", history),
+):
+    contexts.command(_name)(_command)
+
+
+def _opened(
+    super_stream: str, database: str | None, broker: str | None, stream_url: str | None
+) -> SerializationContexts:
+    """The contexts of a super stream; a broker is only asked where the database does not know it yet."""
+    return SerializationContexts(super_stream, require_database(database), broker=broker, stream_url=stream_url)
+
+
+def _print_assignments(found: list[Assignment], *, as_json: bool) -> None:
+    if as_json:
+        for each in found:
+            print_json(asdict(each), one_line=True)
+        return
+    table = Table("context", "partition", "epoch", "move")
+    for each in found:
+        move = "–" if each.move_id is None else str(each.move_id)
+        table.add_row(Text(each.context), Text(each.partition), str(each.epoch), move)
+    console.print(table)

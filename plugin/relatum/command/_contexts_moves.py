@@ -1,0 +1,232 @@
+"""`relatum contexts`: what moves contexts and changes partitions."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from relatum.command._contexts_shown import print_ended, shown_progress
+from relatum.command._contexts_verify import SuperStreamArgument
+from relatum.command._options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    require_broker,
+    require_database,
+)
+from relatum.command._output import console, print_json
+from relatum.errors import InvalidInput
+from relatum.serial import Plan, SerializationContexts
+
+ContextsArgument: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="[CONTEXT]…", help="The contexts' names.", show_default=False)
+]
+FileOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--file", help="Names from a file, one a line; - reads them from stdin.", show_default=False),
+]
+ToOption: TypeAlias = Annotated[str, typer.Option("--to", metavar="STREAM", help="The partition they are to go to.")]
+MovesArgument: TypeAlias = Annotated[
+    list[int], typer.Argument(metavar="MOVE…", help="The moves' numbers.", show_default=False)
+]
+
+
+@contextmanager
+def opened(
+    super_stream: str, database: str | None, broker: str | None, stream_url: str | None
+) -> Iterator[SerializationContexts]:
+    """The contexts of a super stream, with a broker."""
+    with SerializationContexts(
+        super_stream, require_database(database), broker=require_broker(broker), stream_url=stream_url
+    ) as contexts:
+        yield contexts
+
+
+def names_of(given: list[str] | None, file: Path | None) -> list[str]:
+    """The names a command was given.
+
+    Raises:
+        typer.BadParameter: none, or both ways.
+    """
+    if bool(given) == (file is not None):
+        raise typer.BadParameter("give names, or --file")
+    if file is None:
+        return list(given or ())
+    text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    return [line for line in text.splitlines() if line]
+
+
+def move(
+    super_stream: SuperStreamArgument,
+    to: ToOption,
+    names: ContextsArgument = None,
+    file: FileOption = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move contexts to a partition, while publishers publish and consumers consume.
+
+    `--json` prints one document: the list of the moves.
+    """
+    wanted = names_of(names, file)
+    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+        moves = contexts.move(wanted, to, progress=tell)
+    print_ended(moves, as_json=as_json)
+
+
+def consolidate(
+    super_stream: SuperStreamArgument,
+    sources: Annotated[
+        list[str], typer.Argument(metavar="STREAM…", help="The partitions to be emptied.", show_default=False)
+    ],
+    to: ToOption,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move all contexts of some partitions to one. `--json` prints one document: the list of the moves."""
+    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+        moves = contexts.consolidate(sources, to, progress=tell)
+    print_ended(moves, as_json=as_json)
+
+
+def plan(
+    super_stream: SuperStreamArgument,
+    over: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STREAM…]", help="The partitions to spread over; all where left out."),
+    ] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how many contexts would have to move for all to be spread evenly. Nothing moves.
+
+    `--json` prints one document: the contexts by the partition they would go to; `rebalance --plan` takes it.
+    """
+    with opened(super_stream, database, broker, stream_url) as contexts:
+        planned = contexts.plan(over or None)
+    if as_json:
+        print_json(planned.moves)
+        return
+    for stream, names in planned.moves.items():
+        console.print(f"{len(names):,} contexts would go to {stream}.", markup=False)
+    if not len(planned):
+        console.print("They are spread evenly.")
+
+
+def rebalance(
+    super_stream: SuperStreamArgument,
+    over: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[STREAM…]", help="The partitions to spread over; all where left out."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--plan", help="A plan that `plan --json` printed.", show_default=False)
+    ] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Spread contexts evenly over partitions. `--json` prints one document: the list of the moves."""
+    if over and file is not None:
+        raise typer.BadParameter("give partitions, or --plan")
+    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+        planned = contexts.plan(over or None) if file is None else _planned(file)
+        moves = contexts.rebalance(planned, progress=tell)
+    print_ended(moves, as_json=as_json)
+
+
+def _planned(file: Path) -> Plan:
+    try:
+        given = json.loads(file.read_text("utf-8"))
+        return Plan({str(stream): tuple(map(str, names)) for stream, names in given.items()})
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidInput(f"{str(file)!r} is no plan as `relatum contexts plan --json` prints it") from error
+
+
+def resume(
+    super_stream: SuperStreamArgument,
+    moves: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[MOVE…]", help="The moves' numbers; all that have not ended where left out."),
+    ] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with moves whose mover died. Whoever does so, and how many, makes no difference.
+
+    `--json` prints one document: the list of the moves as they ended.
+    """
+    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+        wanted = moves or [move.move_id for move in contexts.moves()]
+        ended = [contexts.resume(move_id, progress=tell) for move_id in wanted]
+    print_ended(ended, as_json=as_json)
+
+
+def abort(
+    super_stream: SuperStreamArgument,
+    moves: MovesArgument,
+    reason: Annotated[str | None, typer.Option(help="Kept with the move.", show_default=False)] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take moves back: their contexts go on where they were. `--json` prints one document, the list of the moves."""
+    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+        ended = [contexts.abort(move_id, reason=reason, progress=tell) for move_id in moves]
+    print_ended(ended, as_json=as_json)
+
+
+def add_partition(
+    super_stream: SuperStreamArgument,
+    count: Annotated[int, typer.Option(help="How many.", min=1, max=1_000)] = 1,
+    binding_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A binding key of the new partition, for each one.", show_default="the next number"),
+    ] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add empty partitions. No context moves by that; `rebalance` spreads them.
+
+    `--json` prints one document: the list of the new streams.
+    """
+    with opened(super_stream, database, broker, stream_url) as contexts:
+        added = contexts.add_partitions(count, binding_keys=binding_key or None)
+    if as_json:
+        print_json(added)
+    else:
+        console.print(f"Added {', '.join(added)}.", markup=False)
+
+
+def retire(
+    super_stream: SuperStreamArgument,
+    partition: Annotated[str, typer.Argument(metavar="STREAM", help="The partition.", show_default=False)],
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the stream, too, once all consumers have read everything.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option(help="With --delete, seconds to wait for consumers.", min=0)] = 30.0,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Take a partition without contexts out of use. Ends with code 7 while something needs it."""
+    with opened(super_stream, database, broker, stream_url) as contexts:
+        contexts.retire(partition, delete=delete, timeout_s=timeout_s)
+    console.print(f"{partition} is {'deleted' if delete else 'retired; its messages stay'}.", markup=False)
