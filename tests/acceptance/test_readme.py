@@ -117,7 +117,7 @@ def test_sql_shown_gives_what_it_should(environment: dict[str, str], database_ur
     run_example("publisher", environment)
     statements = re.findall(r"```sql\n(SELECT.*?)```", README + (ROOT / "docs" / "sql.md").read_text(), re.DOTALL)
     with psycopg.connect(database_url) as connection:
-        rows, same, joined = (connection.execute(statement).fetchall() for statement in statements)
+        rows, same, joined = (connection.execute(statement).fetchall() for statement in statements[:3])
     assert sorted((stream, offset) for stream, offset, _ in rows) == [("invoices", 0), ("orders", 0), ("parcels", 0)]
     assert sorted(same) == sorted(rows)
     assert joined == [(0, 0)]
