@@ -14,7 +14,7 @@ from relatum.serial._consumer_store import ConsumerStore, Opened
 from relatum.serial._following import Following, Piece
 from relatum.serial._log import PartitionLog
 
-IDLE_S: Final = 0.25
+IDLE_S: Final = 0.1
 """How often a reader with nothing to read looks whether it should stop."""
 
 ADOPTED_LOOKS_MAX: Final = 20

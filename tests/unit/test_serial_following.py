@@ -1,0 +1,273 @@
+"""How a partition is gone through: batches, what is held, what is stored when. Nothing is read or written."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relatum._names import CONTEXT_HEADER, PLACED_HEADER
+from relatum.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
+from relatum.reading import Message, RecordBatch
+from relatum.serial._consumer_options import ConsumerOptions
+from relatum.serial._consumer_store import lowered
+from relatum.serial._following import EntryReader, Following, Piece, Step
+from relatum.serial._log import PartitionLog
+
+MOVE = 7
+
+
+def record(headers: dict[str, str], body: bytes) -> bytes:
+    """A message as RabbitMQ stores it."""
+    pairs = b""
+    for name, value in headers.items():
+        pairs += b"\xa1%c%b\xa1%c%b" % (len(name), name.encode(), len(value.encode()), value.encode())
+    applied = b"\0St\xd1%b%b%b" % ((len(pairs) + 4).to_bytes(4), (2 * len(headers)).to_bytes(4), pairs)
+    return applied + b"\0Su\xb0%b%b" % (len(body).to_bytes(4), body)
+
+
+def data(context: str, epoch: int, body: str) -> bytes:
+    """A message of a context."""
+    return record({CONTEXT_HEADER: context, PLACED_HEADER: str(Placed(epoch, "ab", 1))}, body.encode())
+
+
+def control(entry: Control) -> bytes:
+    """A control message."""
+    headers, body = encode(entry)
+    return record(headers, body)
+
+
+def following(position: int = 0, *, log: PartitionLog | None = None, **options: float) -> Following:
+    """A partition that was opened at a position."""
+    log = PartitionLog(position=position) if log is None else log
+    return Following(
+        1,
+        "p",
+        log=log,
+        position=position,
+        version=1,
+        read_from=0,
+        header=CONTEXT_HEADER,
+        options=ConsumerOptions(**{"batch_s": 0.02, **options}),  # type: ignore[arg-type]
+    )
+
+
+def put(partition: Following, *records: bytes, first: int = 0, now: float = 0.0) -> None:
+    """Read records, as one chunk."""
+    batch = RecordBatch("p", first, range(first, first + len(records)), records)
+    partition.put(Piece.of(batch, lambda adoption: Message.from_record(adoption.stream, adoption.offset, b"")), now)
+
+
+def bodies(step: Step) -> list[str]:
+    """What a step hands out."""
+    return [message.body.decode() for message in step.messages]
+
+
+def commit(partition: Following, now: float = 0.0) -> Step:
+    """Take the next step and store it."""
+    step = partition.take(now)
+    partition.committed(step, now)
+    return step
+
+
+def test_a_batch_waits_for_more_until_it_is_full_or_old() -> None:
+    """What is not full is due `batch_s` after its first message; what is full is due at once."""
+    partition = following(batch_messages=2)
+    put(partition, data("a", 1, "a1"), now=5.0)
+    assert partition.due_at() == pytest.approx(5.02)
+    put(partition, data("a", 1, "a2"), data("a", 1, "a3"), first=1, now=5.01)
+    assert partition.due_at() == 0.0
+    assert bodies(commit(partition, 5.01)) == ["a1", "a2"]
+    assert partition.position == 2
+    assert bodies(partition.take(6.0)) == ["a3"]
+
+
+def test_one_batch_is_out_at_a_time() -> None:
+    """The next batch is due when the last one is stored, or that one again when it is given back."""
+    partition = following(batch_messages=1)
+    put(partition, data("a", 1, "a1"), data("a", 1, "a2"))
+    first = partition.take(0.0)
+    assert partition.due_at() is None
+    partition.give_back()
+    assert partition.take(0.0) is first
+    partition.committed(first, 0.0)
+    assert bodies(partition.take(0.0)) == ["a2"]
+
+
+def test_large_messages_make_small_batches() -> None:
+    """A batch ends with the message by which it has so many bytes."""
+    partition = following(batch_bytes=1000)
+    put(partition, *[data("a", 1, "x" * 700) for _ in range(5)])
+    assert [len(commit(partition).messages) for _ in range(3)] == [2, 2, 1]
+
+
+def test_a_fence_is_stored_at_once_with_what_is_before_it() -> None:
+    """A step ends behind a fence and is due at once: a target waits for it."""
+    partition = following()
+    put(partition, data("a", 1, "a1"), control(Fence(MOVE, 2, frozenset("a"))), data("a", 1, "stray"), now=1.0)
+    assert partition.due_at() == 0.0
+    step = commit(partition, 1.0)
+    assert (bodies(step), step.position) == (["a1"], 2)
+    assert partition.due_at() is None
+    assert partition.silent_due_at() == pytest.approx(1.5), "a stray alone is in no hurry"
+    assert commit(partition, 2.0).position == 3
+    assert partition.silent_due_at() is None
+
+
+def test_a_hold_is_stored_before_it_is_asked_about() -> None:
+    """A marker is stored at once; its hold waits from then on, and is handed out when it is released."""
+    partition = following()
+    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)), data("a", 2, "a1"), data("b", 1, "b1"), now=1.0)
+    assert partition.silent_due_at() == 0.0
+    assert partition.waiting_holds() == []
+    assert [hold.move_id for hold in commit(partition, 1.0).begun] == [MOVE]
+    assert partition.waiting_holds() == [MOVE]
+    held = commit(partition, 1.1)
+    assert bodies(held) == ["b1"]
+    assert held.holds == ((MOVE, 1, 1),)
+    partition.release(MOVE, 1.2)
+    put(partition, data("a", 2, "a2"), first=3, now=1.2)
+    ended = commit(partition, 1.25)
+    assert (bodies(ended), ended.ended, ended.holds) == (["a1"], [MOVE], ())
+    assert bodies(commit(partition, 1.3)) == ["a2"]
+    (pause,) = partition.pauses
+    assert (pause.move_id, pause.messages, pause.seconds) == (MOVE, 1, pytest.approx(0.25))
+
+
+def test_a_released_hold_without_messages_ends_silently() -> None:
+    """Where nothing was held, the hold's end is stored at once: others may wait for it."""
+    partition = following()
+    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)))
+    commit(partition)
+    partition.release(MOVE, 0.0)
+    assert partition.silent_due_at() == 0.0
+    assert commit(partition).ended == [MOVE]
+    assert partition.silent_due_at() is None
+
+
+def test_no_more_is_held_than_may_be() -> None:
+    """A partition where too much is held judges no further until the hold is released."""
+    partition = following(held_messages_max=2)
+    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)))
+    commit(partition)
+    put(partition, *[data("a", 2, f"a{number}") for number in range(3)], data("b", 1, "b"), first=1)
+    assert partition.is_blocked
+    assert partition.due_at() is None
+    partition.release(MOVE, 0.0)
+    found = [body for _ in range(3) if partition.due_at() is not None for body in bodies(commit(partition, 1.0))]
+    assert found == ["a0", "a1", "a2", "b"]
+
+
+def test_reading_again_repeats_nothing_but_what_is_held() -> None:
+    """Below the position, only what an open hold has not handed out yet comes again."""
+    log = PartitionLog(open_holds={MOVE: 2}, position=4)
+    partition = following(4, log=log)
+    partition.stored_holds.add(MOVE)
+    put(
+        partition,
+        control(Marker(MOVE, 2, frozenset("a"), "s", 5)),
+        data("a", 2, "a1"),
+        data("a", 2, "a2"),
+        data("b", 1, "b1"),
+        data("b", 1, "b2"),
+    )
+    assert bodies(commit(partition, 1.0)) == ["b2"]
+    partition.release(MOVE, 1.0)
+    assert bodies(commit(partition, 1.0)) == ["a2"]
+
+
+def test_an_adoption_hands_out_what_it_names() -> None:
+    """Where an adoption counts, the message it names is handed out in its place."""
+    partition = following()
+    put(partition, data("b", 1, "b1"), control(Adoption("a", 2, "elsewhere", 17)), data("b", 1, "b2"))
+    step = partition.take(1.0)
+    assert [(message.stream, message.offset) for message in step.messages] == [("p", 0), ("elsewhere", 17), ("p", 2)]
+
+
+def test_what_retention_dropped_still_counts() -> None:
+    """A marker known from the database alone begins its hold, and the position moves behind what is gone."""
+    partition = following(2)
+    partition.replay(5, Marker(MOVE, 2, frozenset("a"), "s", 5), 0.0)
+    partition.lost_to(9, 0.0)
+    assert partition.silent_due_at() == 0.0
+    step = commit(partition)
+    assert (step.position, [hold.move_id for hold in step.begun]) == (9, [MOVE])
+
+
+RECORDS = st.lists(
+    st.one_of(
+        st.builds(lambda context, epoch: data(context, epoch, "x"), st.sampled_from("abc"), st.integers(1, 4)),
+        st.builds(lambda epoch: control(Fence(epoch, epoch, frozenset("ab"))), st.integers(1, 4)),
+        st.builds(lambda epoch: control(Marker(epoch + 9, epoch, frozenset("bc"), "s", 1)), st.integers(1, 4)),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(RECORDS, st.lists(st.integers(1, 4), max_size=12), st.integers(1, 4))
+def test_however_it_is_cut_the_log_alone_decides(records: Sequence[bytes], cuts: Sequence[int], size: int) -> None:
+    """However records are cut into chunks and batches, each context's messages come once and in order."""
+    partition = following(batch_messages=size, batch_s=0)
+    handed: list[int] = []
+
+    def drain(*, release: bool) -> None:
+        while partition.due_at() is not None or partition.silent_due_at() is not None:
+            handed.extend(message.offset for message in commit(partition, 9.0).messages)
+            for move_id in partition.waiting_holds() if release else ():
+                partition.release(move_id, 9.0)
+
+    at, cut = 0, iter(cuts)
+    while at < len(records):
+        end = at + next(cut, len(records))
+        put(partition, *records[at:end], first=at)
+        drain(release=False)
+        at = end
+    for move_id in partition.waiting_holds():
+        partition.release(move_id, 9.0)
+    drain(release=True)
+    log, read = PartitionLog(), EntryReader(CONTEXT_HEADER)
+    expected: dict[str | None, list[int]] = {}
+    for offset, raw in enumerate(records):
+        entry = read(Message.from_record("p", offset, raw))
+        verdict = log.judge(offset, entry)
+        if isinstance(entry, Data) and verdict is not None and verdict.value in ("deliver", "hold"):
+            expected.setdefault(entry.context, []).append(offset)
+    found: dict[str | None, list[int]] = {}
+    for offset in handed:
+        entry = read(Message.from_record("p", offset, records[offset]))
+        assert isinstance(entry, Data)
+        found.setdefault(entry.context, []).append(offset)
+    assert found == expected
+
+
+@given(st.text(max_size=40), st.integers(0, 2**63), st.binary(max_size=9))
+def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: bytes) -> None:
+    """What a record is, is told the same by a look at its headers as by decoding it."""
+    raw = record({"other": "x", CONTEXT_HEADER: context, PLACED_HEADER: str(Placed(epoch, "ab", 1))}, body)
+    message = Message.from_record("p", 0, raw)
+    assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message.headers, message.body, CONTEXT_HEADER)
+    assert EntryReader(CONTEXT_HEADER)(Message.from_record("p", 0, b"no message")) == Data(None, None)
+
+
+class Moved:
+    """A move's row, as far as it counts here."""
+
+    def __init__(self, source: int, target: int, fence: int | None, marker: int | None, scan: int = 0) -> None:
+        self.source_id, self.target_id = source, target
+        self.fence_offset, self.marker_offset, self.target_scan_from = fence, marker, scan
+
+
+@pytest.mark.parametrize(
+    ("moves", "expected"),
+    [
+        ([Moved(1, 2, fence=9, marker=15)], {1: 10, 2: 20, 3: 30}),
+        ([Moved(1, 2, fence=10, marker=15)], {1: 10, 2: 15, 3: 30}),
+        ([Moved(1, 2, fence=10, marker=25)], {1: 10, 2: 20, 3: 30}),
+        ([Moved(1, 2, fence=None, marker=None, scan=12)], {1: 10, 2: 12, 3: 30}),
+        ([Moved(2, 3, fence=16, marker=25), Moved(1, 2, fence=10, marker=15)], {1: 10, 2: 15, 3: 25}),
+    ],
+)
+def test_a_new_name_begins_before_what_is_to_come(moves: Sequence[Moved], expected: dict[int, int]) -> None:
+    """A target is consumed from the marker on where its source is not consumed up to the fence."""
+    assert lowered({1: 10, 2: 20, 3: 30}, moves) == expected
