@@ -74,6 +74,8 @@ class SharedRead:
         """What a read gave that began after this was called."""
         if self._waiting is None:
             self._waiting = asyncio.create_task(self._begin(self._running))
+            # Its error is for those who wait; were all of them cancelled, it is for nobody.
+            self._waiting.add_done_callback(lambda task: task.cancelled() or task.exception())
         # Shielded: the others wait for it as well.
         return await asyncio.shield(self._waiting)
 
@@ -177,6 +179,20 @@ class AsyncRouter:
             stream: Where to place the name, if it is not placed yet.
             kwargs: Further arguments of `Exchange.publish`.
         """
+        # Nothing is awaited before: tasks of a name queue in the order they called.
+        async with self._locks(name):
+            return await self._publish_locked(target, name, message, stream=stream, **kwargs)
+
+    async def _publish_locked(
+        self,
+        target: "AbstractChannel | AbstractExchange",
+        name: str,
+        message: "AbstractMessage",
+        *,
+        stream: str | None = None,
+        **kwargs: Any,
+    ) -> Published:
+        """Publish a message of a name whose lock is held; see `_publish_named`."""
         channel = channel_of(target)
         if not channel.publisher_confirms:
             raise ConfigurationError(
@@ -186,14 +202,13 @@ class AsyncRouter:
         if not self._core.is_open:
             await self._open(channel, with_database=True)
         exchange = await channel.get_exchange(self._core.super_stream, ensure=False)
-        async with self._locks(name):
-            try:
-                return await self._run(
-                    self._core.publications.publish(name, stream=stream),
-                    partial(self._send, exchange, message, kwargs),
-                )
-            except Unsettled as error:
-                raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
+        try:
+            return await self._run(
+                self._core.publications.publish(name, stream=stream),
+                partial(self._send, exchange, message, kwargs),
+            )
+        except Unsettled as error:
+            raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
 
     async def _publish_unnamed(
         self,
