@@ -81,18 +81,25 @@ class PartitionLog:
         """The open holds, by move, in the order of their markers."""
         self._open = dict(open_holds or {})
         self._position = position
+        self._next = 0
         self._held_in: dict[str, Hold] = {}
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing but control messages needs a look: no context was ever moved here."""
-        return not self.floors
+        return not self.floors and self.is_caught_up
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all below the position was judged again. Before, holds do not hold all that they must yet."""
+        return self._next >= self._position
 
     def judge(self, offset: int, entry: Entry) -> Verdict | None:
         """What to do with the entry at an offset; None where that was done before.
 
         Offsets ascend from call to call.
         """
+        self._next = offset + 1
         if isinstance(entry, Fence):
             self._raise_floors(entry.contexts, entry.epoch)
             return Verdict.CONTROL
@@ -109,6 +116,10 @@ class PartitionLog:
         hold.held[offset] = entry
         return Verdict.HOLD
 
+    def lost_to(self, offset: int) -> None:
+        """Note that what is below an offset is not there any more, and is not to be judged."""
+        self._next = max(self._next, offset)
+
     def delivered(self, move_id: int, offset: int) -> None:
         """Note that a held entry was delivered, and with it all that are held before it."""
         hold = self.holds[move_id]
@@ -120,9 +131,13 @@ class PartitionLog:
         """End a hold whose contexts wait no more; what comes after is delivered as it is read.
 
         Raises:
-            ValueError: Entries of it are not delivered yet.
+            ValueError: Entries of it are not delivered, or not read again, yet.
         """
         hold = self.holds[move_id]
+        if not self.is_caught_up:
+            raise ValueError(
+                f"entries below {self._position} may be of move {move_id}, and are read up to {self._next}"
+            )
         if hold.held:
             raise ValueError(f"the hold of move {move_id} has {len(hold.held)} entries that are not delivered")
         del self.holds[move_id]
@@ -147,6 +162,9 @@ class PartitionLog:
 
     def _begin(self, offset: int, marker: Marker) -> None:
         raised = self._raise_floors(marker.contexts, marker.epoch)
+        for context in raised:
+            # A hold that has ended meanwhile took its contexts out of those before it, too, which may be open still.
+            self._held_in.pop(context, None)
         cursor = offset + 1
         if offset < self._position:
             if marker.move_id not in self._open:

@@ -1,0 +1,791 @@
+"""A world without input or output, in which the protocol of moved contexts is performed step by step.
+
+There are partitions (lists), a database (plain attributes, each request one transaction) and actors: publishers, movers
+and members of serial consumers. An actor is a generator; it does one thing a step, so any other may act in between, and
+it may be killed or left asleep at any step. What a dead actor had sent may still arrive later.
+
+The movers and the members' verdicts are the real code. What the world asserts while it runs, and in `finish`:
+
+- each consumer name gets each message at most once, and each message its publisher was told of exactly once;
+- a message whose publication began after another of its context was told comes after it;
+- all consumer names get a context's messages in one order, the one by epoch and offset;
+- when nobody dies any more, all moves end, and nothing is held.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeAlias
+
+from relatum.errors import BrokerUnavailable, DatabaseUnavailable, MoveConflict, RelatumError
+from relatum.placement import _publication as publication
+from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.placement._search import Search
+from relatum.serial import _moving as moving
+from relatum.serial._log import Hold, PartitionLog, Verdict
+from relatum.serial._moving import MoveStep
+from relatum.serial._starts import MovedBefore, consistent_starts
+
+PARTITIONS = ("p0", "p1", "p2")
+STEP_S = 0.01
+"""Seconds that the publishers' clocks go on with each step of anybody."""
+TIMEOUT_S = 1.0
+"""Seconds after which a publisher does not wait any longer."""
+
+
+LONG_AGO = datetime.fromtimestamp(0, UTC)
+MOVE_FACTS = (
+    "move_id",
+    "source",
+    "target",
+    "state",
+    "aborting",
+    "attempt",
+    "fence_epoch",
+    "epoch",
+    "scan_from",
+    "target_scan_from",
+    "fence_offset",
+)
+
+
+class Wrong(AssertionError):
+    """The protocol broke one of its promises."""
+
+
+class Refused(Exception):
+    """A request that the database refuses; the actor ends."""
+
+
+@dataclass
+class MoveRow:
+    """A row of `context_moves`, with its contexts."""
+
+    step: MoveStep
+    marker_offset: int | None = None
+
+
+@dataclass
+class HoldRow:
+    """A row of `serial_holds`."""
+
+    marker_offset: int
+    cursor: int
+    source: str
+    fence_offset: int
+
+
+@dataclass
+class PositionRow:
+    """A row of `serial_positions`, with its holds."""
+
+    position: int
+    version: int = 0
+    holds: dict[int, HoldRow] = field(default_factory=dict)
+
+
+@dataclass
+class Sent:
+    """What the model knows of a message."""
+
+    context: str
+    began: int
+    opening: int = 0
+    told: int | None = None
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """What was sent to a partition."""
+
+    stream: str
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Call:
+    """One transaction, or one look into the database or a stream."""
+
+    of: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Nothing; the answer is a number that the driver chose."""
+
+
+Actor: TypeAlias = Generator[Any, Any, Any]
+LogFactory: TypeAlias = Callable[..., PartitionLog]
+PublicationsFactory: TypeAlias = Callable[..., publication.Publications]
+
+
+@dataclass
+class Running:
+    """An actor and the request it waits with."""
+
+    kind: str
+    actor: Actor
+    request: Any
+    what: Any = None
+
+
+class Consumer:
+    """What a consumer name has and got."""
+
+    def __init__(self, positions: dict[str, PositionRow], began: int) -> None:
+        self.positions = positions
+        self.began = began
+        self.order: dict[str, list[Placed]] = defaultdict(list)
+        self.latest_began: dict[tuple[str, int], int] = defaultdict(int)
+
+
+class World:
+    """Partitions, a database, and those who act.
+
+    Args:
+        contexts: The names of contexts.
+        log: Makes the log of a partition; another one than the real one in checks of the model itself.
+        omit: Rules that are left out, in checks of the model itself.
+    """
+
+    def __init__(
+        self,
+        contexts: Iterable[str],
+        *,
+        log: LogFactory = PartitionLog,
+        omit: Iterable[str] = (),
+        routers: int = 3,
+        publications: PublicationsFactory = publication.Publications,
+    ) -> None:
+        self.contexts = tuple(contexts)
+        self.publications = publications
+        self.log = log
+        self.omit = frozenset(omit)
+        self.clock = 0
+        self._sessions = 0
+        self.streams: dict[str, list[Entry]] = {partition: [] for partition in PARTITIONS}
+        self.placements: dict[str, Placement] = {}
+        self.openings: dict[str, int] = defaultdict(int)
+        self.opening_of: dict[tuple[str, int], int] = {}
+        self.moves: dict[int, MoveRow] = {}
+        self.generation = 1
+        self.epochs = 0
+        self.consumers: dict[str, Consumer] = {}
+        self.sent: dict[tuple[str, Placed], Sent] = {}
+        self.in_flight: list[Arriving] = []
+        self.running: list[Running] = []
+        self.routers = [Router(self, self._next_session()) for _ in range(routers)]
+        self.steps = 0
+        self.counts: dict[str, int] = defaultdict(int)
+
+    def publish(self, router: int, context: str, preferred: str) -> None:
+        """Let a publisher begin to publish."""
+        chosen = self.routers[router % len(self.routers)]
+        self.start("publisher", chosen.publish(context, preferred), chosen)
+
+    # --- actors ---------------------------------------------------------------------------------------------------
+
+    def start(self, kind: str, actor: Actor, what: Any = None) -> Running | None:
+        """Let an actor begin; it stands before its first request."""
+        try:
+            running = Running(kind, actor, next(actor), what)
+        except StopIteration:
+            return None
+        self.running.append(running)
+        return running
+
+    def step(self, index: int, choice: int = 1) -> None:
+        """Let an actor perform the request it waits with, and go on to its next."""
+        if not self.running:
+            return
+        self._perform(self.running[index % len(self.running)], choice)
+
+    def _perform(self, running: Running, choice: int = 1) -> None:
+        self.steps += 1
+        self.clock += 1
+        try:
+            answer = self._answer(running.request, choice)
+        except (Refused, MoveConflict):
+            self._end(running)
+            return
+        self._go_on(running, partial(running.actor.send, answer))
+
+    def _go_on(self, running: Running, step: Callable[[], Any]) -> None:
+        try:
+            running.request = step()
+        except (StopIteration, RelatumError):
+            self._end(running)
+
+    def kill(self, index: int, *, arrives: bool = False) -> None:
+        """End an actor where it stands; a publisher with all that its process does. What it sent may arrive later."""
+        if not self.running:
+            return
+        running = self.running[index % len(self.running)]
+        self.counts[f"killed {running.kind}"] += 1
+        killed = [running]
+        if running.kind == "publisher":
+            killed = [each for each in self.running if each.what is running.what]
+            place = self.routers.index(running.what)
+            self.routers[place] = Router(self, self._next_session())
+        for each in killed:
+            sent = self._as_sent(each.request)
+            if arrives and sent is not None:
+                self.in_flight.append(sent)
+            self._end(each)
+
+    def cancel(self, index: int, *, arrives: bool = False) -> None:
+        """End one publication of a process that goes on; what it was about to send may have arrived."""
+        running = self.running[index % len(self.running)] if self.running else None
+        if running is None or running.kind != "publisher":
+            return
+        sent = self._as_sent(running.request)
+        if arrives and sent is not None:
+            self.streams[sent.stream].append(sent.entry)
+        self.counts["cancelled"] += 1
+        self._end(running)
+
+    def _next_session(self) -> str:
+        self._sessions += 1
+        return f"{self._sessions:x}"
+
+    def fail(self, index: int, *, arrives: bool = False) -> None:
+        """Let the broker, or the database, go away under an actor. What it was about to send may have arrived."""
+        if not self.running:
+            return
+        running = self.running[index % len(self.running)]
+        sent = self._as_sent(running.request)
+        if arrives and sent is not None:
+            self.streams[sent.stream].append(sent.entry)
+        error = DatabaseUnavailable if sent is None else BrokerUnavailable
+        self.counts[f"failed {running.kind}"] += 1
+        self._go_on(running, partial(running.actor.throw, error("away")))
+
+    def arrive(self, index: int) -> None:
+        """Let something arrive that was sent by somebody who is dead."""
+        if self.in_flight:
+            self.counts["arrived late"] += 1
+            late = self.in_flight.pop(index % len(self.in_flight))
+            self.streams[late.stream].append(late.entry)
+
+    def _end(self, running: Running) -> None:
+        running.actor.close()
+        self.running = [other for other in self.running if other is not running]
+
+    @staticmethod
+    def _as_sent(request: Any) -> Arriving | None:
+        match request:
+            case moving.PublishControl(stream, control):
+                return Arriving(stream, control)
+            case publication.Send(placement, placed):
+                return Arriving(placement.stream, Data(placement.name, placed))
+            case publication.Adopt(stream, adoption):
+                return Arriving(stream, adoption)
+        return None
+
+    def _answer(self, request: Any, choice: int) -> Any:
+        if isinstance(request, Pause):
+            return choice
+        if isinstance(request, Call):
+            return request.of()
+        sent = self._as_sent(request)
+        if sent is not None:
+            self.streams[sent.stream].append(sent.entry)
+            return None
+        if type(request).__module__ == publication.__name__:
+            return self._publication_answer(request)
+        return self._move_answer(request)
+
+    # --- publications ---------------------------------------------------------------------------------------------
+
+    def _publication_answer(self, request: Any) -> Any:
+        match request:
+            case publication.Sleep():
+                return None
+            case publication.ReadGeneration():
+                return self.generation
+            case publication.ReadChanges(since):
+                return self.generation, [each for each in self.placements.values() if each.generation > since]
+            case publication.Place(name, stream):
+                return self._open(name, stream or PARTITIONS[0])
+            case publication.FindMove(name, epoch, stream):
+                return self._find_move(name, epoch, stream)
+            case publication.Search(sent, from_offset, anywhere):
+                search = Search(sent, anywhere=anywhere)
+                for offset in range(from_offset, len(self.streams[sent.stream])):
+                    at = search.look(offset, self.streams[sent.stream][offset])
+                    if search.is_over:
+                        return at
+                return None
+        raise AssertionError(request)
+
+    def _open(self, name: str, preferred: str) -> Placement:
+        """Where a name is; it is placed where it is nowhere. That raises no generation."""
+        placement = self.placements.get(name)
+        if placement is None or placement.state is PlacementState.RELEASED:
+            self.openings[name] += 1
+            epoch = self.next_epoch()
+            self.opening_of[name, epoch] = self.openings[name]
+            placement = Placement(
+                name,
+                PARTITIONS.index(preferred),
+                preferred,
+                preferred,
+                epoch,
+                PlacementState.OPEN,
+                generation=0 if placement is None else placement.generation,
+            )
+            self.placements[name] = placement
+        return placement
+
+    def adopting(self, adoption: Adoption) -> None:
+        """Between one opening of a placement and the next there is no order: what changes over has none."""
+        original = self.streams[adoption.stream][adoption.offset]
+        assert isinstance(original, Data)
+        assert original.placed is not None
+        sent = self.sent[adoption.context, original.placed]
+        if self.opening_of[adoption.context, adoption.epoch] != sent.opening:
+            sent.opening = -1
+
+    def release(self, name: str) -> None:
+        """Give a placement up, unless it moves."""
+        placement = self.placements.get(name)
+        if placement is not None and placement.state is PlacementState.OPEN:
+            self.generation += 1
+            self._set(name, state=PlacementState.RELEASED)
+            self.counts["released"] += 1
+
+    def _set(self, name: str, **changes: Any) -> None:
+        if "epoch" in changes:
+            self.opening_of[name, changes["epoch"]] = self.openings[name]
+        self.placements[name] = replace(self.placements[name], generation=self.generation, **changes)
+
+    def _find_move(self, name: str, epoch: int, stream: str) -> MoveInfo | None:
+        """The first move that ended or began a name in a partition under a higher epoch than that."""
+        for row in self.moves.values():
+            step = row.step
+            if name not in step.contexts:
+                continue
+            is_out = step.source == stream and step.fence_epoch > epoch
+            is_in = step.target == stream and step.epoch > epoch and "floor by markers" not in self.omit
+            if is_out or is_in:
+                return _move_info(row)
+        return None
+
+    # --- moves ----------------------------------------------------------------------------------------------------
+
+    def _move_answer(self, request: Any) -> Any:
+        match request:
+            case moving.Sleep():
+                return None
+            case moving.FindEnd(stream):
+                return max(0, len(self.streams[stream]) - 1)
+            case moving.Begin():
+                return self._begin(request)
+            case moving.Look(move_id):
+                return self.moves[move_id].step
+            case moving.FindControl():
+                return self._find_control(request)
+            case moving.SetFenced(move_id, attempt, fence_offset):
+                row = self.moves[move_id]
+                if row.step.state is MoveState.FENCING and row.step.attempt == attempt:
+                    row.step = replace(row.step, state=MoveState.FENCED, fence_offset=fence_offset)
+                return row.step
+            case moving.Switch():
+                return self._switch(request)
+            case moving.SetAborting(move_id):
+                return self._set_aborting(move_id)
+        raise AssertionError(request)
+
+    def _begin(self, request: moving.Begin) -> MoveStep:
+        placements = [self.placements.get(context) for context in request.contexts]
+        for placement in placements:
+            if placement is None or placement.state is not PlacementState.OPEN or placement.stream != request.source:
+                raise Refused
+        self.generation += 1
+        move_id = len(self.moves) + 1
+        epoch = self.next_epoch()
+        for context in request.contexts:
+            self._set(context, state=PlacementState.MOVING, move_id=move_id)
+        step = MoveStep(
+            move_id=move_id,
+            state=MoveState.FENCING,
+            attempt=1,
+            aborting=False,
+            source=request.source,
+            target=request.target,
+            contexts=request.contexts,
+            fence_epoch=epoch,
+            epoch=epoch,
+            scan_from=request.scan_from,
+            target_scan_from=request.target_scan_from,
+        )
+        self.moves[move_id] = MoveRow(step)
+        self.counts["moves"] += 1
+        return step
+
+    def _find_control(self, request: moving.FindControl) -> int | None:
+        kind = Fence if request.kind == "fence" else Marker
+        for offset, entry in enumerate(self.streams[request.stream]):
+            if offset < request.from_offset or not isinstance(entry, kind):
+                continue
+            if (entry.move_id, entry.epoch) == (request.move_id, request.epoch):
+                return offset
+        return None
+
+    def _switch(self, request: moving.Switch) -> MoveStep:
+        row = self.moves[request.move_id]
+        if row.step.state is not MoveState.FENCED or row.step.attempt != request.attempt:
+            return row.step
+        state = MoveState.ABORTED if row.step.aborting else MoveState.SWITCHED
+        row.step = replace(row.step, state=state)
+        row.marker_offset = request.marker_offset
+        self.generation += 1
+        for context in row.step.contexts:
+            self._set(context, stream=row.step.target, epoch=row.step.epoch, state=PlacementState.OPEN, move_id=None)
+        self.counts[state.value] += 1
+        return row.step
+
+    def _set_aborting(self, move_id: int) -> MoveStep:
+        row = self.moves[move_id]
+        if not row.step.aborting and not row.step.state.is_ended:
+            row.step = replace(
+                row.step,
+                aborting=True,
+                attempt=row.step.attempt + 1,
+                target=row.step.source,
+                target_scan_from=row.step.scan_from,
+                epoch=self.next_epoch(),
+            )
+        return row.step
+
+    def next_epoch(self) -> int:
+        """The sequence."""
+        self.epochs += 1
+        return self.epochs
+
+    # --- consumers ------------------------------------------------------------------------------------------------
+
+    def add_consumer(self, name: str, *, at_end: bool) -> None:
+        """Make a consumer name; at the end, one partition's end is read after another."""
+        if not at_end:
+            self.consumers[name] = Consumer({partition: PositionRow(0) for partition in PARTITIONS}, self.clock)
+            return
+        self.start("creator", self._create(name))
+
+    def _create(self, name: str) -> Actor:
+        ends: dict[str, int] = {}
+        for partition in PARTITIONS:
+            ends[partition] = yield Call(lambda partition=partition: len(self.streams[partition]))
+        yield Call(lambda: self._insert_consumer(name, ends))
+
+    def _insert_consumer(self, name: str, ends: Mapping[str, int]) -> None:
+        starts = dict(ends)
+        if "consistent starts" not in self.omit:
+            rows = [(row.step, row.marker_offset) for row in self.moves.values()]
+            starts = consistent_starts(
+                ends,
+                [
+                    MovedBefore(
+                        step.source, step.target, step.fence_offset, step.target_scan_from if marker is None else marker
+                    )
+                    for step, marker in rows
+                ],
+            )
+        self.consumers[name] = Consumer({key: PositionRow(at) for key, at in starts.items()}, self.clock)
+
+    def claim(self, name: str, partition: str) -> tuple[int, int, dict[int, HoldRow]]:
+        """Become the member that has a partition."""
+        row = self.consumers[name].positions[partition]
+        row.version += 1
+        return row.version, row.position, {move_id: replace(hold) for move_id, hold in row.holds.items()}
+
+    def begin_reading(self, partition: str, position: int, holds: Mapping[int, HoldRow]) -> tuple[int, dict[str, int]]:
+        """Where reading begins, and the floors there."""
+        bounds = [position]
+        if "rescan holds" not in self.omit:
+            bounds += [hold.marker_offset for hold in holds.values()]
+        for row in self.moves.values():
+            step = row.step
+            if step.source == partition and step.fence_offset is None and "rescan fences" not in self.omit:
+                bounds.append(step.scan_from)
+            if step.target == partition and not step.state.is_ended and "rescan markers" not in self.omit:
+                bounds.append(step.target_scan_from)
+        begin = min(bounds)
+        return begin, self._floors(partition, begin)
+
+    def _floors(self, partition: str, begin: int) -> dict[str, int]:
+        floors: dict[str, int] = {}
+        if "floors from moves" in self.omit:
+            return floors
+        for row in self.moves.values():
+            step = row.step
+            epochs = [0]
+            if step.source == partition and step.fence_offset is not None and step.fence_offset < begin:
+                epochs.append(step.fence_epoch)
+            if step.target == partition and row.marker_offset is not None and row.marker_offset < begin:
+                epochs.append(step.epoch)
+            for context in step.contexts if max(epochs) else ():
+                floors[context] = max(floors.get(context, 0), *epochs)
+        return floors
+
+    def complete(self, name: str, partition: str) -> set[int]:
+        """The holds of a partition whose contexts wait no more."""
+        positions = self.consumers[name].positions
+        found = set()
+        for move_id, hold in positions[partition].holds.items():
+            source = positions[hold.source]
+            if source.position <= hold.fence_offset and "source position" not in self.omit:
+                continue
+            contexts = self.moves[move_id].step.contexts
+            blocked = any(
+                other.marker_offset < hold.fence_offset and contexts & self.moves[other_id].step.contexts
+                for other_id, other in source.holds.items()
+                if (hold.source, other_id) != (partition, move_id)
+            )
+            if not blocked or "holds of the source" in self.omit:
+                found.add(move_id)
+        return found
+
+    def commit(
+        self,
+        name: str,
+        partition: str,
+        version: int,
+        *,
+        position: int,
+        holds: Mapping[int, Hold],
+        ended: Iterable[int],
+        delivered: Iterable[Data | Adoption],
+    ) -> bool:
+        """Store what a member did, with what it delivered; False where another has the partition."""
+        consumer = self.consumers[name]
+        row = consumer.positions[partition]
+        if row.version != version and "version" not in self.omit:
+            return False
+        row.position = max(row.position, position)
+        for move_id in ended:
+            row.holds.pop(move_id, None)
+        for move_id, hold in holds.items():
+            row.holds[move_id] = HoldRow(hold.marker_offset, hold.cursor, hold.source, hold.fence_offset)
+        for entry in delivered:
+            self._deliver(name, consumer, entry)
+        return True
+
+    def _deliver(self, name: str, consumer: Consumer, entry: Data | Adoption) -> None:
+        original = self.streams[entry.stream][entry.offset] if isinstance(entry, Adoption) else entry
+        assert isinstance(original, Data)
+        assert original.context is not None
+        assert original.placed is not None
+        if isinstance(entry, Adoption):
+            self.counts["adoptions delivered"] += 1
+        self.counts["delivered"] += 1
+        order = consumer.order[original.context]
+        if original.placed in order:
+            raise Wrong(f"{name} got {original.context} {original.placed} twice")
+        order.append(original.placed)
+        sent = self.sent[original.context, original.placed]
+        key = (original.context, sent.opening)
+        if sent.told is not None and sent.told < consumer.latest_began[key]:
+            raise Wrong(f"{name} got {original.context} {original.placed} after one that was published later")
+        consumer.latest_began[key] = max(consumer.latest_began[key], sent.began)
+
+    def consume(self, name: str, partition: str) -> Actor:
+        """A member that has one partition."""
+        version, position, rows = yield Call(lambda: self.claim(name, partition))
+        at, floors = yield Call(lambda: self.begin_reading(partition, position, rows))
+        cursors = {move_id: hold.cursor for move_id, hold in rows.items()}
+        log = self.log(floors, open_holds=cursors, position=position)
+        while True:
+            choice: int = yield Pause()
+            delivered: list[Data | Adoption] = []
+            ended: list[int] = []
+            if choice % 2 and log.holds and at >= position:
+                complete = yield Call(lambda: self.complete(name, partition))
+                for hold in [hold for hold in log.holds.values() if hold.move_id in complete]:
+                    for offset, held in list(hold.held.items())[: choice // 2]:
+                        delivered.append(held)
+                        log.delivered(hold.move_id, offset)
+                    if not hold.held:
+                        log.end(hold.move_id)
+                        ended.append(hold.move_id)
+            else:
+                for offset in range(at, min(at + choice, len(self.streams[partition]))):
+                    entry = self.streams[partition][offset]
+                    if log.judge(offset, entry) is Verdict.DELIVER:
+                        assert isinstance(entry, Data | Adoption)
+                        delivered.append(entry)
+                    at = offset + 1
+            store = (at, dict(log.holds), tuple(ended), tuple(delivered))
+            if not (yield Call(lambda store=store: self._commit(name, partition, version, *store))):
+                return
+
+    def _commit(self, name: str, partition: str, version: int, position: int, *rest: Any) -> bool:
+        holds, ended, delivered = rest
+        return self.commit(name, partition, version, position=position, holds=holds, ended=ended, delivered=delivered)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Let all go on until nothing is left to do, and check what came of it."""
+        while self.in_flight:
+            self.arrive(0)
+        self._run_out("mover", "aborter", "creator")
+        for move_id, row in self.moves.items():
+            if not row.step.state.is_ended:
+                self.start("mover", moving.go_on(move_id))
+        self._run_out("mover", "aborter")
+        if any(not row.step.state.is_ended for row in self.moves.values()):
+            raise Wrong("a move does not end")
+        self._run_out("publisher")
+        for router in self.routers:
+            for context in self.contexts:
+                self.start("publisher", router.settle(context), router)
+        self._run_out("publisher")
+        for running in [each for each in self.running if each.kind == "member"]:
+            self._end(running)
+        self._drain()
+        for name, consumer in self.consumers.items():
+            self._check(name, consumer)
+
+    def _run_out(self, *kinds: str) -> None:
+        while chosen := [running for running in self.running if running.kind in kinds]:
+            for running in chosen:
+                self._perform(running)
+
+    def _drain(self) -> None:
+        for name in self.consumers:
+            for partition in PARTITIONS:
+                self.start("member", self.consume(name, partition))
+        still = 0
+        while not self._is_drained():
+            before = self._progress()
+            for choice in (1000, 1001):
+                for running in list(self.running):
+                    for _ in range(5):
+                        self._perform(running, choice)
+            still = still + 1 if self._progress() == before else 0
+            if still > 2:
+                raise Wrong("consumers wait for ever")
+
+    def _is_drained(self) -> bool:
+        return all(
+            row.position >= len(self.streams[partition]) and not row.holds
+            for consumer in self.consumers.values()
+            for partition, row in consumer.positions.items()
+        )
+
+    def _progress(self) -> list[Any]:
+        return [
+            (row.position, sorted((move_id, hold.cursor) for move_id, hold in row.holds.items()))
+            for consumer in self.consumers.values()
+            for row in consumer.positions.values()
+        ]
+
+    def _check(self, name: str, consumer: Consumer) -> None:
+        canonical = self.canonical()
+        for context in self.contexts:
+            got = consumer.order[context]
+            for (of, placed), sent in self.sent.items():
+                if of == context and sent.told is not None and sent.began > consumer.began and placed not in got:
+                    raise Wrong(f"{name} never got {context} {placed}, of which its publisher was told")
+            for opening in range(1, self.openings[context] + 1):
+                of_it = {placed for (_, placed), sent in self.sent.items() if sent.opening == opening}
+                expected = [placed for placed in canonical[context] if placed in got and placed in of_it]
+                if [placed for placed in got if placed in of_it] != expected:
+                    raise Wrong(f"{name} got {context} in another order than that by epoch and offset")
+
+    def canonical(self) -> dict[str, list[Placed]]:
+        """The messages of each context that count, by epoch and offset. Said anew, without `PartitionLog`."""
+        found: dict[str, list[tuple[int, int, Placed]]] = defaultdict(list)
+        for entries in self.streams.values():
+            floors: dict[str, int] = defaultdict(int)
+            for offset, entry in enumerate(entries):
+                if isinstance(entry, Fence | Marker):
+                    for context in entry.contexts:
+                        floors[context] = max(floors[context], entry.epoch)
+                    continue
+                original = self.streams[entry.stream][entry.offset] if isinstance(entry, Adoption) else entry
+                assert isinstance(original, Data)
+                assert original.placed is not None
+                epoch = entry.epoch if isinstance(entry, Adoption) else original.placed.epoch
+                if epoch >= floors[str(original.context)]:
+                    found[str(original.context)].append((epoch, offset, original.placed))
+        return defaultdict(list, {context: [placed for *_, placed in sorted(all_)] for context, all_ in found.items()})
+
+
+def _move_info(row: MoveRow) -> MoveInfo:
+    facts: dict[str, Any] = {each: getattr(row.step, each) for each in MOVE_FACTS}
+    return MoveInfo(
+        source_id=PARTITIONS.index(row.step.source),
+        target_id=PARTITIONS.index(row.step.target),
+        contexts=len(row.step.contexts),
+        marker_offset=row.marker_offset,
+        holder=None,
+        lease_expires_at=None,
+        started_at=LONG_AGO,
+        fenced_at=None,
+        ended_at=None,
+        reason=None,
+        **facts,
+    )
+
+
+class Router:
+    """A publisher: the real steps of publications, performed in the world."""
+
+    def __init__(self, world: World, session: str) -> None:
+        self.world = world
+        self.steps = world.publications(lambda: world.clock * STEP_S, timeout_s=TIMEOUT_S)
+        self.steps.session = session
+        self.busy: set[str] = set()
+
+    def publish(self, context: str, preferred: str) -> Actor:
+        """Publish one message of a context; one at a time."""
+        if context in self.busy:
+            return
+        self.busy.add(context)
+        try:
+            yield from self._publish(context, preferred)
+        finally:
+            self.busy.discard(context)
+
+    def _publish(self, context: str, preferred: str) -> Actor:
+        world, began = self.world, self.world.clock
+        steps = self.steps.publish(context, stream=preferred)
+        request = next(steps)
+        sent: Sent | None = None
+        while True:
+            if isinstance(request, publication.Adopt):
+                world.adopting(request.adoption)
+            if isinstance(request, publication.Send):
+                placed = request.placed
+                sent = world.sent[context, placed] = Sent(context, began, world.opening_of[context, placed.epoch])
+            try:
+                answer = yield request
+            except RelatumError as error:
+                step = partial(steps.throw, error)
+            else:
+                step = partial(steps.send, answer)
+            try:
+                request = step()
+            except StopIteration:
+                break
+            except (RelatumError, publication.Unsettled):
+                world.counts["not told"] += 1
+                return
+        assert sent is not None
+        sent.told = world.clock
+        world.counts["told"] += 1
+
+    def settle(self, context: str) -> Actor:
+        """See to what is not settled, as closing a router does."""
+        if context in self.busy:
+            return
+        self.busy.add(context)
+        try:
+            yield from self.steps.settle(context)
+        finally:
+            self.busy.discard(context)
