@@ -1,0 +1,56 @@
+"""What docs/contexts.md shows of publishing is run, as it stands there."""
+
+import asyncio
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pika
+
+import relatum
+from tests.support import broker_connection
+from tests.support.routing import consumed
+from tests.support.super_streams import super_stream
+
+PAGE = (Path(__file__).parents[2] / "docs" / "contexts.md").read_text()
+PUBLISHING = PAGE.partition("\n## Publishing\n")[2].partition("\n## ")[0]
+
+
+def test_what_the_page_shows_of_publishing_works(amqp_url: str, stream_url: str, database_url: str) -> None:
+    """The blocks run one after the other; a consumer gets what they publish, in order."""
+    names: dict[str, Any] = {"relatum": relatum, "pika": pika, "aio_pika": aio_pika, "DATABASE": database_url}
+
+    async def run_async(block: str) -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            here = {**names, "channel": await connection.channel()}
+            exec("async def run():\n" + textwrap.indent(block, "    "), here)
+            await here["run"]()
+
+    with super_stream(amqp_url, stream_url, 3) as layout, broker_connection(amqp_url) as connection:
+        names["connection"] = connection
+        for block in re.findall(r"```python\n(.*?)```", PUBLISHING, re.DOTALL):
+            block = block.replace('"orders"', repr(layout.super_stream))
+            if "await" in block:
+                asyncio.run(run_async(block))
+            else:
+                exec(compile(block, "docs/contexts.md", "exec"), names)
+        relatum.release(connection)
+        found = consumed(layout.super_stream, database_url, amqp_url, 5)
+    assert found == {"account 17": [b"opened", b"credited", b"debited", b"closed", b"archived"]}
+
+
+def test_the_page_names_the_routers_options_and_defaults() -> None:
+    """Each option of the table is one of both routers, with the default given there, and none is left out."""
+    rows = re.findall(r"^\| `(\w+)` \| `?\"?([\w,. ]+?)\"?`? \|", PUBLISHING, re.MULTILINE)
+    told = {name: value for name, value in rows if name.islower() or "_" in name}
+    for kind in (relatum.ContextRouter, relatum.AsyncContextRouter):
+        options = inspect.signature(kind).parameters
+        wanted = {name: each.default for name, each in options.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
+        wanted.pop("stream_url")
+        assert set(told) == set(wanted)
+        for name, default in wanted.items():
+            if default is not None:
+                assert told[name].replace(",", "") == (f"{default:g}" if isinstance(default, float) else str(default))
