@@ -1,16 +1,17 @@
 """What the routers of both faces know of affinity sets beside their placements: ends, use, and predecessors."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from relatum.affinity._headers import Wish
 from relatum.affinity._predecessors import Found, Recent, find_predecessor, place_in, read_predecessor
 from relatum.affinity._upkeep import Upkeep
-from relatum.errors import ContextMoving, DatabaseUnavailable
+from relatum.errors import ContextMoving
 from relatum.placement._core import RouterCore
 from relatum.placement._model import PartitionRow
-from relatum.placement._publication import Published
+from relatum.placement._publication import POLL_S, Published
 
 
 class Place(NamedTuple):
@@ -76,28 +77,34 @@ class Keeping:
 
     def is_ending(self, name: str) -> bool:
         """Whether a set has ended here, and is not closed yet."""
-        return self._upkeep is not None and self._upkeep.is_ending(name)
+        return self._upkeep is not None and self._upkeep.epoch_ending(name) is not None
 
-    def wait_ended(self, name: str) -> None:
-        """Wait until a set that has ended here is closed, so that the next message of its name begins another.
+    def end_now(self, name: str) -> None:
+        """Close a set that has ended here, so that the next message of its name begins another. It may block.
+
+        All that was sent of it must be settled.
 
         Raises:
             ContextMoving: a move keeps it open; nothing was sent.
-            DatabaseUnavailable: it could not be closed in time; nothing was sent.
+            DatabaseUnavailable: it cannot be closed; nothing was sent.
         """
-        timeout_s = self._core.options.timeout_s
-        if self._upkeep is None or self._upkeep.wait_ended(name, timeout_s):
+        upkeep = self._upkeep
+        epoch = None if upkeep is None else upkeep.epoch_ending(name)
+        if upkeep is None or epoch is None:
             return
-        placement = self._core.store.find([name]).get(name)
-        if placement is not None and placement.move_id is not None:
-            raise ContextMoving(
-                f"the affinity set {name!r} has ended and is still being moved after {timeout_s:g} s; nothing was sent",
-                context=name,
-                move_id=placement.move_id,
-            )
-        raise DatabaseUnavailable(
-            f"the affinity set {name!r} has ended and was not closed within {timeout_s:g} s; nothing was sent"
-        )
+        store, timeout_s = self._core.store, self._core.options.timeout_s
+        deadline = time.monotonic() + timeout_s
+        while name in store.release([(name, epoch)]):
+            if time.monotonic() >= deadline:
+                placement = store.find([name]).get(name)
+                raise ContextMoving(
+                    f"the affinity set {name!r} has ended, and is still being moved after {timeout_s:g} s; "
+                    "nothing was sent",
+                    context=name,
+                    move_id=0 if placement is None else placement.move_id,
+                )
+            time.sleep(POLL_S)
+        upkeep.ended(name, epoch)
 
     def published(self, published: Published, *, is_last: bool, message_id: str | None) -> None:
         """Note that the broker has a message of a set."""

@@ -10,7 +10,7 @@ from pika import BasicProperties
 from relatum._names import AFFINITY_HEADER
 from relatum.affinity._balancing import MessageBalance, SetBalance
 from relatum.affinity._headers import NO_WISH, wish_of
-from relatum.affinity._keeping import Keeping, Place
+from relatum.affinity._keeping import Keeping
 from relatum.errors import ConfigurationError
 from relatum.placement._async_router import AsyncRouter, channel_of
 from relatum.placement._core import RouterOptions
@@ -146,7 +146,7 @@ class AffinityRouter(Router):
                 channel, body, properties, message_id, routing_key=routing_key, mandatory=mandatory
             )
         require_confirms(channel)
-        if not self._core.is_open:
+        if not self._sets.knows(wish):
             self._core.open(channel)
         place = self._sets.place_of(wish)
         if place.name is None:
@@ -160,10 +160,12 @@ class AffinityRouter(Router):
                 mandatory=mandatory,
                 partition=partition,
             )
-        if self._sets.is_ending(place.name):
-            self._sets.wait_ended(place.name)
-        published = self._publish_named(channel, place.name, body, properties, stream=place.stream)
-        self._sets.published(published, is_last=place.is_last, message_id=message_id)
+        with self._locks(place.name):
+            if self._sets.is_ending(place.name):
+                self._run(self._core.publications.settle(place.name))
+                self._sets.end_now(place.name)
+            published = self._publish_locked(channel, place.name, body, properties, stream=place.stream)
+            self._sets.published(published, is_last=place.is_last, message_id=message_id)
         return published.result
 
     def close(self) -> None:
@@ -270,24 +272,24 @@ class AsyncAffinityRouter(AsyncRouter):
             Exception: what `Exchange.publish` raises.
         """
         wish = wish_of(message.headers, self._core.options.header)
-        place = Place(None)
-        if wish is not NO_WISH:
-            self._loop = asyncio.get_running_loop()
-            if not self._core.is_open:
-                await self._open(channel_of(channel), with_database=True)
-            if self._sets.knows(wish):
-                place = self._sets.place_of(wish)
-            else:
-                place = await asyncio.to_thread(self._sets.place_of, wish)
+        self._loop = asyncio.get_running_loop()
+        # Nothing is awaited before the set's lock where its name is known: tasks queue in the order they called.
+        if self._sets.knows(wish):
+            place = self._sets.place_of(wish)
+        else:
+            await self._open(channel_of(channel), with_database=True)
+            place = await asyncio.to_thread(self._sets.place_of, wish)
         if place.name is None:
             partition = self._core.active(place.stream or "") or await self._unnamed_partition(channel, routing_key)
             result = await self._publish_to(partition, channel, message, **kwargs)
             self._sets.published_plain(partition, message.message_id)
             return result
-        if self._sets.is_ending(place.name):
-            await asyncio.to_thread(self._sets.wait_ended, place.name)
-        published = await self._publish_named(channel, place.name, message, stream=place.stream, **kwargs)
-        self._sets.published(published, is_last=place.is_last, message_id=message.message_id)
+        async with self._locks(place.name):
+            if self._sets.is_ending(place.name):
+                await self._run(self._core.publications.settle(place.name))
+                await asyncio.to_thread(self._sets.end_now, place.name)
+            published = await self._publish_locked(channel, place.name, message, stream=place.stream, **kwargs)
+            self._sets.published(published, is_last=place.is_last, message_id=message.message_id)
         return published.result
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """What a router does to its sets in the background: closes those that ended, and says which are in use.
 
-Publishers never wait for it, but for one case: a set that ended here and is published to again.
+Publishers never wait for it.
 """
 
 import logging
@@ -18,7 +18,7 @@ from relatum.recording._writer import ended
 logger = logging.getLogger("relatum.affinity")
 
 BATCH_S: Final = 0.1
-"""Seconds after a set's end in which further ends are gathered into the same transaction, unless somebody waits."""
+"""Seconds after a set's end in which further ends are gathered into the same transaction."""
 
 CHECK_S: Final = 0.5
 """Seconds between two looks for messages that are not checked yet: those a router sent last before it paused."""
@@ -51,9 +51,8 @@ class Upkeep:
         self._changed = threading.Condition()
         self._used: set[str] = set()
         self._ending: dict[str, int] = {}
-        self._waiting = 0
         self._is_closed = False
-        self._hurry = threading.Event()
+        self._closing = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relatum affinity sets", daemon=True)
         self._thread.start()
@@ -71,22 +70,23 @@ class Upkeep:
             if len(self._ending) == 1:
                 self._changed.notify_all()
 
-    def is_ending(self, name: str) -> bool:
-        """Whether a set is to be closed, and is not yet."""
-        return name in self._ending
+    def epoch_ending(self, name: str) -> int | None:
+        """The epoch of a set that is to be closed, and is not yet; None for none."""
+        return self._ending.get(name)
 
-    def wait_ended(self, name: str, timeout_s: float) -> bool:
-        """Wait until a set that was to be closed is; gives whether it is."""
-        self._hurry.set()
+    def ended(self, name: str, epoch: int) -> None:
+        """Note that a set was closed."""
+        self._core.publications.cache.forget([name])
         with self._changed:
-            return self._changed.wait_for(lambda: name not in self._ending, timeout_s)
+            if self._ending.get(name) == epoch:
+                del self._ending[name]
 
     def close(self) -> None:
         """Close the sets that are still to be closed, and end the thread; waits some seconds for PostgreSQL."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._hurry.set()
+        self._closing.set()
         self._thread.join(CLOSE_S)
         self._stop.set()
         if self._ending:
@@ -102,7 +102,7 @@ class Upkeep:
             with self._changed:
                 self._changed.wait_for(lambda: self._ending or self._is_closed, CHECK_S)
                 is_last = self._is_closed
-            self._hurry.wait(BATCH_S)
+            self._closing.wait(BATCH_S)
             try:
                 is_done = self._keep(is_last=is_last)
             except Exception as error:
@@ -120,7 +120,6 @@ class Upkeep:
 
     def _keep(self, *, is_last: bool) -> bool:
         """Do what is to be done now; gives whether nothing is left of it."""
-        self._hurry.clear()
         with self._changed:
             ending = dict(self._ending)
         self._check()
@@ -147,13 +146,9 @@ class Upkeep:
         if not ending:
             return True
         moving = self._core.store.release(ending.items())
-        closed = {name: epoch for name, epoch in ending.items() if name not in moving}
-        self._core.publications.cache.forget(closed)
-        with self._changed:
-            for name, epoch in closed.items():
-                if self._ending.get(name) == epoch:
-                    del self._ending[name]
-            self._changed.notify_all()
+        for name, epoch in ending.items():
+            if name not in moving:
+                self.ended(name, epoch)
         return not moving
 
     def _use(self) -> None:

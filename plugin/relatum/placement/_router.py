@@ -157,16 +157,28 @@ class Router(Target):
             stream: Where to place the name, if it is not placed yet; None: by the rule.
         """
         require_confirms(channel)
+        with self._locks(name):
+            return self._publish_locked(channel, name, body, properties, stream=stream)
+
+    def _publish_locked(
+        self,
+        channel: BlockingChannel,
+        name: str,
+        body: bytes | str,
+        properties: BasicProperties | None,
+        *,
+        stream: str | None = None,
+    ) -> Published:
+        """Publish a message of a name whose lock is held; see `_publish_named`."""
         core = self._core
         if not core.is_open:
             core.open(channel)
-        with self._locks(name):
-            try:
-                return self._run(
-                    core.publications.publish(name, stream=stream), partial(self._send, channel, body, properties)
-                )
-            except Unsettled as error:
-                raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
+        try:
+            return self._run(
+                core.publications.publish(name, stream=stream), partial(self._send, channel, body, properties)
+            )
+        except Unsettled as error:
+            raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
 
     def _publish_unnamed(
         self,
