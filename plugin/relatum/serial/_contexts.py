@@ -75,7 +75,7 @@ class SerializationContexts:
         try:
             self._partitions = Partitions(self._placements, super_stream, address)
             self._partitions.open(header)
-            self._moves = MoveStore(self._placements.engine, self._placements.super_stream_id)
+            self._moves = MoveStore(self._placements.engine, self._placements.super_stream_id, super_stream)
         except BaseException:
             self._placements.close_store()
             raise

@@ -151,7 +151,7 @@ set_ended: Final = (
     .values(
         state=sa.case((_moves.aborting, "aborted"), else_="switched"),
         marker_offset=sa.bindparam("at_offset", type_=sa.BigInteger),
-        lease_expires_at=None,
+        lease_expires_at=sa.null(),
         ended_at=_now,
     )
     .returning(_moves.source_id, _moves.target_id, _moves.epoch)
@@ -162,7 +162,7 @@ go_on: Final = (
     .where(_places.super_stream_id == _of_super_stream, _places.name == _names, _places.move_id == _move)
     .values(
         state="open",
-        move_id=None,
+        move_id=sa.null(),
         partition_id=sa.bindparam("to_partition", type_=sa.Integer),
         epoch=sa.bindparam("to_epoch", type_=sa.BigInteger),
         generation=sa.bindparam("at_generation", type_=sa.BigInteger),
@@ -198,9 +198,10 @@ lock_partitions: Final = (
 
 _of_partition: Final = sa.bindparam("of_partition", type_=sa.Integer)
 
-placed_in: Final = (
-    sa.select(_places.name).where(_places.partition_id == _of_partition, _places.state != "released").limit(1)
-)
+# Not a parameter: a plan for any state could not use the index of those that are not released.
+_is_placed: Final = _places.state != sa.literal_column("'released'")
+
+placed_in: Final = sa.select(_places.name).where(_places.partition_id == _of_partition, _is_placed).limit(1)
 
 moves_of: Final = (
     sa.select(_moves.move_id)

@@ -30,11 +30,13 @@ class MoveStore:
     Args:
         engine: The database.
         super_stream_id: The super stream's row.
+        super_stream: Its name.
     """
 
-    def __init__(self, engine: sa.Engine, super_stream_id: int) -> None:
+    def __init__(self, engine: sa.Engine, super_stream_id: int, super_stream: str) -> None:
         self._engine = engine
         self._id = super_stream_id
+        self._name = super_stream
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -77,7 +79,7 @@ class MoveStore:
             if target.state == PartitionState.RETIRED:
                 raise SuperStreamConflict(
                     f"partition {wanted.target!r} is retired: no context can go there",
-                    super_stream=None,
+                    super_stream=self._name,
                     reason="the target is retired",
                 )
             move_id = self._add(connection, wanted, (source.partition_id, target.partition_id), names, holder)
@@ -204,10 +206,9 @@ class MoveStore:
             row = next((row for row in rows if row.stream == stream), None)
             if row is None:
                 raise StreamNotFound(f"the super stream has no partition {stream!r}", stream=stream)
-            self._check_unused(connection, stream, row.partition_id)
-            others = [row for row in rows if row.stream != stream and row.state == PartitionState.ACTIVE]
-            if not others:
+            if not any(row.stream != stream and row.state == PartitionState.ACTIVE for row in rows):
                 raise PartitionInUse(f"{stream!r} is the last partition", stream=stream, reason="it is the last one")
+            self._check_unused(connection, stream, row.partition_id)
             connection.execute(statements.set_retired, {"of_partition": row.partition_id})
 
     def unread(self, partition_id: int, ends: Mapping[int, int]) -> str | None:
