@@ -79,8 +79,7 @@ def forget_moves(engine: sa.Engine, super_stream_id: int, first_offsets: Mapping
             moves = list(connection.scalars(statements.ended_moves, of_page))
             if not moves:
                 return deleted
-            between = {"of_super_stream": super_stream_id, "from_move": moves[0], "to_move": moves[-1]}
-            deleted += connection.execute(statements.forget_contexts, bounds | between).rowcount
+            deleted += connection.execute(statements.forget_contexts, bounds | {"moves": moves}).rowcount
             deleted += connection.execute(statements.forget_moves, {"moves": moves}).rowcount
         after = moves[-1]
 

@@ -10,6 +10,7 @@ from relatum.store import context_moves, moved_contexts, placements, serial_hold
 _placements: Final = placements.c
 _ID: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
 _LIMIT: Final = sa.bindparam("most", type_=sa.Integer)
+_MOVES: Final = sa.any_(sa.bindparam("moves", type_=sa.ARRAY(sa.BigInteger)))
 
 _is_forgotten: Final = (
     (_placements.super_stream_id == _ID)
@@ -82,38 +83,36 @@ def _superseded(end: Any, name: str) -> "sa.ColumnElement[bool]":
     )
 
 
-forget_contexts: Final = (
-    sa.delete(moved_contexts)
-    .where(
-        moved_contexts.c.move_id == _move.c.move_id,
-        _move.c.super_stream_id == _ID,
-        _move.c.move_id.between(
-            sa.bindparam("from_move", type_=sa.BigInteger), sa.bindparam("to_move", type_=sa.BigInteger)
-        ),
-        _move.c.ended_at.is_not(None),
-        ~sa.exists().where(serial_holds.c.move_id == _move.c.move_id),
-        _superseded(_move.c.source_id, "at_source"),
-        _superseded(_move.c.target_id, "at_target"),
-    )
-    .returning(moved_contexts.c.move_id)
-)
-"""Deletes contexts of moves that are long over, where a later move of theirs says all that is still needed."""
-
-forget_moves: Final = sa.delete(context_moves).where(
-    context_moves.c.move_id == sa.any_(sa.bindparam("moves", type_=sa.ARRAY(sa.BigInteger))),
-    context_moves.c.ended_at.is_not(None),
-    ~sa.exists().where(moved_contexts.c.move_id == context_moves.c.move_id),
-)
-"""Deletes moves that have no context left."""
-
 ended_moves: Final = (
     sa.select(context_moves.c.move_id)
     .where(
         context_moves.c.super_stream_id == _ID,
         context_moves.c.move_id > sa.bindparam("after", type_=sa.BigInteger),
         context_moves.c.ended_at.is_not(None),
+        # What begins to wait now reads a marker that is retained, and so needs no move that is deleted.
+        ~sa.exists().where(serial_holds.c.move_id == context_moves.c.move_id),
     )
     .order_by(context_moves.c.move_id)
     .limit(_LIMIT)
 )
-"""Ended moves in their order, page by page."""
+"""Ended moves that nobody waits for, in their order, page by page."""
+
+forget_contexts: Final = (
+    sa.delete(moved_contexts)
+    .where(
+        moved_contexts.c.move_id == _move.c.move_id,
+        # Said of both, or all moves would be read to join them.
+        moved_contexts.c.move_id == _MOVES,
+        _move.c.move_id == _MOVES,
+        _superseded(_move.c.source_id, "at_source"),
+        _superseded(_move.c.target_id, "at_target"),
+    )
+    .returning(moved_contexts.c.move_id)
+)
+"""Deletes contexts of ended moves where a later move of theirs says all that is still needed."""
+
+forget_moves: Final = sa.delete(context_moves).where(
+    context_moves.c.move_id == _MOVES,
+    ~sa.exists().where(moved_contexts.c.move_id == context_moves.c.move_id),
+)
+"""Deletes ended moves that have no context left."""
