@@ -10,6 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from relatum.superstreams import delete_super_stream
 from tests.acceptance._command import Relatum, run
 from tests.support import delete_stream
 
@@ -76,6 +77,17 @@ def test_the_collector_tells_each_outcome_as_shown(environment: dict[str, str]) 
     assert [line.strip() for line in printed] == ["succeeded", "failed no such address", "succeeded"]
 
 
+def test_a_plane_keeps_its_order_as_shown(environment: dict[str, str], amqp_url: str) -> None:
+    """Two messages come from the partition the context was in, then two from the one it was moved to."""
+    try:
+        moved, *flown = run_example("contexts", environment)
+    finally:
+        delete_super_stream(amqp_url, "flights", stream_url=environment.get("RELATUM_STREAM_URL"))
+    assert re.fullmatch(r"moved from flights-\d to flights-2, and nothing else waited", moved)
+    assert [line.partition(" ")[2] for line in flown] == ["EWR IAH", "IAH DEN", "DEN SFO", "SFO EWR"]
+    assert [line.partition(" ")[0] for line in flown[2:]] == ["flights-2"] * 2
+
+
 def test_spark_works_as_shown(environment: dict[str, str]) -> None:
     """Spark shows the stream's message, finds all recorded already, and gives each order with its invoice."""
     run_example("publisher", environment)
@@ -96,7 +108,8 @@ def test_commands_shown_exist() -> None:
     assert {words[0] for words in shown} >= {"migrate", "keys", "record", "status"}
     by_command: dict[tuple[str, ...], set[str]] = {}
     for words in shown:
-        command = words[:2] if words[0] in ("keys", "spark") else words[:1]
+        has_own_commands = words[0] in ("keys", "super-stream", "affinity", "contexts", "spark")
+        command = words[:2] if has_own_commands else words[:1]
         by_command.setdefault(command, set()).update(word for word in words if word.startswith("--"))
     for command, options in by_command.items():
         described = run(*command, "--help")

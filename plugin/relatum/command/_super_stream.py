@@ -163,4 +163,4 @@ def route(
         print_json([{"key": key, **_document(partition)} for key, partition in routed])
         return
     for key, partition in routed:
-        console.print(f"{key}\t{partition.stream}", markup=False, soft_wrap=True)
+        console.print(f"{key}: {partition.stream}", markup=False, soft_wrap=True)
