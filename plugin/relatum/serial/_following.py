@@ -239,6 +239,7 @@ class Following:
 
     def lost_to(self, offset: int, now: float) -> None:
         """Note that retention has dropped what is below an offset, and was not read: there is nothing to wait for."""
+        self.log.lost_to(offset)
         if offset > self._step.position:
             self._step.position = offset
             self._step.is_closed = True
@@ -266,8 +267,11 @@ class Following:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether no more may be held back."""
-        return len(self._held) >= self._options.held_messages_max or self._held_bytes >= self._options.held_bytes_max
+        """Whether no more may be held back. What was held before this member had the partition is read all the same."""
+        is_too_much = (
+            len(self._held) >= self._options.held_messages_max or self._held_bytes >= self._options.held_bytes_max
+        )
+        return is_too_much and self.log.is_caught_up
 
     def _is_full(self, step: Step) -> bool:
         options = self._options
@@ -328,7 +332,9 @@ class Following:
     # --- holds ------------------------------------------------------------------------------------------------------
 
     def waiting_holds(self) -> list[int]:
-        """The moves whose holds are stored and wait for their source."""
+        """The moves whose holds are stored and wait for their source; none before all they hold was read again."""
+        if not self.log.is_caught_up:
+            return []
         return [move_id for move_id in self.log.holds if move_id in self.stored_holds and move_id not in self._released]
 
     def youngest_wait_s(self, now: float) -> float:
@@ -337,7 +343,7 @@ class Following:
 
     def release(self, move_id: int, now: float) -> None:
         """Note that nothing is before what a hold holds any more."""
-        if move_id in self.log.holds and move_id not in self._released:
+        if move_id in self.waiting_holds():
             self._released.append(move_id)
             self.gather(now)
 
