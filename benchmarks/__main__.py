@@ -4,13 +4,37 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from benchmarks import bloom, collecting, group_reading, grouping, lag, lookups, many, publishing, recording, sizes
+from benchmarks import (
+    affinity,
+    bloom,
+    collecting,
+    group_reading,
+    grouping,
+    lag,
+    lookups,
+    many,
+    publishing,
+    recording,
+    sizes,
+)
 from benchmarks._command import run
 
 # The recorder first: what it records last is what is looked up afterwards.
 GROUPS: Final = {
     group.GROUP: group
-    for group in (recording, lookups, bloom, many, group_reading, publishing, grouping, collecting, lag, sizes)
+    for group in (
+        recording,
+        lookups,
+        bloom,
+        many,
+        group_reading,
+        publishing,
+        affinity,
+        grouping,
+        collecting,
+        lag,
+        sizes,
+    )
 }
 
 RESULTS: Final = Path(__file__).with_name("results.json")

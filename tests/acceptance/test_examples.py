@@ -9,6 +9,7 @@ import pytest
 
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream
+from tests.support.super_streams import delete_by_hand
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STREAMS = (
@@ -19,9 +20,16 @@ STREAMS = (
     "example-bookings",
     "example-invoices",
 )
+SUPER_STREAMS = {"example-affinity": 3}
 SPARK_STREAMS = ("example-flights", "example-planes", "example-weather")
 
 PRINTED = {
+    "affinity_sets.py": [
+        "invoice 17 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
+        "invoice 18 lies in one partition: 4 chairs, 1 table, total: 830 EUR",
+        "open sets: 0",
+        "the same partition: True",
+    ],
     "async_orders.py": ["ordered: 4 chairs", "paid: 480 EUR"],
     "collector.py": [
         "order: succeeded",
@@ -49,14 +57,19 @@ PRINTED = {
 }
 
 
+def _delete(amqp_url: str) -> None:
+    for name in (*STREAMS, *SPARK_STREAMS):
+        delete_stream(amqp_url, name)
+    for name, partitions in SUPER_STREAMS.items():
+        delete_by_hand(amqp_url, name, *(f"{name}-{place}" for place in range(partitions)))
+
+
 @pytest.fixture
 def environment(amqp_url: str, stream_url: str, database_url: str) -> Iterator[dict[str, str]]:
     """The variables the examples read, and none of their streams there yet."""
-    for name in (*STREAMS, *SPARK_STREAMS):
-        delete_stream(amqp_url, name)
+    _delete(amqp_url)
     yield Relatum(amqp_url, stream_url, database_url).environment
-    for name in (*STREAMS, *SPARK_STREAMS):
-        delete_stream(amqp_url, name)
+    _delete(amqp_url)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))

@@ -1,0 +1,54 @@
+"""Affinity sets: two publishers put the lines of invoices, and each invoice lies in one partition.
+
+Set RELATUM_BROKER_URL and RELATUM_DATABASE_URL (`relatum up` prints both), then: python examples/affinity_sets.py
+"""
+
+import os
+
+import pika
+
+import relatum
+from relatum.reading import StreamReader
+from relatum.superstreams import declare_super_stream
+
+BROKER = os.environ["RELATUM_BROKER_URL"]
+DATABASE = os.environ["RELATUM_DATABASE_URL"]
+INVOICES = "example-affinity"
+LINES = ["4 chairs", "1 table", "total: 830 EUR"]
+
+declare_super_stream(BROKER, INVOICES, 3)
+
+connections = [relatum.intercept(pika.BlockingConnection(pika.URLParameters(BROKER))) for _ in range(2)]
+channels = [connection.channel() for connection in connections]
+for channel in channels:
+    channel.confirm_delivery()
+
+# Each process has a router of its own; the placements are shared.
+with relatum.AffinityRouter(INVOICES, DATABASE) as here, relatum.AffinityRouter(INVOICES, DATABASE) as there:
+    for number, line in enumerate(LINES):
+        router, channel = [(here, channels[0]), (there, channels[1])][number % 2]
+        for invoice in ("invoice 17", "invoice 18"):
+            headers = {"affinity_set": invoice, "affinity_last": line == LINES[-1]}
+            channel.basic_publish(router, "", line.encode(), pika.BasicProperties(headers=headers))
+
+with StreamReader.open(BROKER) as reader:
+    for invoice in ("invoice 17", "invoice 18"):
+        found = [
+            [message.body.decode() for message in reader.iterate(stream) if message.headers["affinity_set"] == invoice]
+            for stream in reader.partitions(INVOICES)
+        ]
+        (lines,) = filter(None, found)
+        print(f"{invoice} lies in one partition: {', '.join(lines)}")
+
+with relatum.AffinitySets(INVOICES, DATABASE) as sets:
+    print("open sets:", sum(sets.count().values()))
+
+# Without a database, the placement is in the caller's hand.
+with relatum.SuperStream(INVOICES).affinity() as handle:
+    channels[0].basic_publish(handle, "", b"1 lamp")
+    again = relatum.AffinityHandle.from_token(handle.token)
+    channels[1].basic_publish(again, "", b"60 EUR")
+    print("the same partition:", handle.partition == again.partition)
+
+for connection in connections:
+    relatum.release(connection).close()
