@@ -32,7 +32,9 @@ def prune(
 ) -> None:
     """Delete the rows of messages that retention has dropped, and those of removed keys, in bounded batches.
 
-    `--json` prints one document: rows deleted by stream; "" stands for removed keys, replaced streams and old receipts.
+    Without names also what is over in no stream: messages that collectors finished, sets that were released, moves.
+
+    `--json` prints one document: rows deleted by stream; "" stands for what belongs to no recorded stream.
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     with as_engine(require_database(database)) as engine:
@@ -45,7 +47,7 @@ def prune(
         print_json(dict(report.rows))
         return
     for stream, rows in report.rows.items():
-        what = stream or "removed keys, replaced streams and old receipts"
+        what = stream or "removed keys, replaced streams, and what is over"
         console.print(f"{what}: {rows:,} rows deleted.", markup=False)
     if not report.total:
         console.print("Nothing to delete.")
