@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         release,
     )
     from relatum.keys import KeyDefinition
-    from relatum.serial import AsyncContextRouter, AsyncSerialConsumer, ContextRouter, SerialConsumer
+    from relatum.serial import AsyncContextRouter, AsyncSerialConsumer, ContextRouter, SerialConsumer, SerializationContexts
     from relatum.superstreams import AffinityHandle, SuperStream
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "Outcomes",
     "Receipt",
     "SerialConsumer",
+    "SerializationContexts",
     "SuperStream",
     "errors",
     "intercept",
@@ -70,6 +71,7 @@ __all__ = [
 _HOMES = {
     "AsyncSerialConsumer": "relatum.serial",
     "SerialConsumer": "relatum.serial",
+    "SerializationContexts": "relatum.serial",
     "GROUP_KEY": "relatum.grouping",
     "AffinityHandle": "relatum.superstreams",
     "AffinityRouter": "relatum.affinity",
