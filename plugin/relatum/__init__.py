@@ -32,7 +32,13 @@ if TYPE_CHECKING:
         release,
     )
     from relatum.keys import KeyDefinition
-    from relatum.serial import AsyncContextRouter, AsyncSerialConsumer, ContextRouter, SerialConsumer, SerializationContexts
+    from relatum.serial import (
+        AsyncContextRouter,
+        AsyncSerialConsumer,
+        ContextRouter,
+        SerialConsumer,
+        SerializationContexts,
+    )
     from relatum.superstreams import AffinityHandle, SuperStream
 
 __all__ = [
