@@ -1,0 +1,68 @@
+"""What docs/affinity.md shows is run, as it stands there."""
+
+import asyncio
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pika
+import pytest
+
+import relatum
+from relatum.superstreams import Layout
+from tests.support import broker_connection
+from tests.support.affinity import Partitions
+from tests.support.super_streams import super_stream
+
+PAGE = (Path(__file__).parents[2] / "docs" / "affinity.md").read_text()
+
+
+@pytest.fixture
+def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+    """A new super stream of three partitions."""
+    with super_stream(amqp_url, stream_url, 3) as made:
+        yield made
+
+
+async def run_async(block: str, amqp_url: str, names: dict[str, Any]) -> None:
+    """Run a block that awaits, with a channel of aio-pika."""
+    async with await aio_pika.connect(amqp_url) as connection:
+        here = {**names, "aio_pika": aio_pika, "channel": await connection.channel()}
+        exec("async def run():\n" + textwrap.indent(block, "    "), here)
+        await here["run"]()
+
+
+def test_what_the_page_shows_works(
+    layout: Layout, amqp_url: str, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each block runs after the one before; what joins a set lies with it, and the open sets are listed."""
+    blocks = [
+        block.replace('"invoices"', repr(layout.super_stream))
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    ]
+    with broker_connection(amqp_url) as connection:
+        names = {
+            "relatum": relatum,
+            "pika": pika,
+            "connection": connection,
+            "BROKER": amqp_url,
+            "DATABASE": database_url,
+        }
+        try:
+            for block in blocks:
+                if "await " in block:
+                    asyncio.run(run_async(block, amqp_url, names))
+                    continue
+                if "affinity_predecessor" in block:
+                    names["router"] = relatum.AffinityRouter(layout.super_stream, database_url)
+                exec(block, names)
+            names["router"].close()
+        finally:
+            relatum.release(connection)
+    partitions = Partitions(amqp_url, layout)
+    assert list(partitions.of_set("invoice 18").values()) == [[b"2 lamps", b"120 EUR"]]
+    assert "invoice 17" in capsys.readouterr().out
+    assert names["handle"].partition is not None
