@@ -1,5 +1,6 @@
 """The command. pandas and the data are imported only when it runs: they come with the extra `demo`."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,14 @@ def demo(
         int, typer.Option(help="How many flights are published, the earliest of 2013.", min=500, max=336_776)
     ] = 20_000,
     all_flights: Annotated[bool, typer.Option("--all", help="Publish all 336,776 flights.")] = False,
+    contexts: Annotated[
+        bool,
+        typer.Option(
+            "--contexts",
+            help="Instead: each plane's flights in order over a super stream, while partitions are added and planes "
+            "moved.",
+        ),
+    ] = False,
     checked: Annotated[int, typer.Option(help="About how many random flights the answers are checked.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Which random flights.")] = 2013,
     directory: Annotated[
@@ -57,6 +66,9 @@ def demo(
 
     Runs on private servers that end with it, or on yours with --broker and --database; there the streams and their
     rows stay. Ends with code 7 where an answer differs from the data frames. `--json` prints one document.
+
+    With `--contexts` the flights alone are published, to a super stream whose serialization contexts are the planes.
+    Ends with code 7 where a plane's flights were not consumed once and in the order in which they were published.
     """
     with ExitStack() as stack:
         console.quiet, before = as_json, console.quiet
@@ -64,13 +76,13 @@ def demo(
         began = time.perf_counter()
         data = _load(None if all_flights else flights)
         servers = stack.enter_context(_servers(broker, stream_url, database, directory, prefix))
-        result = _run(servers, data, checked, seed)
+        result = _run_contexts(servers, data) if contexts else _run(servers, data, checked, seed)
         result["seconds"] = time.perf_counter() - began
-        if not as_json:
+        if not as_json and not contexts:
             _conclude(result, stays=broker is not None)
     if as_json:
         print_json(result)
-    if result["differences"]:
+    if result["differences"] or not result.get("ok", True):
         raise typer.Exit(ExitCode.DIFFERENT)
 
 
@@ -122,6 +134,26 @@ def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[s
     ):
         asking = Demonstration(servers, data, relations, reader)
         return {**result, **_ask(asking, checked, seed)}
+
+
+def _run_contexts(servers: "Servers", data: "Dataset") -> dict[str, Any]:
+    from relatum_consumer.demo._contexts import run
+    from relatum_consumer.demo._contexts_show import document, print_result
+    from relatum_consumer.demo._show import heading
+
+    upgrade(servers.database)
+    columns = (TextColumn("   flights"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, disable=console.quiet) as bars:
+        task = bars.add_task("", total=len(data.flights))
+        steps = itertools.count(2)
+        result = run(
+            servers,
+            data,
+            lambda words: heading(f"{next(steps)}. {words}"),
+            lambda count: bars.advance(task, count),
+        )
+    print_result(result)
+    return document(result)
 
 
 def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]:
