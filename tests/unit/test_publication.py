@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
-from relatum.placement._cache import PlacementCache, Sent
+from relatum.placement._cache import PlacementCache, Sent, Unchecked
 from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.placement._model import MoveInfo, MoveState, Placement, PlacementState
 from relatum.placement._publication import (
@@ -578,3 +578,44 @@ def test_the_cache_is_right_as_of_its_generation(data: st.DataObject) -> None:
             if known is not None:
                 # Rows that were read later than the generation are newer than it, never older.
                 assert known.placement.epoch >= history[known.as_of][name][0]
+
+
+def sent_of(name: str, number: int, epoch: int = 1, as_of: int = 1) -> Sent:
+    """A message of a name."""
+    return Sent(name, "a", Placed(epoch, "0" * 16, number), as_of)
+
+
+def test_a_look_forgets_what_was_confirmed_before_it_and_counts() -> None:
+    """What is confirmed after the mark, or under a placement that is over, or not surely there, stays in its order."""
+    cache, unchecked = PlacementCache(10), Unchecked(10)
+    cache.begin(2)
+    cache.add(placed("x", 2), 2)
+    old, doubtful, good = sent_of("x", 1), replace(sent_of("x", 2, 2), is_doubtful=True), sent_of("x", 3, 2)
+    for each in (old, doubtful, good):
+        unchecked.add(each)
+    mark = unchecked.mark()
+    late = sent_of("x", 4, 2)
+    unchecked.add(late)
+    unchecked.checked(mark, cache)
+    assert unchecked.of("x") == [old, doubtful, late]
+    assert unchecked.of("x", mark) == [old, doubtful]
+    unchecked.checked(unchecked.mark(), cache)
+    assert unchecked.of("x") == [old, doubtful]
+
+
+def test_what_replaces_another_keeps_its_place_and_is_confirmed_anew() -> None:
+    """An adoption stands where its message stood; a look that began before its confirm says nothing about it."""
+    cache, unchecked = PlacementCache(10), Unchecked(10)
+    cache.begin(1)
+    first, second, by = sent_of("x", 1, as_of=0), sent_of("x", 2, as_of=0), sent_of("x", 3)
+    unchecked.add(first)
+    unchecked.add(second)
+    mark = unchecked.mark()
+    unchecked.replace(first, by)
+    unchecked.checked(mark, cache)
+    assert unchecked.of("x") == [by, second]
+    unchecked.checked(unchecked.mark(), cache)
+    assert unchecked.of("x") == [second]
+    unchecked.remove(second)
+    unchecked.remove(second)
+    assert (unchecked.names(), len(unchecked)) == ([], 0)

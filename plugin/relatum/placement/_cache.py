@@ -1,7 +1,7 @@
 """What a router knows of placements, and which of its messages are not checked yet. Pure; threads may share both."""
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -125,6 +125,9 @@ class PlacementCache:
 class Unchecked:
     """What was sent, in its order for each name, and is not known yet to count where it lies.
 
+    Each is looked at once, after the first look at the database that follows its confirm; what stays then is settled
+    one by one.
+
     Args:
         most: How many there may be.
     """
@@ -132,7 +135,10 @@ class Unchecked:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._sent: dict[str, list[tuple[int, Sent]]] = {}
+        self._sent: dict[str, dict[int, tuple[int, Sent]]] = {}
+        """By name and place in the name's order: when it was confirmed, and what it is."""
+        self._confirmed: deque[tuple[int, str, int]] = deque()
+        """When, of which name and at which place: what no look has followed yet."""
         self._count = 0
         self._tick = 0
 
@@ -149,53 +155,57 @@ class Unchecked:
         with self._lock:
             return list(self._sent)
 
-    def add(self, sent: Sent) -> None:
-        """Remember what the broker has just confirmed."""
-        with self._lock:
-            self._tick += 1
-            self._sent.setdefault(sent.name, []).append((self._tick, sent))
-            self._count += 1
-
     def mark(self) -> int:
         """A moment: what is added before it was confirmed before it."""
         return self._tick
 
-    def of(self, name: str, mark: int | None = None) -> list[Sent]:
-        """What is unchecked of a name, in the order it was sent; with a mark, only what was confirmed before that."""
+    def add(self, sent: Sent) -> None:
+        """Remember what the broker has just confirmed."""
         with self._lock:
-            return [sent for tick, sent in self._sent.get(name, ()) if mark is None or tick <= mark]
-
-    def remove(self, sent: Sent) -> None:
-        """Forget one, which counts now."""
-        with self._lock:
-            self._keep(sent.name, [pair for pair in self._sent.get(sent.name, ()) if pair[1] is not sent])
+            self._put(sent, self._tick + 1)
+            self._count += 1
 
     def replace(self, sent: Sent, by: Sent) -> None:
         """Remember another instead, in the same place of the order, as confirmed just now."""
         with self._lock:
-            self._tick += 1
-            pairs = self._sent.get(sent.name, ())
-            self._keep(sent.name, [(self._tick, by) if one is sent else (tick, one) for tick, one in pairs])
+            place = self._place_of(sent)
+            if place is not None:
+                self._put(by, place)
+
+    def remove(self, sent: Sent) -> None:
+        """Forget one, which counts now."""
+        with self._lock:
+            place = self._place_of(sent)
+            if place is not None:
+                self._forget(sent.name, place)
+
+    def of(self, name: str, mark: int | None = None) -> list[Sent]:
+        """What is unchecked of a name, in the order it was sent; with a mark, only what was confirmed before that."""
+        with self._lock:
+            return [sent for tick, sent in self._sent.get(name, {}).values() if mark is None or tick <= mark]
 
     def checked(self, mark: int, cache: PlacementCache) -> None:
         """Forget what counts: confirmed before the mark, while what the cache read later still has its placement."""
-        if not self._count:
-            return
         generation = cache.generation
         with self._lock:
-            for name, pairs in list(self._sent.items()):
-                self._keep(
-                    name,
-                    [
-                        (tick, sent)
-                        for tick, sent in pairs
-                        if tick > mark or sent.is_doubtful or not (sent.as_of == generation or cache.still(sent))
-                    ],
-                )
+            while self._confirmed and self._confirmed[0][0] <= mark:
+                tick, name, place = self._confirmed.popleft()
+                at, sent = self._sent.get(name, {}).get(place, (None, None))
+                if at != tick or sent is None or sent.is_doubtful:
+                    continue
+                if sent.as_of == generation or cache.still(sent):
+                    self._forget(name, place)
 
-    def _keep(self, name: str, pairs: list[tuple[int, Sent]]) -> None:
-        self._count += len(pairs) - len(self._sent.get(name, ()))
-        if pairs:
-            self._sent[name] = pairs
-        else:
-            self._sent.pop(name, None)
+    def _put(self, sent: Sent, place: int) -> None:
+        self._tick += 1
+        self._sent.setdefault(sent.name, {})[place] = (self._tick, sent)
+        self._confirmed.append((self._tick, sent.name, place))
+
+    def _place_of(self, sent: Sent) -> int | None:
+        return next((place for place, (_, one) in self._sent.get(sent.name, {}).items() if one is sent), None)
+
+    def _forget(self, name: str, place: int) -> None:
+        self._count -= 1
+        del self._sent[name][place]
+        if not self._sent[name]:
+            del self._sent[name]
