@@ -16,7 +16,7 @@ from relatum.serial._batch import BatchBase
 
 WRITE = sa.text("INSERT INTO consumed (message) VALUES (:message)")
 
-WORK_S = 0.005
+WORK_S = 0.1
 """Seconds a batch takes: the longer, the more often it is interrupted."""
 
 
