@@ -1,0 +1,91 @@
+"""The relationship table and contexts that move: look-ups by the context's header find both sides, in order."""
+
+import time
+from collections.abc import Iterator
+
+import pika
+import pytest
+import sqlalchemy as sa
+
+import relatum
+from relatum import ContextRouter
+from relatum.placement._entries import Adoption, encode
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.serial import SerializationContexts, verify
+from relatum.superstreams import declare_super_stream, delete_super_stream
+from relatum_consumer import Relations
+from tests.support import publish_plain, recording, rows_of, unique_name, wait_recorded
+
+KEY = "serialization_context"
+MESSAGES = 6
+"""Messages before each of the two moves and behind them."""
+
+
+@pytest.fixture
+def super_stream(amqp_url: str, stream_url: str) -> Iterator[str]:
+    """A super stream of two partitions."""
+    name = unique_name("related")
+    declare_super_stream(amqp_url, name, 2)
+    yield name
+    delete_super_stream(amqp_url, name, stream_url=stream_url)
+
+
+def test_look_ups_find_a_context_on_both_sides_of_its_moves(
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, super_stream: str
+) -> None:
+    """Published with the interceptor while a recorder runs: every message once, in order, and nothing of the moves."""
+    streams = [f"{super_stream}-{place}" for place in range(2)]
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    relatum.intercept(connection, database=database_url, keys=[KEY])
+    channel = connection.channel()
+    channel.confirm_delivery()
+    names = iter(range(10 * MESSAGES))
+
+    def publish(router: ContextRouter, count: int) -> None:
+        for number in [next(names) for _ in range(count)]:
+            for context in ("plane", "other"):
+                properties = pika.BasicProperties(message_id=f"{context}-{number}", headers={KEY: context})
+                channel.basic_publish(router, "", b"", properties)
+
+    with (
+        recording(amqp_url, engine, *streams, keys=[KEY]),
+        SerializationContexts(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as contexts,
+        ContextRouter(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as router,
+    ):
+        contexts.assign("plane", streams[0])
+        publish(router, MESSAGES)
+        epoch = contexts.assignment_of("plane").epoch
+        contexts.move("plane", streams[1])
+        stray = publish_stray(amqp_url, stream_url, epoch, next(names), streams[0])
+        headers, body = encode(Adoption("plane", contexts.assignment_of("plane").epoch, streams[0], stray))
+        publish_plain(amqp_url, streams[1], [(body, headers)])
+        publish(router, MESSAGES)
+        contexts.move("plane", streams[0])
+        publish(router, MESSAGES)
+        for stream in streams:
+            wait_recorded(amqp_url, engine, stream)
+    relatum.release(connection)
+    connection.close()
+    assert verify(super_stream, broker=amqp_url, stream_url=stream_url, database=engine).ok
+    expected = [f"plane-{number}" for number in range(3 * MESSAGES + 1)]
+    with Relations(broker=amqp_url, database=database_url, stream_url=stream_url) as relations:
+        found = relations.find(KEY, "plane", streams=[super_stream])
+        assert [message.properties.message_id for message in found] == expected
+        related = relations.related(found[0], super_stream, by=KEY)
+        assert [message.properties.message_id for message in related] == expected[1:]
+        first = relations.find(KEY, "plane", streams=[super_stream], order="newest", limit=1)
+        assert [message.properties.message_id for message in first] == expected[-1:]
+    rows = [row for stream in streams for row in rows_of(engine, stream)]
+    assert {(key, value) for key, value, _ in rows} == {(KEY, "plane"), (KEY, "other")}
+    assert len(rows) == len(expected) + 3 * MESSAGES, "no fence, marker or adoption has a row"
+
+
+def publish_stray(amqp_url: str, stream_url: str, epoch: int, number: int, source: str) -> int:
+    """Publish what a router publishes that slept since before a move; gives the offset."""
+    headers = {KEY: "plane", "relatum_placed": f"{epoch}-{'f' * 16}-1", "relatum_time": time.time_ns() // 1000}
+    properties = pika.BasicProperties(message_id=f"plane-{number}", headers=headers)
+    publish_plain(amqp_url, source, [(b"", properties)])
+    with StreamReader.open(BrokerAddress.parse(amqp_url, stream_url)) as reader:
+        last = reader.bounds(source).last
+    assert last is not None
+    return last
