@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from relatum.command._contexts_shown import print_ended, shown_progress
+from relatum.command._contexts_shown import counted, print_ended, shown_progress
 from relatum.command._contexts_verify import SuperStreamArgument
 from relatum.command._options import (
     BrokerOption,
@@ -119,7 +119,7 @@ def plan(
         print_json(planned.moves)
         return
     for stream, names in planned.moves.items():
-        console.print(f"{len(names):,} contexts would go to {stream}.", markup=False)
+        console.print(f"{counted(len(names), 'context')} would go to {stream}.", markup=False)
     if not len(planned):
         console.print("They are spread evenly.")
 

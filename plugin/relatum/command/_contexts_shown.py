@@ -62,12 +62,17 @@ def print_ended(moves: Sequence[Move], *, as_json: bool) -> None:
     moved = sum(move.contexts for move in moves)
     pauses = sorted(move.pause_s or 0.0 for move in moves)
     console.print(
-        f"{moved:,} contexts in {len(moves):,} moves; they stood still for {pauses[len(pauses) // 2] * 1e3:,.0f} ms "
+        f"{counted(moved, 'context')} in {counted(len(moves), 'move')}; they stood still for {pauses[len(pauses) // 2] * 1e3:,.0f} ms "
         f"(median), at most {pauses[-1] * 1e3:,.0f} ms."
     )
     for move in moves:
         if move.aborting:
             console.print(f"Move {move.move_id} was taken back: its contexts are in {move.source}.", markup=False)
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def state_text(move: Move) -> str:
@@ -99,7 +104,7 @@ def shown_progress(*, is_quiet: bool) -> Iterator[Callable[[MoveProgress], None]
             bar.update(task, total=progress.contexts_all, completed=progress.contexts_done)
             move = progress.move
             if move.state.is_ended:
-                line = f"move {move.move_id}: {move.contexts:,} contexts, {move.source} to {move.target}, {move.state}"
+                line = f"move {move.move_id}: {counted(move.contexts, 'context')}, {move.source} to {move.target}, {move.state}"
                 bar.console.print(f"{line}, {pause_text(move)}", markup=False)
 
         yield tell

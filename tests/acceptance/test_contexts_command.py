@@ -1,0 +1,106 @@
+"""`relatum contexts`, as it is installed, and what docs/contexts.md shows of moving, as it stands there."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import relatum as package
+from relatum.serial import MoveProgress, SerializationContexts
+from relatum.superstreams import declare_super_stream, delete_super_stream
+from tests.acceptance._command import Relatum
+from tests.support import delete_stream, unique_name
+
+PAGE = (Path(__file__).parents[2] / "docs" / "contexts.md").read_text()
+PART = PAGE[PAGE.index("\n## Moving") :]
+
+
+class Crash(Exception):
+    """Stands for the end of a process that moves contexts."""
+
+
+def crash(progress: MoveProgress) -> None:
+    """Die as soon as a move has begun."""
+    raise Crash
+
+
+@pytest.fixture
+def relatum(amqp_url: str, stream_url: str, database_url: str) -> Relatum:
+    """The command on this test's database."""
+    return Relatum(amqp_url, stream_url, database_url)
+
+
+@pytest.fixture
+def super_stream(amqp_url: str) -> Iterator[str]:
+    """A super stream of three partitions."""
+    name = unique_name("contexts")
+    declare_super_stream(amqp_url, name, 3)
+    yield name
+    delete_super_stream(amqp_url, name)
+    for place in range(8):
+        delete_stream(amqp_url, f"{name}-{place}")
+
+
+@pytest.fixture
+def contexts(super_stream: str, relatum: Relatum) -> Iterator[SerializationContexts]:
+    """Its contexts: none yet."""
+    with SerializationContexts(super_stream, relatum.database_url, broker=relatum.broker_url) as contexts:
+        yield contexts
+
+
+def test_what_the_page_shows_of_moving_works(relatum: Relatum, super_stream: str) -> None:
+    """The page's Python, then its commands: at the end contexts are spread over the partitions that were added."""
+    block = re.findall(r"```python\n(.*?)```", PART, re.DOTALL)[0].replace("orders", super_stream)
+    names = {"relatum": package, "DATABASE": relatum.database_url, "BROKER": relatum.broker_url}
+    exec(compile(block, "docs/contexts.md", "exec"), names)
+    lines = re.findall(r"^\$ relatum (contexts .*)$", PART, re.MULTILINE)[:5]
+    assert [shlex.split(line)[1] for line in lines] == ["status", "move", "consolidate", "add-partition", "rebalance"]
+    shown = [relatum.ok(*shlex.split(line.replace("orders", super_stream))) for line in lines]
+    assert f"{super_stream}-4" in shown[0]
+    assert "Added" in shown[3]
+    status = relatum.json("contexts", "status", super_stream)
+    assert sorted(row["open_sets"] for row in status["partitions"]) == [0] * 5 + [1] * 2
+    assert (status["header"], status["moves"]) == ("serialization_context", [])
+
+
+def test_contexts_are_assigned_moved_and_shown(relatum: Relatum, super_stream: str, tmp_path: Path) -> None:
+    """Names come from a file, the moves with their pause go out as JSON, and each error is a line and its code."""
+    file = tmp_path / "names"
+    file.write_text("a\nb\nc\n")
+    relatum.ok("contexts", "assign", super_stream, "--file", str(file), "--to", f"{super_stream}-0")
+    [moved] = relatum.json("contexts", "move", super_stream, "a", "b", "--to", f"{super_stream}-1")
+    assert (moved["contexts"], moved["state"], 0 < moved["pause_s"] < 10) == (2, "switched", True)
+    listed = [json.loads(line) for line in relatum.ok("contexts", "list", super_stream, "--json").splitlines()]
+    assert {each["context"]: each["partition"][-1] for each in listed} == {"a": "1", "b": "1", "c": "0"}
+    plan = tmp_path / "plan"
+    plan.write_text(relatum.ok("contexts", "plan", super_stream, f"{super_stream}-2", "--json"))
+    assert "3 contexts in 2 moves" in relatum.ok("contexts", "rebalance", super_stream, "--plan", str(plan))
+    relatum.ok("contexts", "retire", super_stream, f"{super_stream}-1")
+    refused = relatum.run("contexts", "retire", super_stream, f"{super_stream}-2")
+    assert (refused.returncode, refused.stderr.count("\n")) == (7, 1)
+    assert relatum.run("contexts", "show", super_stream, "nobody").returncode == 6
+
+
+def test_a_move_that_was_left_is_seen_and_gone_on_with(
+    relatum: Relatum, super_stream: str, contexts: SerializationContexts
+) -> None:
+    """Moves that nobody ended are listed; one is completed, and one taken back, by the command."""
+    contexts.assign(["a", "b"], f"{super_stream}-0")
+    for name in "ab":
+        with pytest.raises(Crash):
+            contexts.move(name, f"{super_stream}-1", progress=crash)
+    first, second = relatum.json("contexts", "moves", super_stream)
+    assert (first["state"], first["contexts"], first["pause_s"]) == ("fencing", 1, None)
+    numbers = [str(move["move_id"]) for move in (first, second)]
+    refused = relatum.run("contexts", "move", super_stream, "a", "--to", f"{super_stream}-2")
+    assert refused.returncode == 7
+    assert f"move {numbers[0]}" in refused.stderr
+    [aborted] = relatum.json("contexts", "abort", super_stream, numbers[0], "--reason", "no room")
+    assert (aborted["state"], aborted["reason"]) == ("aborted", "no room")
+    assert "1 context in 1 move;" in relatum.ok("contexts", "resume", super_stream)
+    latest = relatum.ok("contexts", "moves", super_stream, "--latest", "2")
+    assert latest.index("switched") < latest.index("aborted")
+    assert [contexts.assignment_of(name).partition[-1] for name in "ab"] == ["0", "1"]
