@@ -62,8 +62,8 @@ def print_ended(moves: Sequence[Move], *, as_json: bool) -> None:
     moved = sum(move.contexts for move in moves)
     pauses = sorted(move.pause_s or 0.0 for move in moves)
     console.print(
-        f"{counted(moved, 'context')} in {counted(len(moves), 'move')}; they stood still for {pauses[len(pauses) // 2] * 1e3:,.0f} ms "
-        f"(median), at most {pauses[-1] * 1e3:,.0f} ms."
+        f"{counted(moved, 'context')} in {counted(len(moves), 'move')}; they stood still for "
+        f"{pauses[len(pauses) // 2] * 1e3:,.0f} ms (median), at most {pauses[-1] * 1e3:,.0f} ms."
     )
     for move in moves:
         if move.aborting:
@@ -104,7 +104,7 @@ def shown_progress(*, is_quiet: bool) -> Iterator[Callable[[MoveProgress], None]
             bar.update(task, total=progress.contexts_all, completed=progress.contexts_done)
             move = progress.move
             if move.state.is_ended:
-                line = f"move {move.move_id}: {counted(move.contexts, 'context')}, {move.source} to {move.target}, {move.state}"
-                bar.console.print(f"{line}, {pause_text(move)}", markup=False)
+                line = f"move {move.move_id}: {counted(move.contexts, 'context')}, {move.source} to {move.target}"
+                bar.console.print(f"{line}, {move.state}, {pause_text(move)}", markup=False)
 
         yield tell
