@@ -114,7 +114,7 @@ def test_a_declaration_that_was_cut_short_is_completed(
 
 
 def test_streams_are_declared_with_what_was_asked_for(made: Made, amqp_url: str) -> None:
-    """The options become the streams' arguments; the same super stream with others is a conflict that names one."""
+    """The options become the streams' arguments; others are a conflict that names one, none are as they come."""
     options = StreamOptions(
         max_length_bytes=1_000_000, max_age=timedelta(days=7), segment_bytes_max=100_000, leader_locator="client-local"
     )
@@ -127,8 +127,9 @@ def test_streams_are_declared_with_what_was_asked_for(made: Made, amqp_url: str)
             "x-queue-leader-locator": "client-local",
         }
         connection.channel().queue_declare(layout.partitions[0].stream, durable=True, arguments=same)
+        assert declare_super_stream(connection, layout.super_stream, 1) == layout
         with pytest.raises(SuperStreamConflict, match=r"-0.*max-"):
-            declare_super_stream(connection, layout.super_stream, 1)
+            declare_super_stream(connection, layout.super_stream, 1, options=StreamOptions(max_length_bytes=1))
         assert connection.is_open
 
 
