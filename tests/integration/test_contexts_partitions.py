@@ -237,3 +237,16 @@ def test_a_server_that_stays_away_leaves_the_move_to_whoever_resumes_it(
     [left] = contexts.moves()
     assert (caught.value.move_id, left.state, left.is_attended) == (left.move_id, MoveState.FENCING, True)
     assert contexts.resume(left.move_id).state is MoveState.SWITCHED
+
+
+def test_the_role_of_routers_is_enough(
+    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
+) -> None:
+    """Who may place contexts may also move them, and take partitions out of use."""
+    as_router = f"{database_url}?options=-crole%3Drelatum_router"
+    with SerializationContexts(super_stream, as_router, broker=amqp_url, stream_url=stream_url) as others:
+        others.assign("c", f"{super_stream}-0")
+        [move] = others.move("c", f"{super_stream}-1")
+        assert others.resume(move.move_id).state is MoveState.SWITCHED
+        others.retire(f"{super_stream}-0", delete=True)
+    assert contexts.assignment_of("c").partition == f"{super_stream}-1"
