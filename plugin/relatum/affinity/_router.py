@@ -103,6 +103,7 @@ class AffinityRouter(Router):
             names_max=known_sets_max,
             open_sets_max=open_sets_max,
             when_database_away=when_database_away,
+            names_are_new=True,
         )
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
         self._sets = Keeping(self._core, self._settle_set, idle_s=idle_s, predecessors_max=predecessors_max)
@@ -239,6 +240,7 @@ class AsyncAffinityRouter(AsyncRouter):
             names_max=known_sets_max,
             open_sets_max=open_sets_max,
             when_database_away=when_database_away,
+            names_are_new=True,
         )
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
         self._sets = Keeping(self._core, self._settle_set, idle_s=idle_s, predecessors_max=predecessors_max)

@@ -50,6 +50,7 @@ class RouterOptions:
         unchecked_max: Messages that may wait for their check while the database is away.
         open_sets_max: Names that may be placed at once; None: any number.
         when_database_away: Whether known placements go on, or publishing waits, or fails.
+        names_are_new: Whether names this router does not know are mostly placed nowhere yet.
     """
 
     header: str
@@ -61,6 +62,7 @@ class RouterOptions:
     unchecked_max: int = 10_000
     open_sets_max: int | None = None
     when_database_away: WhenAway = "wait"
+    names_are_new: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.header, str) or not self.header:
@@ -261,7 +263,10 @@ class RouterCore:
             preferred = next((each for each in partitions if each.stream == request.stream), None)
             return preferred or self.chosen(name, partitions)
 
-        placed = self.store.place([request.name], choose, open_sets_max=self.options.open_sets_max)
+        options = self.options
+        placed = self.store.place(
+            [request.name], choose, open_sets_max=options.open_sets_max, are_new=options.names_are_new
+        )
         return placed[request.name]
 
     def chosen(self, name: str | None, partitions: Sequence[PartitionRow]) -> PartitionRow:

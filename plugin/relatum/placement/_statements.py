@@ -193,13 +193,20 @@ _KEEP_COMMITS: Final = sa.case(
 ).label("kept")
 
 
-def _counted(locked: sa.CTE, added: Any) -> sa.CTE:
-    """Add to the counts of partitions that are locked already, in their order."""
+def _counted(locked: sa.CTE, added: Any, *, only_active: bool = False) -> sa.CTE:
+    """Add to the counts of partitions that are locked already, in their order.
+
+    Where only active ones may be counted, one that was retired ends the statement as division by zero: so what it has
+    written is undone without a transaction around it, which would be two journeys to the server more.
+    """
+    number = added.c.number
+    if only_active:
+        number = number // sa.case((_partitions.state == "active", 1), else_=0)
     return (
         sa.update(super_stream_partitions)
         .where(_partitions.partition_id == locked.c.partition_id, _partitions.partition_id == added.c.partition_id)
-        .values(open_sets=_partitions.open_sets + added.c.number)
-        .returning(_partitions.partition_id, _partitions.stream, _partitions.binding_key, _partitions.state)
+        .values(open_sets=_partitions.open_sets + number)
+        .returning(_partitions.partition_id, _partitions.stream, _partitions.binding_key)
         .cte("counted")
     )
 
@@ -208,7 +215,7 @@ def _counted(locked: sa.CTE, added: Any) -> sa.CTE:
 def place(*, bounded: bool) -> sa.Select[Any]:
     """Place names where they are not placed; gives those that were.
 
-    Each row has the columns of `Placement`, `partition_state`, and `open_sets`: how many are open in the partitions it
+    Each row has the columns of `Placement`, and `open_sets`: how many are open in the partitions it
     locked. Where the number is bounded, that is all of them, so that nobody else opens one meanwhile.
     """
     added = (
@@ -224,13 +231,13 @@ def place(*, bounded: bool) -> sa.Select[Any]:
     else:
         to_lock = to_lock.where(_partitions.partition_id.in_(sa.select(_placed.c.partition_id)))
     locked = to_lock.with_for_update(key_share=True).cte("locked")
-    counted = _counted(locked, added)
+    counted = _counted(locked, added, only_active=True)
     columns = [counted.c[name] if name in _PLACEMENT else _placed.c[name] for name in Placement.__dataclass_fields__]
     before = sa.select(sa.cast(sa.func.sum(locked.c.open_sets), sa.BigInteger)).scalar_subquery()
     number = sa.select(sa.func.count()).select_from(_placed).scalar_subquery()
-    return sa.select(
-        *columns, counted.c.state.label("partition_state"), (before + number).label("open_sets"), _KEEP_COMMITS
-    ).join_from(_placed, counted, counted.c.partition_id == _placed.c.partition_id)
+    return sa.select(*columns, (before + number).label("open_sets"), _KEEP_COMMITS).join_from(
+        _placed, counted, counted.c.partition_id == _placed.c.partition_id
+    )
 
 
 # Releasing

@@ -182,7 +182,7 @@ class PlacementStore:
         return {row.name: _placement(row) for row in self._select(statements.find, names=wanted)}
 
     def place(
-        self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None
+        self, names: Collection[str], choose: Choose, *, open_sets_max: int | None = None, are_new: bool = False
     ) -> dict[str, Placement]:
         """The placements of names, placed now where they were not: all who place a name at once get the same.
 
@@ -190,6 +190,7 @@ class PlacementStore:
             names: The names.
             choose: Chooses a partition for each that is not placed yet.
             open_sets_max: Placements of the super stream that may be open; None for any number.
+            are_new: Whether they are mostly not placed yet: then that is not looked up beforehand. Default: False.
 
         Returns:
             The placement of each name; its state may be MOVING.
@@ -199,9 +200,9 @@ class PlacementStore:
             SuperStreamConflict: the super stream has no active partition.
             InvalidInput: a name is empty, too long or holds a character that PostgreSQL does not store.
         """
-        found = self.find(names)
+        found = {} if are_new else self.find(names)
         for attempt in range(_TRIES):
-            missing = sorted(set(names) - found.keys())
+            missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
                 break
             chosen = _chosen(missing, self._active(fresh=attempt > 0), choose)
@@ -383,9 +384,7 @@ class PlacementStore:
         wanted = self._with_id(names=list(chosen), partition_ids=list(chosen.values()))
 
         def accept(rows: Sequence[Any]) -> bool:
-            if any(row.partition_state != PartitionState.ACTIVE for row in rows):
-                return False
-            if open_sets_max is not None and rows and rows[0].open_sets > open_sets_max:
+            if rows and rows[0].open_sets > open_sets_max:
                 raise TooManyOpenSets(
                     f"{open_sets_max} sets of {self._name!r} may be open; close some, or allow more",
                     open_sets=rows[0].open_sets - len(rows),
@@ -393,7 +392,11 @@ class PlacementStore:
                 )
             return True
 
-        return {row.name: _placement(row) for row in self._direct.rows(query, wanted, accept)}
+        try:
+            rows = self._direct.rows(query, wanted, None if open_sets_max is None else accept)
+        except psycopg.errors.DivisionByZero:
+            return {}
+        return {row.name: _placement(row) for row in rows}
 
     def _forget(self) -> None:
         """Now and then, delete a part of what was released long ago: those who release keep the table small."""
