@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from relatum.local._rabbitmq import DISTRIBUTION_OFFSET
 from relatum.reading import StreamReader
 from relatum.superstreams import (
     Layout,
-    StreamOptions,
     add_partition,
     declare_super_stream,
     delete_super_stream,
     describe_super_stream,
 )
+from relatum.superstreams._admin import _order
 from tests.support import QUICK_START, broker_connection, server_version, unique_name
 from tests.support._raw_publisher import RawPublisher
 from tests.support.super_streams import bodies
@@ -100,8 +99,10 @@ def test_what_the_tool_made_is_understood(server: LocalRabbitMQ, tool: Tool) -> 
     layout = Layout.numbered(name, 12)
     assert describe_super_stream(url, name) == layout
     assert declare_super_stream(url, name, 12) == layout
-    # Bound anew, with the very arguments of the tool: a binding with others would name each stream twice.
-    assert declare_super_stream(url, name, 12, options=StreamOptions(max_age=timedelta(hours=1))) == layout
+    # Bound anew by the very arguments of the tool: a binding with others would have each stream named twice.
+    with broker_connection(url) as connection:
+        for partition in layout:
+            connection.channel().queue_bind(partition.stream, name, partition.binding_key, _order(partition.place))
     assert describe_super_stream(url, name) == layout
     assert add_partition(url, name).place == 12
     with StreamReader.open(server.stream_url) as reader:
