@@ -1,0 +1,112 @@
+"""The steps of a move, one by one: what is asked for, in which order, and what is never asked for again."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from relatum.errors import MoveConflict, StreamUnavailable
+from relatum.placement._entries import Fence, Marker
+from relatum.placement._model import MoveState
+from relatum.serial import _moving as moving
+from relatum.serial._moving import MoveStep
+
+C = frozenset("ab")
+BEGUN = MoveStep(7, MoveState.FENCING, 1, False, "s", "t", C, 40, 40, 10, 20)
+FENCED = replace(BEGUN, state=MoveState.FENCED, fence_offset=12)
+SWITCHED = replace(FENCED, state=MoveState.SWITCHED)
+TURNED = replace(FENCED, attempt=2, aborting=True, target="s", epoch=41, target_scan_from=10)
+
+
+def asked(steps: moving.Steps, answers: list[Any]) -> tuple[list[moving.Request], MoveStep]:
+    """What steps ask for with these answers, and what they return."""
+    requests = [next(steps)]
+    for answer in answers:
+        try:
+            requests.append(steps.send(answer))
+        except StopIteration as end:
+            assert len(requests) == len(answers)
+            return requests, end.value
+    raise AssertionError(f"it goes on with {requests[-1]}")
+
+
+def test_a_move_that_nothing_interrupts() -> None:
+    """Ends first, then the database, then the fence, and the marker only once the fence's place is stored."""
+    requests, ended = asked(moving.move("s", "t", C), [10, 20, BEGUN, None, None, 12, FENCED, None, None, 21, SWITCHED])
+    assert ended == SWITCHED
+    fence, marker = Fence(7, 40, C), Marker(7, 40, C, "s", 12)
+    at_target = moving.FindControl("t", "marker", 7, 40, 20)
+    assert requests == [
+        moving.FindEnd("s"),
+        moving.FindEnd("t"),
+        moving.Begin("s", "t", C, 10, 20),
+        moving.Sleep(moving.GRACE_S),
+        moving.PublishControl("s", fence),
+        moving.FindControl("s", "fence", 7, 40, 10),
+        moving.SetFenced(7, 1, 12),
+        at_target,
+        moving.PublishControl("t", marker),
+        at_target,
+        moving.Switch(7, 1, 21),
+    ]
+
+
+def test_what_is_in_the_streams_is_not_published_again() -> None:
+    """Whoever goes on with a move looks first."""
+    requests, _ = asked(moving.go_on(7), [BEGUN, 12, FENCED, 21, SWITCHED])
+    assert not any(isinstance(request, moving.PublishControl) for request in requests)
+
+
+@pytest.mark.parametrize("state", [MoveState.SWITCHED, MoveState.ABORTED])
+def test_a_move_that_has_ended_stays(state: MoveState) -> None:
+    """Nothing is done with it but to look."""
+    ended = replace(FENCED, state=state)
+    assert asked(moving.go_on(7), [ended]) == ([moving.Look(7)], ended)
+
+
+def test_a_move_that_is_turned_back_meanwhile_is_gone_on_with_backwards() -> None:
+    """A mover that is told that its step was refused does what the database says."""
+    requests, ended = asked(
+        moving.go_on(7), [FENCED, 21, TURNED, None, None, 14, replace(TURNED, state=MoveState.ABORTED)]
+    )
+    assert requests[2:5] == [
+        moving.Switch(7, 1, 21),
+        moving.FindControl("s", "marker", 7, 41, 10),
+        moving.PublishControl("s", Marker(7, 41, C, "s", 12)),
+    ]
+    assert ended.state is MoveState.ABORTED
+
+
+def test_an_abort_fences_too() -> None:
+    """A fence may be on its way: what the contexts have in the source counts again behind a marker alone."""
+    turned = replace(TURNED, state=MoveState.FENCING, fence_offset=None)
+    requests, _ = asked(moving.abort(7), [turned, None, None, 12, TURNED, 14, replace(TURNED, state=MoveState.ABORTED)])
+    assert requests[2] == moving.PublishControl("s", Fence(7, 40, C))
+
+
+def test_a_move_that_was_completed_cannot_be_aborted() -> None:
+    """It is said in which state it is."""
+    steps = moving.abort(7)
+    next(steps)
+    with pytest.raises(MoveConflict, match="move its contexts back") as caught:
+        steps.send(SWITCHED)
+    assert (caught.value.move_id, caught.value.state) == (7, "switched")
+
+
+def test_a_message_that_is_confirmed_and_not_there_ends_the_steps() -> None:
+    """It is looked for a few times, since a replica may be behind; then somebody may go on later."""
+    requests: list[moving.Request] = []
+
+    def performed() -> None:
+        steps = moving.go_on(7)
+        requests.append(next(steps))
+        requests.append(steps.send(BEGUN))
+        while len(requests) < 100:
+            requests.append(steps.send(None))
+
+    with pytest.raises(StreamUnavailable, match="not to be found") as caught:
+        performed()
+    asked_for = [type(request) for request in requests]
+    assert asked_for.count(moving.FindControl) == 1 + moving.LOOKS_MAX
+    assert asked_for.count(moving.PublishControl) == 1
+    assert caught.value.stream == "s"
