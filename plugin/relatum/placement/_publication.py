@@ -383,8 +383,17 @@ class Publications:
         move: MoveInfo | None = yield FindMove(sent.name, sent.wanted.epoch, sent.stream)
         if move is None:
             return None
-        at: int | None = yield Search(sent, _scan_from(move, sent.stream))
+        end = _end_of(move, sent)
+        # By the fence's offset, where it is known: retention may have dropped the fence itself while this router slept.
+        search = Search(sent, _scan_from(move, sent.stream)) if end is None else Search(sent, end, anywhere=True)
+        at: int | None = yield search
         return at
+
+
+def _end_of(move: MoveInfo, sent: Sent) -> int | None:
+    """Where the fence or marker lies behind which something sent is a stray; None where that is not known yet."""
+    is_out = move.source == sent.stream and move.fence_epoch > sent.wanted.epoch
+    return move.fence_offset if is_out else move.marker_offset
 
 
 def _origin(sent: Sent) -> tuple[str, int] | None:
