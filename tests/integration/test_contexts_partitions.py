@@ -21,7 +21,7 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.reading import StreamReader
-from relatum.serial import ContextRouter, MoveProgress, MoveState, SerializationContexts, verify
+from relatum.serial import ContextRouter, MoveProgress, MoveState, SerialConsumer, SerializationContexts, verify
 from relatum.superstreams import declare_super_stream, delete_super_stream, describe_super_stream
 from tests.support import broker_connection, delete_stream, publish_plain, stream_available, unique_name, wait_until
 from tests.support.proxy import Proxy
@@ -250,3 +250,44 @@ def test_the_role_of_routers_is_enough(
         assert others.resume(move.move_id).state is MoveState.SWITCHED
         others.retire(f"{super_stream}-0", delete=True)
     assert contexts.assignment_of("c").partition == f"{super_stream}-1"
+
+
+def test_consumers_go_on_when_a_partition_is_gone(
+    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str, database_url: str
+) -> None:
+    """What was in a deleted partition was consumed before; consumers of old and new names go on with the rest."""
+    urls = {"database": database_url, "broker": amqp_url, "stream_url": stream_url}
+    with (
+        ContextRouter(super_stream, database_url, broker=amqp_url, stream_url=stream_url) as router,
+        broker_connection(amqp_url) as connection,
+    ):
+        channel = connection.channel()
+        channel.confirm_delivery()
+
+        def publish(*bodies: bytes) -> None:
+            for body in bodies:
+                headers = pika.BasicProperties(headers={"serialization_context": "c"})
+                router.publish(channel, body, headers)
+
+        contexts.assign("c", f"{super_stream}-0")
+        publish(b"1", b"2")
+        contexts.move("c", f"{super_stream}-1")
+        publish(b"3")
+        with SerialConsumer(super_stream, "old", **urls) as consumer:
+            assert consumed(consumer, 3) == [b"1", b"2", b"3"]
+        contexts.retire(f"{super_stream}-0", delete=True)
+        publish(b"4")
+    for name, expected in (("old", [b"4"]), ("new", [b"3", b"4"])):
+        with SerialConsumer(super_stream, name, **urls) as consumer:
+            assert consumed(consumer, len(expected)) == expected
+
+
+def consumed(consumer: SerialConsumer, count: int) -> list[bytes]:
+    """The bodies of so many messages, acknowledged."""
+    bodies: list[bytes] = []
+    for batch in consumer.batches(timeout_s=20):
+        bodies += [message.body for message in batch.messages]
+        batch.acknowledge()
+        if len(bodies) >= count:
+            break
+    return bodies
