@@ -43,3 +43,6 @@ GROUP_ID_BYTES: Final = 24
 
 GROUP_SEQUENCE_MAX: Final = 999_999_999
 """The highest number of a message in its group. IBM MQ's, for `MsgSeqNumber`."""
+
+PARTITIONS_MAX: Final = 1000
+"""Partitions of one super stream. RabbitMQ's own limit where it has one: `stream.max_super_stream_partitions`."""

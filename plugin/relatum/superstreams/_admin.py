@@ -14,6 +14,7 @@ from pika.compat import long
 from pika.exceptions import ChannelClosedByBroker
 
 from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
+from relatum.limits import PARTITIONS_MAX
 from relatum.superstreams._connections import blocking_connection, reach_of
 from relatum.superstreams._description import described, queue_exists, stream_reader
 from relatum.superstreams._layout import Layout, Partition
@@ -34,9 +35,6 @@ NAME_BYTES_MAX: Final = 255
 
 ORDER_ARGUMENT: Final = "x-stream-partition-order"
 """The binding argument with a partition's place."""
-
-PARTITIONS_MAX: Final = 1000
-"""Partitions of one super stream: RabbitMQ's own limit (`stream.max_super_stream_partitions`)."""
 
 _PRECONDITION_FAILED: Final = 406
 
