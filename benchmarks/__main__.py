@@ -16,6 +16,7 @@ from benchmarks import (
     many,
     publishing,
     recording,
+    serial,
     sizes,
 )
 from benchmarks._command import run
@@ -32,6 +33,7 @@ GROUPS: Final = {
         publishing,
         affinity,
         contexts,
+        serial,
         grouping,
         collecting,
         lag,

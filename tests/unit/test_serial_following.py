@@ -10,7 +10,6 @@ from relatum._names import CONTEXT_HEADER, PLACED_HEADER
 from relatum.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
 from relatum.reading import Message, RecordBatch
 from relatum.serial._consumer_options import ConsumerOptions
-from relatum.serial._consumer_store import lowered
 from relatum.serial._following import EntryReader, Following, Piece, Step
 from relatum.serial._log import PartitionLog
 
@@ -248,26 +247,3 @@ def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: b
     message = Message.from_record("p", 0, raw)
     assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message.headers, message.body, CONTEXT_HEADER)
     assert EntryReader(CONTEXT_HEADER)(Message.from_record("p", 0, b"no message")) == Data(None, None)
-
-
-class Moved:
-    """A move's row, as far as it counts here."""
-
-    def __init__(self, source: int, target: int, fence: int | None, marker: int | None, scan: int = 0) -> None:
-        self.source_id, self.target_id = source, target
-        self.fence_offset, self.marker_offset, self.target_scan_from = fence, marker, scan
-
-
-@pytest.mark.parametrize(
-    ("moves", "expected"),
-    [
-        ([Moved(1, 2, fence=9, marker=15)], {1: 10, 2: 20, 3: 30}),
-        ([Moved(1, 2, fence=10, marker=15)], {1: 10, 2: 15, 3: 30}),
-        ([Moved(1, 2, fence=10, marker=25)], {1: 10, 2: 20, 3: 30}),
-        ([Moved(1, 2, fence=None, marker=None, scan=12)], {1: 10, 2: 12, 3: 30}),
-        ([Moved(2, 3, fence=16, marker=25), Moved(1, 2, fence=10, marker=15)], {1: 10, 2: 15, 3: 25}),
-    ],
-)
-def test_a_new_name_begins_before_what_is_to_come(moves: Sequence[Moved], expected: dict[int, int]) -> None:
-    """A target is consumed from the marker on where its source is not consumed up to the fence."""
-    assert lowered({1: 10, 2: 20, 3: 30}, moves) == expected

@@ -18,6 +18,7 @@ from relatum.recording._batch import position_of
 from relatum.serial import _consumer_statements as statements
 from relatum.serial._following import Following, Step
 from relatum.serial._shares import target
+from relatum.serial._starts import MovedBefore, consistent_starts
 from relatum.serial._verify_store import floors_before
 from relatum.store import Position, make_engine, translated_errors
 
@@ -133,11 +134,11 @@ class ConsumerStore:
         with self._transaction() as connection:
             connection.execute(statements.lock_consumer, self._me)
             if is_new and connection.execute(statements.has_positions, self._me).first() is None:
-                begin = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
+                starts = {stream: ends.get(stream, 0) for stream in partitions}
                 moves = connection.execute(statements.moves_of, named).all()
                 rows = [
-                    {"of_consumer": self._consumer_id, "of_partition": partition_id, "at": at}
-                    for partition_id, at in lowered(begin, moves).items()
+                    {"of_consumer": self._consumer_id, "of_partition": partitions[stream], "at": at}
+                    for stream, at in consistent_starts(starts, _moved_before(partitions, moves)).items()
                 ]
                 connection.execute(statements.add_positions, rows)
             connection.execute(statements.add_new_partitions, self._me)
@@ -346,25 +347,15 @@ def lost(stream: str, name: str) -> PartitionLost:
     )
 
 
-def lowered(begin: Mapping[int, int], moves: Sequence[Any]) -> dict[int, int]:
-    """Positions a new consumer name begins with, lowered so that none lies behind a move whose beginning is to come.
-
-    The ends of several streams are not asked at one moment: where a source is not consumed up to its fence, its target
-    must not be consumed past the marker.
-    """
-    positions = dict(begin)
-    has_changed = True
-    while has_changed:
-        has_changed = False
-        for move in moves:
-            at = positions.get(move.target_id, 0)
-            if move.marker_offset is None:
-                low = move.target_scan_from
-            elif move.fence_offset >= positions.get(move.source_id, 0):
-                low = move.marker_offset
-            else:
-                continue
-            if low < at:
-                positions[move.target_id] = low
-                has_changed = True
-    return positions
+def _moved_before(partitions: Mapping[str, int], moves: Sequence[Any]) -> list[MovedBefore]:
+    """The moves' rows, as those who begin in the middle look at them."""
+    streams = {partition_id: stream for stream, partition_id in partitions.items()}
+    return [
+        MovedBefore(
+            streams.get(move.source_id, ""),
+            streams.get(move.target_id, ""),
+            move.fence_offset,
+            move.target_scan_from if move.marker_offset is None else move.marker_offset,
+        )
+        for move in moves
+    ]
