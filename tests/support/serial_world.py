@@ -243,7 +243,7 @@ class World:
             return
         sent = self._as_sent(running.request)
         if arrives and sent is not None:
-            self.streams[sent.stream].append(sent.entry)
+            self._append(sent)
         self.counts["cancelled"] += 1
         self._end(running)
 
@@ -258,7 +258,7 @@ class World:
         running = self.running[index % len(self.running)]
         sent = self._as_sent(running.request)
         if arrives and sent is not None:
-            self.streams[sent.stream].append(sent.entry)
+            self._append(sent)
         error = DatabaseUnavailable if sent is None else BrokerUnavailable
         self.counts[f"failed {running.kind}"] += 1
         self._go_on(running, partial(running.actor.throw, error("away")))
@@ -268,7 +268,7 @@ class World:
         if self.in_flight:
             self.counts["arrived late"] += 1
             late = self.in_flight.pop(index % len(self.in_flight))
-            self.streams[late.stream].append(late.entry)
+            self._append(late)
 
     def _end(self, running: Running) -> None:
         running.actor.close()
@@ -292,7 +292,7 @@ class World:
             return request.of()
         sent = self._as_sent(request)
         if sent is not None:
-            self.streams[sent.stream].append(sent.entry)
+            self._append(sent)
             return None
         if type(request).__module__ == publication.__name__:
             return self._publication_answer(request)
@@ -340,14 +340,17 @@ class World:
             self.placements[name] = placement
         return placement
 
-    def adopting(self, adoption: Adoption) -> None:
-        """Between one opening of a placement and the next there is no order: what changes over has none."""
-        original = self.streams[adoption.stream][adoption.offset]
-        assert isinstance(original, Data)
-        assert original.placed is not None
-        sent = self.sent[adoption.context, original.placed]
-        if self.opening_of[adoption.context, adoption.epoch] != sent.opening:
-            sent.opening = -1
+    def _append(self, sent: Arriving) -> None:
+        self.streams[sent.stream].append(sent.entry)
+        adoption = sent.entry
+        if isinstance(adoption, Adoption):
+            original = self.streams[adoption.stream][adoption.offset]
+            assert isinstance(original, Data)
+            assert original.placed is not None
+            known = self.sent[adoption.context, original.placed]
+            if self.opening_of[adoption.context, adoption.epoch] != known.opening:
+                # Between one opening of a placement and the next there is no order.
+                known.opening = -1
 
     def release(self, name: str) -> None:
         """Give a placement up, unless it moves."""
@@ -408,7 +411,10 @@ class World:
         move_id = len(self.moves) + 1
         epoch = self.next_epoch()
         for context in request.contexts:
-            self._set(context, state=PlacementState.MOVING, move_id=move_id)
+            self.opening_of[context, epoch] = self.openings[context]
+        if "stop before the fence" not in self.omit:
+            for context in request.contexts:
+                self._set(context, state=PlacementState.MOVING, move_id=move_id)
         step = MoveStep(
             move_id=move_id,
             state=MoveState.FENCING,
@@ -428,16 +434,21 @@ class World:
 
     def _find_control(self, request: moving.FindControl) -> int | None:
         kind = Fence if request.kind == "fence" else Marker
-        for offset, entry in enumerate(self.streams[request.stream]):
-            if offset < request.from_offset or not isinstance(entry, kind):
-                continue
-            if (entry.move_id, entry.epoch) == (request.move_id, request.epoch):
-                return offset
-        return None
+        found = [
+            offset
+            for offset, entry in enumerate(self.streams[request.stream])
+            if offset >= request.from_offset
+            and isinstance(entry, kind)
+            and (entry.move_id, entry.epoch) == (request.move_id, request.epoch)
+        ]
+        if "the first fence" in self.omit:
+            found.reverse()
+        return found[0] if found else None
 
     def _switch(self, request: moving.Switch) -> MoveStep:
         row = self.moves[request.move_id]
-        if row.step.state is not MoveState.FENCED or row.step.attempt != request.attempt:
+        is_other = row.step.attempt != request.attempt and "attempt" not in self.omit
+        if row.step.state is not MoveState.FENCED or is_other:
             return row.step
         state = MoveState.ABORTED if row.step.aborting else MoveState.SWITCHED
         row.step = replace(row.step, state=state)
@@ -457,7 +468,7 @@ class World:
                 attempt=row.step.attempt + 1,
                 target=row.step.source,
                 target_scan_from=row.step.scan_from,
-                epoch=self.next_epoch(),
+                epoch=row.step.epoch if "epoch of an abort" in self.omit else self.next_epoch(),
             )
         return row.step
 
@@ -478,7 +489,7 @@ class World:
     def _create(self, name: str) -> Actor:
         ends: dict[str, int] = {}
         for partition in PARTITIONS:
-            ends[partition] = yield Call(lambda partition=partition: len(self.streams[partition]))
+            ends[partition] = yield Call(partial(len, self.streams[partition]))
         yield Call(lambda: self._insert_consumer(name, ends))
 
     def _insert_consumer(self, name: str, ends: Mapping[str, int]) -> None:
@@ -602,7 +613,7 @@ class World:
             choice: int = yield Pause()
             delivered: list[Data | Adoption] = []
             ended: list[int] = []
-            if choice % 2 and log.holds and at >= position:
+            if choice % 2 and log.holds and (at >= position or "wait for the rescan" in self.omit):
                 complete = yield Call(lambda: self.complete(name, partition))
                 for hold in [hold for hold in log.holds.values() if hold.move_id in complete]:
                     for offset, held in list(hold.held.items())[: choice // 2]:
@@ -619,7 +630,7 @@ class World:
                         delivered.append(entry)
                     at = offset + 1
             store = (at, dict(log.holds), tuple(ended), tuple(delivered))
-            if not (yield Call(lambda store=store: self._commit(name, partition, version, *store))):
+            if not (yield Call(partial(self._commit, name, partition, version, *store))):
                 return
 
     def _commit(self, name: str, partition: str, version: int, position: int, *rest: Any) -> bool:
@@ -690,12 +701,29 @@ class World:
             got = consumer.order[context]
             for (of, placed), sent in self.sent.items():
                 if of == context and sent.told is not None and sent.began > consumer.began and placed not in got:
+                    if self._is_behind_an_orphan(context, placed):
+                        continue
                     raise Wrong(f"{name} never got {context} {placed}, of which its publisher was told")
             for opening in range(1, self.openings[context] + 1):
                 of_it = {placed for (_, placed), sent in self.sent.items() if sent.opening == opening}
                 expected = [placed for placed in canonical[context] if placed in got and placed in of_it]
                 if [placed for placed in got if placed in of_it] != expected:
                     raise Wrong(f"{name} got {context} in another order than that by epoch and offset")
+
+    def _is_behind_an_orphan(self, context: str, placed: Placed) -> bool:
+        """The one known limit, of placements that are released: see `docs/contexts-protocol.md`, what it rests on.
+
+        The marker of an aborted move in its first target passes over what came too late from an opening before.
+        """
+        for stream, entries in self.streams.items():
+            if Data(context, placed) not in entries:
+                continue
+            for entry in entries[: entries.index(Data(context, placed))]:
+                if not isinstance(entry, Marker) or context not in entry.contexts or entry.epoch <= placed.epoch:
+                    continue
+                if self.moves[entry.move_id].step.aborting and stream != entry.source:
+                    return self.opening_of[context, entry.epoch] > self.opening_of[context, placed.epoch]
+        return False
 
     def canonical(self) -> dict[str, list[Placed]]:
         """The messages of each context that count, by epoch and offset. Said anew, without `PartitionLog`."""
@@ -758,8 +786,6 @@ class Router:
         request = next(steps)
         sent: Sent | None = None
         while True:
-            if isinstance(request, publication.Adopt):
-                world.adopting(request.adoption)
             if isinstance(request, publication.Send):
                 placed = request.placed
                 sent = world.sent[context, placed] = Sent(context, began, world.opening_of[context, placed.epoch])

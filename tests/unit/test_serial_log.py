@@ -1,0 +1,173 @@
+"""What a serial consumer does with each message of a partition."""
+
+import pytest
+
+from relatum.placement._entries import Adoption, Data, Fence, Marker, Placed
+from relatum.serial._log import PartitionLog, Verdict
+from relatum.serial._starts import MovedBefore, consistent_starts
+
+A = frozenset({"a"})
+AB = frozenset({"a", "b"})
+
+
+def data(context: str | None, epoch: int | None) -> Data:
+    """A message of a context, placed under an epoch or by nobody."""
+    return Data(context, None if epoch is None else Placed(epoch, "0", 1))
+
+
+def marker(epoch: int, contexts: frozenset[str] = A, *, move_id: int | None = None) -> Marker:
+    """A marker of contexts that come from another partition."""
+    return Marker(epoch if move_id is None else move_id, epoch, contexts, "source", 7)
+
+
+def test_everything_is_delivered_where_nothing_moved() -> None:
+    """Messages of contexts, of none, and adoptions are delivered; nothing needs a look."""
+    log = PartitionLog()
+    entries = [data("a", 1), data(None, None), data("a", None), Adoption("a", 1, "other", 3)]
+    assert [log.judge(offset, entry) for offset, entry in enumerate(entries)] == [Verdict.DELIVER] * 4
+    assert log.is_plain
+
+
+def test_what_is_behind_a_fence_is_a_stray() -> None:
+    """An earlier epoch is passed over behind the fence; its own epoch, other contexts and unplaced ones are not."""
+    log = PartitionLog()
+    assert log.judge(0, data("a", 4)) is Verdict.DELIVER
+    assert log.judge(1, Fence(1, 5, A)) is Verdict.CONTROL
+    assert log.judge(2, data("a", 4)) is Verdict.STRAY
+    assert log.judge(3, Adoption("a", 4, "other", 0)) is Verdict.STRAY
+    assert log.judge(4, data("a", 5)) is Verdict.DELIVER
+    assert log.judge(5, data("b", 1)) is Verdict.DELIVER
+    assert log.judge(6, data("a", None)) is Verdict.DELIVER
+    assert not log.is_plain
+
+
+def test_a_late_fence_says_nothing_new() -> None:
+    """A floor only rises: the fence of an earlier move lets nothing count again."""
+    log = PartitionLog()
+    log.judge(0, Fence(2, 9, A))
+    log.judge(1, Fence(1, 5, A))
+    assert log.judge(2, data("a", 8)) is Verdict.STRAY
+
+
+def test_what_follows_a_marker_is_held_until_its_hold_ends() -> None:
+    """Held are the marker's contexts, adoptions too; the others go on. After the end all are delivered at once."""
+    log = PartitionLog()
+    log.judge(0, marker(5))
+    assert log.judge(1, data("a", 5)) is Verdict.HOLD
+    assert log.judge(2, data("b", 1)) is Verdict.DELIVER
+    assert log.judge(3, Adoption("a", 5, "other", 0)) is Verdict.HOLD
+    assert list(log.holds[5].held) == [1, 3]
+    with pytest.raises(ValueError, match="2 entries"):
+        log.end(5)
+    log.delivered(5, 1)
+    assert list(log.holds[5].held) == [3]
+    assert log.holds[5].cursor == 2
+    log.delivered(5, 3)
+    log.end(5)
+    assert log.judge(4, data("a", 5)) is Verdict.DELIVER
+
+
+def test_a_repeated_marker_begins_nothing() -> None:
+    """The first marker of a move counts, also when its hold has ended."""
+    log = PartitionLog()
+    log.judge(0, marker(5))
+    log.judge(1, marker(5))
+    assert log.holds[5].marker_offset == 0
+    log.end(5)
+    log.judge(2, marker(5))
+    assert not log.holds
+
+
+def test_a_later_marker_takes_its_contexts_over() -> None:
+    """A context that comes again waits in the new hold; the others of the old one stay in it."""
+    log = PartitionLog()
+    log.judge(0, marker(5, AB))
+    log.judge(1, data("a", 5))
+    log.judge(2, Fence(6, 6, A))
+    log.judge(3, marker(7))
+    log.judge(4, data("a", 7))
+    log.judge(5, data("b", 5))
+    assert list(log.holds[5].held) == [1, 5]
+    assert list(log.holds[7].held) == [4]
+
+
+def test_a_late_marker_holds_only_what_it_is_news_for() -> None:
+    """A marker of an earlier epoch than a context's floor says nothing of that context."""
+    log = PartitionLog({"a": 9})
+    log.judge(0, marker(5, AB))
+    assert log.holds[5].contexts == {"b"}
+    assert log.judge(1, data("a", 9)) is Verdict.DELIVER
+
+
+def test_a_reopened_partition_holds_what_was_held() -> None:
+    """What was delivered is not again; what was held and not delivered is held again."""
+    log = PartitionLog(open_holds={5: 3}, position=5)
+    log.judge(0, marker(5))
+    assert log.judge(1, data("b", 1)) is None
+    assert log.judge(2, data("a", 5)) is None
+    assert log.judge(3, data("a", 5)) is Verdict.HOLD
+    assert log.judge(4, data("b", 1)) is None
+    assert log.judge(5, data("b", 1)) is Verdict.DELIVER
+    assert list(log.holds[5].held) == [3]
+
+
+def test_a_hold_does_not_end_before_all_was_read_again() -> None:
+    """Until the position is reached a hold may be empty, and have entries all the same."""
+    log = PartitionLog(open_holds={5: 1}, position=3)
+    log.judge(0, marker(5))
+    assert not log.is_caught_up
+    with pytest.raises(ValueError, match="below 3"):
+        log.end(5)
+    log.judge(1, data("b", 1))
+    log.judge(2, data("a", 5))
+    assert log.is_caught_up
+    assert list(log.holds[5].held) == [2]
+
+
+def test_what_is_lost_is_not_waited_for() -> None:
+    """Where retention has dropped what was to be read again, a hold may end."""
+    log = PartitionLog(open_holds={5: 1}, position=3)
+    log.judge(0, marker(5))
+    log.lost_to(3)
+    log.end(5)
+    assert log.judge(3, data("a", 5)) is Verdict.DELIVER
+
+
+def test_a_hold_that_has_ended_does_not_begin_again() -> None:
+    """Below the position, a marker whose hold is not open raises floors, and nothing more."""
+    log = PartitionLog(position=3)
+    log.judge(0, marker(5))
+    assert not log.holds
+    assert log.judge(1, data("a", 5)) is None
+    assert log.judge(2, data("a", 4)) is Verdict.STRAY
+    assert log.judge(3, data("a", 5)) is Verdict.DELIVER
+
+
+def test_a_hold_that_has_ended_keeps_its_contexts_from_an_older_one() -> None:
+    """An older hold that is still open gets nothing of what came behind a later marker, also after a restart."""
+    log = PartitionLog(open_holds={5: 1}, position=3)
+    log.judge(0, marker(5))
+    log.judge(1, marker(7))
+    assert log.judge(2, data("a", 7)) is None
+    assert log.judge(3, data("a", 7)) is Verdict.DELIVER
+    assert not log.holds[5].held
+
+
+def test_a_partition_with_a_position_is_looked_at_until_that() -> None:
+    """What lies below the position must be told from what does not, before anything is passed on unseen."""
+    log = PartitionLog(position=2)
+    assert not log.is_plain
+    assert [log.judge(offset, data(None, None)) for offset in (0, 1)] == [None, None]
+    assert log.is_plain
+
+
+def test_starts_are_pulled_back_to_markers_whose_fence_is_not_passed() -> None:
+    """One move after another: where a start was pulled back, the moves out of there count, too."""
+    moves = [
+        MovedBefore("t", "u", fence_offset=6, begins=2),
+        MovedBefore("s", "t", fence_offset=4, begins=5),
+        MovedBefore("u", "s", fence_offset=None, begins=0),
+        MovedBefore("gone", "s", fence_offset=9, begins=0),
+    ]
+    assert consistent_starts({"s": 4, "t": 7, "u": 9}, moves) == {"s": 4, "t": 5, "u": 2}
+    assert consistent_starts({"s": 5, "t": 7, "u": 9}, moves) == {"s": 5, "t": 7, "u": 9}

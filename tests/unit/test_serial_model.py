@@ -1,0 +1,317 @@
+"""The protocol of moved contexts, against all that can come between: actors asleep, dead, late and repeated.
+
+`tests.support.serial_world` is the world; movers, publications and the verdicts of consumers in it are the real code.
+RELATUM_MODEL_EXAMPLES sets how many runs of up to 150 rules there are (default 40).
+"""
+
+import os
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from relatum.placement import _publication as publication
+from relatum.placement._cache import Sent as CheckedSent
+from relatum.placement._entries import Entry, Fence, Marker
+from relatum.serial import _moving as moving
+from relatum.serial._log import PartitionLog
+from tests.support.serial_world import PARTITIONS, World, Wrong
+
+EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "40"))
+CONTEXTS = ("a", "b")
+
+anyone = st.integers(0, 30)
+contexts = st.sampled_from(CONTEXTS)
+partitions = st.sampled_from(PARTITIONS)
+
+
+class Protocol(RuleBasedStateMachine):
+    """Publishers, movers and members of consumers, each step by step, in any order."""
+
+    @initialize()
+    def begin(self) -> None:
+        """Two consumer names begin at the first message."""
+        self.world = World(CONTEXTS)
+        self.world.add_consumer("first", at_end=False)
+        self.world.add_consumer("second", at_end=False)
+        self.later = 0
+
+    @rule(router=anyone, context=contexts, partition=partitions)
+    def publish(self, router: int, context: str, partition: str) -> None:
+        """A publisher begins to publish."""
+        self.world.publish(router, context, partition)
+
+    @rule(moved=st.frozensets(contexts, min_size=1), partition=partitions)
+    def move(self, moved: frozenset[str], partition: str) -> None:
+        """A mover begins a move of contexts that are in one partition."""
+        start_move(self.world, moved, partition)
+
+    @rule(move=anyone)
+    def resume(self, move: int) -> None:
+        """Another goes on with a move, whether its mover is dead or asleep."""
+        if self.world.moves:
+            self.world.start("mover", moving.go_on(move % len(self.world.moves) + 1))
+
+    @rule(move=anyone)
+    def abort(self, move: int) -> None:
+        """Somebody aborts a move."""
+        if self.world.moves:
+            self.world.start("aborter", moving.abort(move % len(self.world.moves) + 1))
+
+    @rule(consumer=anyone, partition=partitions)
+    def take_over(self, consumer: int, partition: str) -> None:
+        """Another member takes a partition over, whether the one that has it is dead or not."""
+        names = sorted(self.world.consumers)
+        self.world.start("member", self.world.consume(names[consumer % len(names)], partition))
+
+    @rule()
+    def begin_later(self) -> None:
+        """A consumer name begins at the end."""
+        if self.later < 3:
+            self.later += 1
+            self.world.add_consumer(f"later{self.later}", at_end=True)
+
+    @rule(context=contexts)
+    def release(self, context: str) -> None:
+        """A placement is given up; its next message is placed anew."""
+        self.world.release(context)
+
+    @rule(actor=anyone, arrives=st.booleans())
+    def kill(self, actor: int, arrives: bool) -> None:
+        """Somebody dies."""
+        self.world.kill(actor, arrives=arrives)
+
+    @rule(actor=anyone, arrives=st.booleans())
+    def cancel(self, actor: int, arrives: bool) -> None:
+        """A publication is cancelled."""
+        self.world.cancel(actor, arrives=arrives)
+
+    @rule(actor=anyone, arrives=st.booleans())
+    def fail(self, actor: int, arrives: bool) -> None:
+        """The broker or the database goes away under somebody."""
+        self.world.fail(actor, arrives=arrives)
+
+    @rule(which=anyone)
+    def arrive(self, which: int) -> None:
+        """What a dead one had sent arrives."""
+        self.world.arrive(which)
+
+    @rule(actor=anyone, times=st.integers(1, 12), choice=st.integers(1, 5))
+    def one_goes_on(self, actor: int, times: int, choice: int) -> None:
+        """One goes on, while all others are asleep."""
+        for _ in range(times):
+            self.world.step(actor, choice)
+
+    @rule(actors=st.lists(anyone, min_size=2, max_size=12), choice=st.integers(1, 5))
+    def all_go_on(self, actors: list[int], choice: int) -> None:
+        """Several go on by turns."""
+        for actor in actors:
+            self.world.step(actor, choice)
+
+    def teardown(self) -> None:
+        """In the end everything was delivered, once and in order, and nothing waits."""
+        self.world.finish()
+
+
+def start_move(world: World, moved: frozenset[str], target: str) -> None:
+    """Begin a move of those contexts that are where the first of them is."""
+    placed = sorted(context for context in moved if context in world.placements)
+    if not placed:
+        return
+    source = world.placements[placed[0]].stream
+    together = frozenset(context for context in placed if world.placements[context].stream == source)
+    if source != target:
+        world.start("mover", moving.move(source, target, together, grace_s=0))
+
+
+TestProtocol = Protocol.TestCase
+TestProtocol.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=150,
+    deadline=None,
+    derandomize="RELATUM_MODEL_EXAMPLES" not in os.environ,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+# --- the same by plain chance, which makes many more steps a second, and what each rule is there for ------------------
+
+
+def run(  # noqa: C901 - one case for each thing that can happen
+    seed: int, *, steps: int, contexts: tuple[str, ...] = CONTEXTS, releases: int = 1, failures: int = 1, **world: Any
+) -> World:
+    """Let chance decide who does what; releases and failures are as frequent as is said, of about 115."""
+    chance = random.Random(seed)
+    one = World(contexts, **world)
+    for name in ("first", "second"):
+        one.add_consumer(name, at_end=False)
+    later = 0
+    for _ in range(steps):
+        match chance.choices(range(11), (12, 6, 2, 2, 6, releases, 1, 3, failures, 1, 80))[0]:
+            case 0 if len(one.running) < 14:
+                one.publish(chance.randrange(9), chance.choice(contexts), chance.choice(PARTITIONS))
+            case 1 if len(one.running) < 14:
+                moved = frozenset(context for context in contexts if chance.random() < 0.6)
+                start_move(one, moved, chance.choice(PARTITIONS))
+            case 2 if one.moves:
+                one.start("mover", moving.go_on(chance.randint(1, len(one.moves))))
+            case 3 if one.moves:
+                one.start("aborter", moving.abort(chance.randint(max(1, len(one.moves) - 1), len(one.moves))))
+            case 4 if len(one.running) < 14:
+                one.start("member", one.consume(chance.choice(sorted(one.consumers)), chance.choice(PARTITIONS)))
+            case 5:
+                one.release(chance.choice(contexts))
+            case 6 if later < 3:
+                later += 1
+                one.add_consumer(f"later{later}", at_end=True)
+            case 7:
+                one.kill(chance.randrange(99), arrives=chance.random() < 0.5)
+            case 8:
+                one.fail(chance.randrange(99), arrives=chance.random() < 0.5)
+            case 9:
+                one.arrive(chance.randrange(99))
+                one.cancel(chance.randrange(99), arrives=chance.random() < 0.5)
+            case _ if one.running:
+                which = chance.randrange(len(one.running)) if chance.random() < 0.7 else len(one.running) - 1
+                for _ in range(chance.choice((1, 1, 2, 4))):
+                    one.step(which, chance.randint(1, 5))
+    one.finish()
+    return one
+
+
+def test_chance_finds_nothing_wrong() -> None:
+    """No run breaks a promise, and together they meet what the protocol is there for."""
+    met: dict[str, int] = {}
+    for seed in range(4 * EXAMPLES):
+        one = run(
+            seed,
+            steps=400,
+            contexts=CONTEXTS[: 1 + seed % 2],
+            releases=(0, 0, 1, 4)[seed % 4],
+            failures=(1, 5)[seed % 2],
+        )
+        for what, count in one.counts.items():
+            met[what] = met.get(what, 0) + count
+    for what in ("adoptions delivered", "switched", "aborted", "arrived late", "released", "killed publisher"):
+        assert met[what] > EXAMPLES, met
+
+
+class _NoStrays(PartitionLog):
+    def _is_stray(self, entry: Any) -> bool:
+        return False
+
+
+class _FencesIgnored(PartitionLog):
+    def judge(self, offset: int, entry: Entry) -> Any:
+        nobody = frozenset[str]()
+        return super().judge(offset, Fence(entry.move_id, 0, nobody) if isinstance(entry, Fence) else entry)
+
+
+class _MarkersRaiseNothing(PartitionLog):
+    def _begin(self, offset: int, marker: Marker) -> None:
+        floors = dict(self.floors)
+        super()._begin(offset, marker)
+        self.floors = floors
+
+
+class _NothingHeld(PartitionLog):
+    def _begin(self, offset: int, marker: Marker) -> None:
+        self._raise_floors(marker.contexts, marker.epoch)
+
+
+class _CursorsForgotten(PartitionLog):
+    def __init__(self, floors: Any = None, *, open_holds: Any = None, position: int = 0) -> None:
+        super().__init__(floors, open_holds=dict.fromkeys(open_holds or {}, 0), position=position)
+
+
+class _EndedHoldsBeginAgain(PartitionLog):
+    def _begin(self, offset: int, marker: Marker) -> None:
+        self._open.setdefault(marker.move_id, 0)
+        super()._begin(offset, marker)
+
+
+class _EndedHoldsTakeNobody(PartitionLog):
+    def _begin(self, offset: int, marker: Marker) -> None:
+        before = dict(self._held_in)
+        super()._begin(offset, marker)
+        self._held_in = before | self._held_in
+
+
+class _PositionForgotten(PartitionLog):
+    def __init__(self, floors: Any = None, *, open_holds: Any = None, position: int = 0) -> None:
+        super().__init__(floors, open_holds=open_holds)
+
+
+class _CaughtUpAtOnce(PartitionLog):
+    @property
+    def is_caught_up(self) -> bool:
+        return True
+
+
+class _NothingChecked(publication.Publications):
+    def _stray(self, sent: CheckedSent) -> Any:
+        yield publication.Sleep(0)
+        return None
+
+
+class _AdoptionsNotChecked(publication.Publications):
+    def _stray(self, sent: CheckedSent) -> Any:
+        return None if not hasattr(sent.wanted, "session") else (yield from super()._stray(sent))
+
+
+class _DoubtfulAdoptionsSentAgain(publication.Publications):
+    def _is_there(self, sent: CheckedSent) -> Any:
+        yield publication.Sleep(0)
+        return False
+
+
+def _omitting(*rules: str) -> dict[str, Any]:
+    return {"omit": rules}
+
+
+_FAILING: dict[str, Any] = {"releases": 0, "failures": 15}
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "strays are delivered": {"log": _NoStrays},
+    "fences say nothing": {"log": _FencesIgnored},
+    "markers raise no floor": {"log": _MarkersRaiseNothing},
+    "nothing is held": {"log": _NothingHeld},
+    "a hold's cursor is forgotten": {"log": _CursorsForgotten},
+    "holds that have ended begin again": {"log": _EndedHoldsBeginAgain},
+    "the position is forgotten": {"log": _PositionForgotten},
+    "a hold that has ended takes nobody out of one before it": {"log": _EndedHoldsTakeNobody},
+    "holds end before all was read again": {"log": _CaughtUpAtOnce, **_omitting("wait for the rescan")},
+    "nothing is checked after the confirm": {"publications": _NothingChecked},
+    "adoptions are not checked": {"publications": _AdoptionsNotChecked},
+    "an adoption in doubt is sent again": {"publications": _DoubtfulAdoptionsSentAgain, **_FAILING},
+    "publishers go on before the fence": _omitting("stop before the fence"),
+    "a step of another attempt is taken": _omitting("attempt"),
+    "publishers do not ask for markers": {**_omitting("floor by markers"), **_FAILING},
+    "reading begins behind open holds' markers": _omitting("rescan holds"),
+    "reading begins behind a fence nobody knows": _omitting("rescan fences"),
+    "no floors where reading begins": _omitting("floors from moves"),
+    "holds end before the source is read": _omitting("source position"),
+    "holds end before those of the source": _omitting("holds of the source"),
+    "two members write": _omitting("version"),
+    "a name begins wherever the partitions end": _omitting("consistent starts"),
+}
+
+
+def seeds_to_failure(broken: dict[str, Any], most: int) -> int | None:
+    """How many runs it takes until the world notices; None where it does not."""
+    for seed in range(most):
+        try:
+            run(seed, steps=500, contexts=CONTEXTS[: 1 + seed % 2], **{"releases": seed % 2, **broken})
+        except (Wrong, AssertionError, ValueError):
+            return seed + 1
+    return None
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_each_rule_is_needed(what: str) -> None:
+    """With a rule left out, promises are broken, and the world notices."""
+    assert seeds_to_failure(BROKEN[what], 400) is not None
