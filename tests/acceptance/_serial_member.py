@@ -82,7 +82,7 @@ def tolerated() -> Iterator[None]:
 
 def main(face: str, broker: str, stream_url: str, database: str, super_stream: str, name: str) -> None:
     """Work until killed or told to end."""
-    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.ERROR)
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     options = {"database": database, "broker": broker, "stream_url": stream_url}
     if face == "threads":

@@ -18,12 +18,12 @@ from relatum.serial import SerializationContexts
 CONTEXTS_MAX = 5
 ABORTED_SHARE = 0.3
 """Of the moves that another left, this share is taken back."""
-PAUSE_S = 0.05
+PAUSE_S = 0.02
 
 
 def main(broker: str, stream_url: str, database: str, super_stream: str, seed: str) -> None:
     """Work until killed or told to end."""
-    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.ERROR)
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -164,7 +164,7 @@ def tolerated() -> Iterator[None]:
 
 def main(face: str, *arguments: str) -> None:
     """Work until killed or told to end."""
-    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s", level=logging.ERROR)
     for name in ("pika", "aiormq", "aio_pika"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     publisher = Publisher(*arguments)

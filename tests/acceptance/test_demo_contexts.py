@@ -13,7 +13,7 @@ from relatum_consumer.demo._contexts import PARTITIONS, SUPER_STREAM
 from tests.acceptance._command import Relatum
 from tests.support import broker_connection, unique_name
 
-FLIGHTS = 600
+FLIGHTS = 500
 
 
 @pytest.fixture
@@ -48,7 +48,6 @@ def test_planes_keep_their_order_while_they_move(
     some = relatum.ok("contexts", "history", super_stream, "N14228", "--json").splitlines()
     places = [json.loads(line) for line in some]
     assert [place["epoch"] for place in places] == sorted(place["epoch"] for place in places)
-    assert relatum.run("contexts", "history", super_stream, "no such plane").returncode == ExitCode.NOT_THERE
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.confirm_delivery()

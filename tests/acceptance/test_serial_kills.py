@@ -31,22 +31,22 @@ from tests.support import broker_connection, stream_available, unique_name, wait
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(420),
 ]
 
 FACES = ("threads", "asyncio")
 PARTITIONS = 4
 PUBLISHERS = 4
 MEMBERS = 3
-MOVERS = 2
+MOVERS = 3
 CONTEXTS = 40
-PUBLISHED_A_SECOND = 200
+PUBLISHED_A_SECOND = 80
 """By each publisher."""
 
 MOVES = 200
 KILLS = 20
-LIMIT_S = 90
-"""Seconds the kills may take."""
+LIMIT_S = 240
+"""Seconds the kills may take on a busy machine; usual are 50."""
 
 DRAIN_S = 60
 
@@ -307,7 +307,7 @@ def test_contexts_that_move_while_everything_is_killed_keep_their_order(
     with running(own) as (publishers, members, movers):
         wait_until(lambda: own.consumed, limit_s=30, what="the first message consumed")
         sleep = Sleep(own, publishers, gate)
-        kills = kill_at_random(own, [publishers.kill, members.kill, movers.kill, sleep.process, sleep.line], 1.5)
+        kills = kill_at_random(own, [publishers.kill, members.kill, movers.kill, sleep.process, sleep.line], 3.0)
         kill_database()
         wait_for_moves(own)
         kill_broker()
