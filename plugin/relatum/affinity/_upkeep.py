@@ -106,6 +106,8 @@ class Upkeep:
             try:
                 is_done = self._keep(is_last=is_last)
             except Exception as error:
+                if self._stop.is_set():
+                    return  # Nobody waits for it any more, and the connections are closed.
                 is_done = False
                 if isinstance(error, RelatumError):
                     logger.warning("affinity sets not closed yet: %s", ended(error))
