@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.serial import SerialBatch, SerialConsumer
+from relatum.serial import SerialBatch, SerialConsumer, forget_consumer
 from relatum.serial._consumer_statements import DRAINED
 from relatum.store import serial_holds, serial_positions
 from relatum.superstreams import add_partition
@@ -155,6 +155,8 @@ def test_what_is_held_outlives_the_member(bed: SerialBed, database_url: str, amq
         wait_until(lambda: position(engine, bed, 1) == bed.end(1) + 1, what="the position is behind what is held")
     with consumer(bed, database_url, amqp_url) as second:
         assert consume(second, 3) == ["a1", "a2", "a3"]
+        wait_until(lambda: second.pauses, what="the pause was measured")
+        assert second.pauses[0].seconds < 60
 
 
 def test_a_hold_is_handed_out_in_parts(bed: SerialBed, database_url: str, amqp_url: str) -> None:
@@ -527,6 +529,23 @@ def test_the_first_consumer_opens_the_super_stream(
         assert consume(member, 1) == ["plain"]
     with pytest.raises(errors.SuperStreamConflict, match="account"):
         consumer(bed, database_url, amqp_url, header="device").start()
+
+
+def test_a_name_is_forgotten_when_nobody_uses_it(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """While a member is up its name is kept; forgotten, it begins anew, and nothing of it is left."""
+    bed.publish(0, "a", "a1")
+    with consumer(bed, database_url, amqp_url) as member:
+        consume(member, 1)
+        with pytest.raises(errors.Conflict, match="is up"):
+            forget_consumer(bed.name, "test", database=database_url)
+    assert forget_consumer(bed.name, "test", database=engine)
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(serial_positions)) == 0
+    assert not forget_consumer(bed.name, "test", database=engine)
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 1) == ["a1"]
 
 
 def test_a_super_stream_that_is_not_there_is_not_found(database_url: str, amqp_url: str) -> None:

@@ -175,6 +175,30 @@ def test_reading_again_repeats_nothing_but_what_is_held() -> None:
     assert bodies(commit(partition, 1.0)) == ["a2"]
 
 
+def test_no_hold_is_released_before_all_is_read_again() -> None:
+    """A hold that was open when the partition was opened waits until all below the position was read again."""
+    partition = Following(
+        1,
+        "p",
+        log=PartitionLog(open_holds={MOVE: 1}, position=3),
+        position=3,
+        version=1,
+        read_from=0,
+        header=CONTEXT_HEADER,
+        options=ConsumerOptions(),
+        begun_at={MOVE: -60.0},
+    )
+    put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)), data("a", 2, "a1"))
+    assert partition.waiting_holds() == []
+    partition.release(MOVE, 0.0)
+    assert partition.due_at() is None
+    put(partition, data("a", 2, "a2"), first=2)
+    assert partition.waiting_holds() == [MOVE]
+    partition.release(MOVE, 0.0)
+    assert bodies(commit(partition, 1.0)) == ["a1", "a2"]
+    assert [pause.seconds for pause in partition.pauses] == [61.0]
+
+
 def test_an_adoption_hands_out_what_it_names() -> None:
     """Where an adoption counts, the message it names is handed out in its place."""
     partition = following()

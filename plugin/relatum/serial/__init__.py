@@ -8,6 +8,7 @@ from relatum.serial._consumer import SerialConsumer
 from relatum.serial._consumer_status import HoldStatus, PartitionStatus, SerialStatus
 from relatum.serial._contexts import SerializationContexts
 from relatum.serial._following import Pause
+from relatum.serial._forgetting import forget_consumer
 from relatum.serial._order import ContextMessage, Finding, FindingKind, SerialReport
 from relatum.serial._router import AsyncContextRouter, ContextRouter
 from relatum.serial._verify import history, verify
@@ -35,6 +36,7 @@ __all__ = [
     "SerialReport",
     "SerialStatus",
     "SerializationContexts",
+    "forget_consumer",
     "history",
     "verify",
 ]

@@ -54,7 +54,6 @@ class Share:
     Attributes:
         partitions: The streams of the partitions it has, by their ids.
         surplus: How many of them others should have.
-        lost_lease: Whether its lease had lapsed: others may have taken what it had.
     """
 
     partitions: Mapping[int, str]

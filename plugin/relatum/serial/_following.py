@@ -177,7 +177,7 @@ class Following:
         read_from: Where reading begins.
         header: The header that names contexts.
         options: How batches are made.
-        since: How long holds that are stored are open, by move.
+        begun_at: When the holds that are stored began, by move.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Following:
         read_from: int,
         header: str,
         options: ConsumerOptions,
-        since: Mapping[int, float] | None = None,
+        begun_at: Mapping[int, float] | None = None,
     ) -> None:
         self.partition_id = partition_id
         self.stream = stream
@@ -204,9 +204,9 @@ class Following:
         self.is_leaving = False
         self.is_over = False
         self.is_in_doubt = False
-        self.stored_holds: set[int] = set(since or ())
+        self.stored_holds: set[int] = set(begun_at or ())
         self.pauses: list[Pause] = []
-        self._begun_at = dict(since or {})
+        self._begun_at = dict(begun_at or {})
         self._opened_at = position
         self._entry = EntryReader(header)
         self._options = options

@@ -1,6 +1,7 @@
 """The thread that reads a partition: it opens it where it was left, and reads on through whatever happens."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -146,7 +147,7 @@ class PartitionReader:
             read_from=first,
             header=self._header,
             options=self._shared.options,
-            since=opened.since,
+            begun_at={move_id: time.monotonic() - open_s for move_id, open_s in opened.since.items()},
         )
         self._replay_lost(following, opened, first)
         return following
