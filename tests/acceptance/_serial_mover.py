@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from typing import Any
 
-from relatum.errors import Conflict, Transient
+from relatum.errors import Conflict, PublishRejected, Transient
 from relatum.serial import SerializationContexts
 
 CONTEXTS_MAX = 5
@@ -33,8 +33,8 @@ def main(broker: str, stream_url: str, database: str, super_stream: str, seed: s
             try:
                 finish_one(contexts, chance)
                 move_some(contexts, chance)
-            except (Conflict, Transient) as error:
-                # Another mover was first, or a server is away.
+            except (Conflict, Transient, PublishRejected) as error:
+                # Another mover was first, or a server is away; a broker that starts has no streams for a moment.
                 logging.info("%s: %s", type(error).__name__, error)
 
 
