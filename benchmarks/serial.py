@@ -54,7 +54,7 @@ def _compare(context: Context, messages: int, what: str) -> Iterator[Row]:
     finally:
         context.drop_database(database)
         delete_super_stream(context.broker_url, name)
-    ours = f"{messages / taken['serial']:,.0f} messages/s, a commit for each batch of 500"
+    ours = f"{messages / taken['serial']:,.0f} messages/s, a commit for each batch of 1,000"
     others = (("side by side", "a thread for each partition"), ("one by one", "one partition after the other"))
     for way, other in others:
         ratio = taken[way] / taken["serial"]

@@ -70,5 +70,5 @@ def test_the_page_names_the_consumers_options_and_errors() -> None:
     defaults = inspect.signature(relatum.SerialConsumer).parameters
     assert table["`batch_s`"] == str(defaults["batch_s"].default)
     assert table["`lease_s`"] == f"{defaults['lease_s'].default:g}"
-    assert table["`batch_messages`, `batch_bytes`"] == "500, 4 MiB"
-    assert (defaults["batch_messages"].default, defaults["batch_bytes"].default) == (500, 4 << 20)
+    assert table["`batch_messages`, `batch_bytes`"] == "1,000, 4 MiB"
+    assert (defaults["batch_messages"].default, defaults["batch_bytes"].default) == (1_000, 4 << 20)
