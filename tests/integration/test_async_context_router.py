@@ -19,7 +19,7 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.reading import Message, StreamReader
-from relatum.serial._contexts import SerializationContexts
+from relatum.serial.moving._contexts import SerializationContexts
 from relatum.superstreams import Layout
 from tests.support import unique_name
 from tests.support.proxy import Proxy

@@ -25,7 +25,7 @@ from relatum.errors import (
 )
 from relatum.placement._entries import Placed
 from relatum.reading import Message, StreamReader
-from relatum.serial._contexts import SerializationContexts
+from relatum.serial.moving._contexts import SerializationContexts
 from relatum.superstreams import Layout
 from tests.support import broker_connection, unique_name
 from tests.support.proxy import Proxy

@@ -14,10 +14,10 @@ from relatum.errors import ConfigurationError, Conflict, MoveConflict, NotFound,
 from relatum.placement._entries import Control, Fence, Marker, entry_of
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial import Move, MoveProgress, MoveState, SerializationContexts
-from relatum.serial import _moving as moving
-from relatum.serial._controls import ControlStreams
-from relatum.serial._move_store import MoveStore, NothingToMove
-from relatum.serial._mover import Mover
+from relatum.serial.moving import _steps as moving
+from relatum.serial.moving._controls import ControlStreams
+from relatum.serial.moving._mover import Mover
+from relatum.serial.moving._store import MoveStore, NothingToMove
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from tests.support import unique_name
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from relatum import errors
 from relatum.serial import SerialBatch, SerialConsumer, forget_consumer
-from relatum.serial._consumer_statements import DRAINED
+from relatum.serial.consuming._statements import DRAINED
 from relatum.store import serial_holds, serial_positions
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from relatum.placement import _prune_statements as prune
-from relatum.serial import _consumer_statements as consuming
+from relatum.serial.consuming import _statements as consuming
 from tests.integration.test_placement_plans import FILL, MOVES, OURS, SMALL, sql_of
 from tests.support.plans import filled_database, nodes_of, plan_of
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 import pika
 
 from relatum.serial import SerialConsumer
-from relatum.serial._assignments import MoveProgress
-from relatum.serial._contexts import SerializationContexts
+from relatum.serial.moving._assignments import MoveProgress
+from relatum.serial.moving._contexts import SerializationContexts
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:

@@ -24,10 +24,10 @@ from relatum.placement import _publication as publication
 from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.placement._model import MoveInfo, MoveState, Placement, PlacementState
 from relatum.placement._search import Search
-from relatum.serial import _moving as moving
 from relatum.serial._log import Hold, PartitionLog, Verdict
-from relatum.serial._moving import MoveStep
-from relatum.serial._starts import MovedBefore, consistent_starts
+from relatum.serial.consuming._starts import MovedBefore, consistent_starts
+from relatum.serial.moving import _steps as moving
+from relatum.serial.moving._steps import MoveStep
 
 PARTITIONS = ("p0", "p1", "p2")
 STEP_S = 0.01

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from relatum._names import CONTEXT_HEADER, PLACED_HEADER
 from relatum.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
 from relatum.reading import Message, RecordBatch
-from relatum.serial._consumer_options import ConsumerOptions
-from relatum.serial._following import EntryReader, Following, Piece, Step
 from relatum.serial._log import PartitionLog
+from relatum.serial.consuming._following import EntryReader, Following, Piece, Step
+from relatum.serial.consuming._options import ConsumerOptions
 
 MOVE = 7
 

@@ -4,7 +4,7 @@ import pytest
 
 from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.serial._log import PartitionLog, Verdict
-from relatum.serial._starts import MovedBefore, consistent_starts
+from relatum.serial.consuming._starts import MovedBefore, consistent_starts
 
 A = frozenset({"a"})
 AB = frozenset({"a", "b"})

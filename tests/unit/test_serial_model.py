@@ -16,8 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from relatum.placement import _publication as publication
 from relatum.placement._cache import Sent as CheckedSent
 from relatum.placement._entries import Entry, Fence, Marker
-from relatum.serial import _moving as moving
 from relatum.serial._log import PartitionLog
+from relatum.serial.moving import _steps as moving
 from tests.support.serial_world import PARTITIONS, World, Wrong
 
 EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))

@@ -8,8 +8,8 @@ import pytest
 from relatum.errors import MoveConflict, StreamUnavailable
 from relatum.placement._entries import Fence, Marker
 from relatum.placement._model import MoveState
-from relatum.serial import _moving as moving
-from relatum.serial._moving import MoveStep
+from relatum.serial.moving import _steps as moving
+from relatum.serial.moving._steps import MoveStep
 
 C = frozenset("ab")
 BEGUN = MoveStep(7, MoveState.FENCING, 1, False, "s", "t", C, 40, 40, 10, 20)

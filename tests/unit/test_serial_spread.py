@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import InvalidInput
-from relatum.serial._spread import spread
+from relatum.serial.moving._spread import spread
 
 counts = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 40))
 

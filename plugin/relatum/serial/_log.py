@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from relatum.serial._entries import Adoption, Data, Entry, Fence, Marker
+from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker
 
 
 class Verdict(Enum):

@@ -15,8 +15,8 @@ from relatum.errors import UndecodableMessage
 from relatum.placement._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
 from relatum.reading import Message, RecordBatch
 from relatum.reading._message import header_value
-from relatum.serial._consumer_options import ConsumerOptions
 from relatum.serial._log import Hold, PartitionLog, Verdict
+from relatum.serial.consuming._options import ConsumerOptions
 from relatum.wire import _amqp10 as amqp10
 
 LAZY_S: Final = 0.5

@@ -10,10 +10,10 @@ from relatum.placement._entries import Adoption
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.recording._batch import position_of
 from relatum.recording._opening import is_same
-from relatum.serial._consumer_state import Shared, backoff, log_defect, logger
-from relatum.serial._consumer_store import ConsumerStore, Opened
-from relatum.serial._following import Following, Piece
 from relatum.serial._log import PartitionLog
+from relatum.serial.consuming._following import Following, Piece
+from relatum.serial.consuming._state import Shared, backoff, log_defect, logger
+from relatum.serial.consuming._store import ConsumerStore, Opened
 
 IDLE_S: Final = 0.1
 """How often a reader with nothing to read looks whether it should stop."""

@@ -22,11 +22,11 @@ from relatum.errors import (
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.reading._amqp_blocking import pika_parameters
-from relatum.serial._consumer_options import ConsumerOptions, Start
-from relatum.serial._consumer_state import Shared, backoff, log_defect
-from relatum.serial._consumer_store import CommitInDoubt, ConsumerStore, lost
-from relatum.serial._following import Following, Step
-from relatum.serial._partition_reading import PartitionReader
+from relatum.serial.consuming._following import Following, Step
+from relatum.serial.consuming._options import ConsumerOptions, Start
+from relatum.serial.consuming._partition_reading import PartitionReader
+from relatum.serial.consuming._state import Shared, backoff, log_defect
+from relatum.serial.consuming._store import CommitInDoubt, ConsumerStore, lost
 from relatum.superstreams import Layout, describe_super_stream
 
 CONNECT_S: Final = 10.0

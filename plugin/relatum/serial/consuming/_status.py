@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.serial._consumer_statements import DRAINED
-from relatum.serial._consumer_store import ConsumerStore
-from relatum.serial._following import Pause
+from relatum.serial.consuming._following import Pause
+from relatum.serial.consuming._statements import DRAINED
+from relatum.serial.consuming._store import ConsumerStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from relatum.errors import InvalidInput
 from relatum.reading import Message
-from relatum.serial._following import Following, Step
-from relatum.serial._member import Member
+from relatum.serial.consuming._following import Following, Step
+from relatum.serial.consuming._member import Member
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -11,8 +11,8 @@ from relatum.errors import ConfigurationError, PartitionInUse, StreamNotFound, S
 from relatum.placement._model import PartitionRow
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress
-from relatum.serial._controls import ControlStreams
-from relatum.serial._move_store import MoveStore
+from relatum.serial.moving._controls import ControlStreams
+from relatum.serial.moving._store import MoveStore
 from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
 from relatum.superstreams._connections import Reach, blocking_connection
 

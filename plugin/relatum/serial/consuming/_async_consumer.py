@@ -9,12 +9,12 @@ from typing import Self
 
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
-from relatum.serial._batch import AsyncSerialBatch
-from relatum.serial._consumer import CLOSE_S, LOOK_S
-from relatum.serial._consumer_base import ConsumerBase
-from relatum.serial._consumer_options import check_callable, check_seconds
-from relatum.serial._consumer_state import backoff, log_defect
-from relatum.serial._consumer_status import SerialStatus
+from relatum.serial.consuming._base import ConsumerBase
+from relatum.serial.consuming._batch import AsyncSerialBatch
+from relatum.serial.consuming._consumer import CLOSE_S, LOOK_S
+from relatum.serial.consuming._options import check_callable, check_seconds
+from relatum.serial.consuming._state import backoff, log_defect
+from relatum.serial.consuming._status import SerialStatus
 
 
 class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):

@@ -11,7 +11,7 @@ from relatum._direct import TIMEOUT_S, DirectPublisher
 from relatum.errors import ReadTimeout
 from relatum.placement._entries import CONTENT_TYPE, CONTROL_BYTES, Control, Fence, Marker, encode, entry_of
 from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
-from relatum.serial._moving import FindControl
+from relatum.serial.moving._steps import FindControl
 
 IDLE_S: Final = TIMEOUT_S
 """Seconds without anything from a stream that has more, after which a search ends as `ReadTimeout`."""

@@ -10,8 +10,8 @@ from typing import Final
 
 from relatum.errors import RelatumError
 from relatum.recording._writer import ended
-from relatum.serial._consumer_options import ConsumerOptions
-from relatum.serial._following import Following, Pause, Step
+from relatum.serial.consuming._following import Following, Pause, Step
+from relatum.serial.consuming._options import ConsumerOptions
 
 logger = logging.getLogger("relatum.serial")
 

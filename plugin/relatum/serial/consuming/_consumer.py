@@ -8,11 +8,11 @@ from typing import Final, Self
 
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
-from relatum.serial._batch import SerialBatch
-from relatum.serial._consumer_base import ConsumerBase
-from relatum.serial._consumer_options import check_callable, check_seconds
-from relatum.serial._consumer_state import backoff, log_defect
-from relatum.serial._consumer_status import SerialStatus
+from relatum.serial.consuming._base import ConsumerBase
+from relatum.serial.consuming._batch import SerialBatch
+from relatum.serial.consuming._options import check_callable, check_seconds
+from relatum.serial.consuming._state import backoff, log_defect
+from relatum.serial.consuming._status import SerialStatus
 
 CLOSE_S: Final = 10.0
 """Seconds `close` waits for threads by default."""

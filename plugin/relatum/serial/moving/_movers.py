@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 from relatum.errors import Conflict, MoveConflict
 from relatum.placement._model import Placement
 from relatum.placement._store import PlacementStore
-from relatum.serial import _moving as moving
-from relatum.serial._assignments import Call, Move
-from relatum.serial._controls import ControlStreams
-from relatum.serial._move_store import MoveStore, NothingToMove
-from relatum.serial._mover import Mover
+from relatum.serial.moving import _steps as moving
+from relatum.serial.moving._assignments import Call, Move
+from relatum.serial.moving._controls import ControlStreams
+from relatum.serial.moving._mover import Mover
+from relatum.serial.moving._store import MoveStore, NothingToMove
 
 MOVES_AT_ONCE: Final = 4
 """How many moves are performed side by side unless the caller says otherwise."""

@@ -8,9 +8,8 @@ from typing import Any, Final
 from relatum._holders import new_holder
 from relatum.errors import PublishNacked, RelatumError, Transient
 from relatum.placement._model import MoveInfo
-from relatum.serial._controls import ControlStreams
-from relatum.serial._move_store import LEASE_S, MoveStore
-from relatum.serial._moving import (
+from relatum.serial.moving._controls import ControlStreams
+from relatum.serial.moving._steps import (
     Begin,
     FindControl,
     FindEnd,
@@ -24,6 +23,7 @@ from relatum.serial._moving import (
     Steps,
     Switch,
 )
+from relatum.serial.moving._store import LEASE_S, MoveStore
 
 RETRY_S: Final = 30.0
 """Seconds for which a step is tried again while the broker or the database does not answer."""

@@ -7,8 +7,10 @@ import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import BrokerAddress
-from relatum.serial._batch import BatchBase
-from relatum.serial._consumer_options import (
+from relatum.serial.consuming._batch import BatchBase
+from relatum.serial.consuming._following import Pause
+from relatum.serial.consuming._member import Member
+from relatum.serial.consuming._options import (
     BATCH_BYTES,
     BATCH_MESSAGES,
     BATCH_S,
@@ -20,10 +22,8 @@ from relatum.serial._consumer_options import (
     check_callable,
     check_name,
 )
-from relatum.serial._consumer_status import SerialStatus, read_status
-from relatum.serial._consumer_store import ConsumerStore
-from relatum.serial._following import Pause
-from relatum.serial._member import Member
+from relatum.serial.consuming._status import SerialStatus, read_status
+from relatum.serial.consuming._store import ConsumerStore
 
 BatchT = TypeVar("BatchT", bound=BatchBase)
 Told = Callable[[str], Any]

@@ -10,8 +10,8 @@ from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, Str
 from relatum.placement import _statements as placement_statements
 from relatum.placement._model import MoveInfo, PartitionState, PlacementState
 from relatum.placement._store import move_info
-from relatum.serial import _move_statements as statements
-from relatum.serial._moving import Begin, MoveStep, SetAborting, SetFenced, Switch
+from relatum.serial.moving import _statements as statements
+from relatum.serial.moving._steps import Begin, MoveStep, SetAborting, SetFenced, Switch
 from relatum.store import translated_errors
 
 LEASE_S: Final = 5.0

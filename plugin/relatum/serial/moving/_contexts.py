@@ -11,14 +11,14 @@ from relatum.errors import Conflict, InvalidInput, PlacementNotFound
 from relatum.placement._model import PartitionRow, PartitionState, Placement, PlacementState
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress
-from relatum.serial import _moving as moving
-from relatum.serial._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
-from relatum.serial._controls import ControlStreams
-from relatum.serial._move_store import MoveStore
-from relatum.serial._mover import RETRY_S
-from relatum.serial._movers import MOVES_AT_ONCE, Movers, find_some, in_parts
-from relatum.serial._partitions import Partitions
-from relatum.serial._spread import spread
+from relatum.serial.moving import _steps as moving
+from relatum.serial.moving._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
+from relatum.serial.moving._controls import ControlStreams
+from relatum.serial.moving._mover import RETRY_S
+from relatum.serial.moving._movers import MOVES_AT_ONCE, Movers, find_some, in_parts
+from relatum.serial.moving._partitions import Partitions
+from relatum.serial.moving._spread import spread
+from relatum.serial.moving._store import MoveStore
 
 LISTED_AT_ONCE: Final = 1_000
 """Placements read in one statement."""

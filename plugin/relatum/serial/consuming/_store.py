@@ -15,11 +15,11 @@ from relatum.errors import ConfigurationError, DatabaseUnavailable, PartitionLos
 from relatum.placement._entries import Control, Fence, Marker
 from relatum.recording import new_holder
 from relatum.recording._batch import position_of
-from relatum.serial import _consumer_statements as statements
-from relatum.serial._following import Following, Step
-from relatum.serial._shares import target
-from relatum.serial._starts import MovedBefore, consistent_starts
 from relatum.serial._verify_store import floors_before
+from relatum.serial.consuming import _statements as statements
+from relatum.serial.consuming._following import Following, Step
+from relatum.serial.consuming._shares import target
+from relatum.serial.consuming._starts import MovedBefore, consistent_starts
 from relatum.store import Position, make_engine, translated_errors
 
 POOL: Final = 4

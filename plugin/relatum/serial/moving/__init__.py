@@ -1,0 +1,1 @@
+"""Moving contexts between partitions: what operators call, the steps of a move, and who performs them."""
