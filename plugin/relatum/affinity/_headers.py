@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from relatum._names import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
 from relatum.errors import InvalidInput
-from relatum.keys import InvalidValue, checked_text
+from relatum.placement._names import check_name
 
 
 class Wish(NamedTuple):
@@ -47,9 +47,9 @@ def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
                 f"a message names its affinity set ({header}) or a predecessor ({PREDECESSOR_HEADER}), not both; "
                 "nothing was sent"
             )
-        check_name(header, name)
+        check_name(name, f"the header {header}", outcome="nothing was sent")
     elif predecessor is not None:
-        check_name(PREDECESSOR_HEADER, predecessor)
+        check_name(predecessor, f"the header {PREDECESSOR_HEADER}", outcome="nothing was sent")
     # A header that is there without a value says nothing.
     if is_last is None:
         is_last = False
@@ -62,23 +62,3 @@ def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
             f"the header {AFFINITY_LAST_HEADER} ends an affinity set, and this message is in none; nothing was sent"
         )
     return Wish(name, is_last, predecessor)
-
-
-def check_name(what: str, name: Any) -> None:
-    """Refuse what cannot name an affinity set, or a message.
-
-    Args:
-        what: What is named, for the error.
-        name: The name.
-
-    Raises:
-        InvalidInput: It is no text, empty, over 1,024 bytes of UTF-8, or has a NUL.
-    """
-    if not isinstance(name, str):
-        raise InvalidInput(f"{what} is text, not {type(name).__name__}; nothing was sent")
-    if not name:
-        raise InvalidInput(f"{what} is empty: leave it out for a message of no affinity set; nothing was sent")
-    try:
-        checked_text(name)
-    except InvalidValue as error:
-        raise InvalidInput(f"{what} cannot be {name[:40]!r}: {error.reason}; nothing was sent") from error

@@ -8,10 +8,10 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum.affinity._headers import check_name
 from relatum.affinity._upkeep import close_idle
 from relatum.errors import InvalidInput, PlacementNotFound
 from relatum.placement._model import Placement, PlacementState
+from relatum.placement._names import check_name
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress
 from relatum.serial import Move, Progress, SerializationContexts
@@ -120,7 +120,7 @@ class AffinitySets:
         Raises:
             PlacementNotFound: none of that name is open.
         """
-        check_name("an affinity set's name", name)
+        check_name(name, "an affinity set's name")
         placement = self._store.find([name]).get(name)
         if placement is None:
             raise PlacementNotFound(f"no affinity set {name!r} is open in {self._super_stream!r}", name=name)
@@ -133,7 +133,7 @@ class AffinitySets:
             PlacementNotFound: none of that name is open.
             MoveConflict: it moves; nothing was changed.
         """
-        check_name("an affinity set's name", name)
+        check_name(name, "an affinity set's name")
         return _set_of(self._store.close(name))
 
     def close_idle(self, idle_s: float) -> int:

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from relatum._ids import MessageId
 from relatum._names import PLACED_HEADER
-from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, PublishOutcomeUnknown, RelatumError
-from relatum.keys import InvalidValue, checked_text
+from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError
 from relatum.placement._model import PartitionRow, PartitionState, Placement
+from relatum.placement._names import check_name
 from relatum.placement._publication import (
     Adopt,
     FindMove,
@@ -293,14 +293,7 @@ class RouterCore:
         name = headers.get(self.options.header) if headers else None
         if name is None:
             return None
-        if not isinstance(name, str) or not name:
-            raise InvalidInput(f"the header {self.options.header} is text that is not empty; nothing was sent")
-        try:
-            return checked_text(name)
-        except InvalidValue as error:
-            raise InvalidInput(
-                f"the header {self.options.header} cannot be {name[:40]!r}: {error.reason}; nothing was sent"
-            ) from error
+        return check_name(name, f"the header {self.options.header}", outcome="nothing was sent")
 
     def headers_for(self, send: Send, given: Mapping[str, Any] | None) -> dict[str, Any]:
         """The headers a message is sent with."""

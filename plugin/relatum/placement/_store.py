@@ -24,7 +24,6 @@ from relatum.errors import (
     SuperStreamNotFound,
     TooManyOpenSets,
 )
-from relatum.limits import KEY_VALUE_BYTES_MAX
 from relatum.placement import _statements as statements
 from relatum.placement._direct_statements import DirectStatements
 from relatum.placement._model import (
@@ -39,6 +38,7 @@ from relatum.placement._model import (
     PlacementCounts,
     PlacementState,
 )
+from relatum.placement._names import check_name
 from relatum.placement._prune import forget_released
 from relatum.store import make_engine, translated_errors
 
@@ -427,25 +427,6 @@ class PlacementStore:
             f"nothing is placed in super stream {self._name!r} yet: a router that opens it makes it known",
             super_stream=self._name,
         )
-
-
-def check_name(name: str) -> str:
-    """The name itself.
-
-    Raises:
-        InvalidInput: it cannot be a placement's: no text, empty, too long, or nothing that PostgreSQL stores.
-    """
-    if not isinstance(name, str):
-        raise InvalidInput(f"a context's or set's name is a text, not {type(name).__name__}")
-    if not name or "\0" in name:
-        raise InvalidInput("a context's or set's name is not empty and has no NUL character")
-    try:
-        is_too_long = len(name.encode()) > KEY_VALUE_BYTES_MAX
-    except UnicodeEncodeError:
-        raise InvalidInput("a context's or set's name is text that UTF-8 can hold") from None
-    if is_too_long:
-        raise InvalidInput(f"a context's or set's name has at most {KEY_VALUE_BYTES_MAX} bytes in UTF-8")
-    return name
 
 
 def move_info(row: Sequence[Any]) -> MoveInfo:
