@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import relatum as package
-from relatum.serial import MoveProgress, SerializationContexts
+from relatum.serial import MoveProgress, SerialConsumer, SerializationContexts
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from tests.acceptance._command import Relatum
-from tests.support import delete_stream, unique_name
+from tests.support import delete_stream, unique_name, wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contexts.md").read_text()
 PART = PAGE[PAGE.index("\n## Moving") :]
@@ -104,3 +104,18 @@ def test_a_move_that_was_left_is_seen_and_gone_on_with(
     latest = relatum.ok("contexts", "moves", super_stream, "--latest", "2")
     assert latest.index("switched") < latest.index("aborted")
     assert [contexts.assignment_of(name).partition[-1] for name in "ab"] == ["0", "1"]
+
+
+def test_consumers_are_shown_and_forgotten(relatum: Relatum, super_stream: str) -> None:
+    """An operator sees how far each name is in each partition; a name is forgotten once its members are gone."""
+    assert "Nobody" in relatum.ok("contexts", "consumers", super_stream)
+    options = {"database": relatum.database_url, "broker": relatum.broker_url, "stream_url": relatum.stream_url}
+    with SerialConsumer(super_stream, "billing", **options) as consumer:
+        wait_until(lambda: all(each.holder for each in consumer.status().partitions), what="all partitions taken")
+        [line] = relatum.ok("contexts", "consumers", super_stream, "--json").splitlines()
+        shown = json.loads(line)
+        assert (shown["consumer"], shown["lag"], len(shown["partitions"])) == ("billing", 0, 3)
+        assert relatum.run("contexts", "forget", super_stream, "billing").returncode == 7
+    assert "billing" in relatum.ok("contexts", "consumers", super_stream)
+    relatum.ok("contexts", "forget", super_stream, "billing")
+    assert relatum.run("contexts", "forget", super_stream, "billing").returncode == 6

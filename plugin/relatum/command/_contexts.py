@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from relatum.command import _contexts_moves as moving
+from relatum.command._contexts_consumers import consumers, forget
 from relatum.command._contexts_shown import move_document, print_moves, print_status, status_document
 from relatum.command._contexts_verify import SuperStreamArgument, history, verify
 from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_database
@@ -125,6 +126,8 @@ for _name, _command in (
     ("abort", moving.abort),
     ("add-partition", moving.add_partition),
     ("retire", moving.retire),
+    ("consumers", consumers),
+    ("forget", forget),
     ("verify", verify),
     ("history", history),
 ):

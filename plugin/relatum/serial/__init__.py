@@ -9,7 +9,7 @@ from relatum.serial.consuming._batch import AsyncSerialBatch, SerialBatch
 from relatum.serial.consuming._consumer import SerialConsumer
 from relatum.serial.consuming._following import Pause
 from relatum.serial.consuming._forgetting import forget_consumer
-from relatum.serial.consuming._status import HoldStatus, PartitionStatus, SerialStatus
+from relatum.serial.consuming._status import HoldStatus, PartitionStatus, SerialStatus, consumers
 from relatum.serial.moving._assignments import Assignment, ContextsStatus, Move, MoveProgress, Plan, Progress
 from relatum.serial.moving._contexts import SerializationContexts
 
@@ -36,6 +36,7 @@ __all__ = [
     "SerialReport",
     "SerialStatus",
     "SerializationContexts",
+    "consumers",
     "forget_consumer",
     "history",
     "verify",

@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
 
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._following import Pause
 from relatum.serial.consuming._statements import DRAINED
 from relatum.serial.consuming._store import ConsumerStore
+from relatum.store import as_engine, serial_consumers, super_streams, translated_errors
+
+_NAMES: Final = (
+    sa.select(serial_consumers.c.name)
+    .join(super_streams, super_streams.c.super_stream_id == serial_consumers.c.super_stream_id)
+    .where(super_streams.c.vhost == sa.bindparam("of_vhost"), super_streams.c.name == sa.bindparam("of_super_stream"))
+    .order_by(serial_consumers.c.name)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,33 @@ def read_status(store: ConsumerStore, address: BrokerAddress, pauses: Sequence[P
             for row in positions
         )
     return SerialStatus(partitions, tuple(pauses))
+
+
+def consumers(
+    super_stream: str, *, database: str | sa.URL | sa.Engine, broker: str | BrokerAddress, stream_url: str | None = None
+) -> dict[str, SerialStatus]:
+    """How far all serial consumers of a super stream are, by name. Pauses are not among it: members measure them.
+
+    Args:
+        super_stream: The super stream's name.
+        database: PostgreSQL's URL, or an engine.
+        broker: The broker's URL or address.
+        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
+
+    Raises:
+        DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
+    """
+    address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+    found: dict[str, SerialStatus] = {}
+    with as_engine(database) as engine:
+        with translated_errors(), engine.connect() as connection:
+            wanted = {"of_vhost": address.vhost, "of_super_stream": super_stream}
+            names = connection.scalars(_NAMES, wanted).all()
+        for name in names:
+            store = ConsumerStore(super_stream, name, engine, vhost=address.vhost)
+            if store.find():
+                found[name] = read_status(store, address, ())
+    return found
 
 
 def _lag(reader: StreamReader, stream: str, position: int) -> int:

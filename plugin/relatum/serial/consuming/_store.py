@@ -142,6 +142,17 @@ class ConsumerStore:
                 connection.execute(statements.add_positions, rows)
             connection.execute(statements.add_new_partitions, self._me)
 
+    def find(self) -> bool:
+        """Whether this consumer name is known. It is not made where it is not."""
+        with self._transaction() as connection:
+            row = self._super_stream(connection)
+            if row is None:
+                return False
+            named = {"in_super_stream": row.super_stream_id, "named": self.name}
+            found = connection.execute(statements.find_consumer, named).scalar_one_or_none()
+        self._consumer_id = found or 0
+        return found is not None
+
     # --- this member ------------------------------------------------------------------------------------------------
 
     def share(self, lease_s: float) -> Share:

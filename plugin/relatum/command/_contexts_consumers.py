@@ -1,0 +1,78 @@
+"""`relatum contexts consumers` and `relatum contexts forget`: the names that consume a super stream in order."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from relatum.command._contexts_verify import SuperStreamArgument
+from relatum.command._exits import ExitCode
+from relatum.command._options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    require_broker,
+    require_database,
+)
+from relatum.command._output import console, print_error, print_json
+from relatum.reading import BrokerAddress
+from relatum.serial import HoldStatus, SerialStatus, forget_consumer
+from relatum.serial import consumers as read_consumers
+
+
+def consumers(
+    super_stream: SuperStreamArgument,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far each serial consumer is in each partition, and what it holds back until a source is consumed.
+
+    `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
+    """
+    found = read_consumers(
+        super_stream, database=require_database(database), broker=require_broker(broker), stream_url=stream_url
+    )
+    if as_json:
+        for name, status in found.items():
+            partitions = [asdict(partition) for partition in status.partitions]
+            print_json({"consumer": name, "lag": status.lag, "partitions": partitions}, one_line=True)
+    elif found:
+        _print(found)
+    else:
+        console.print("Nobody consumes it in order.")
+
+
+def forget(
+    super_stream: SuperStreamArgument,
+    name: Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer's name.", show_default=False)],
+    broker: BrokerOption = None,
+    database: DatabaseOption = None,
+) -> None:
+    """Forget a name that nobody consumes by any more, so that partitions can be retired without it.
+
+    Ends with code 6 where there is none of that name, with code 7 where members of it are up.
+    """
+    vhost = "/" if broker is None else BrokerAddress.parse(broker).vhost
+    if not forget_consumer(super_stream, name, database=require_database(database), vhost=vhost):
+        print_error(f"no consumer {name!r} of {super_stream!r} is known")
+        raise typer.Exit(ExitCode.NOT_THERE)
+
+
+def _print(found: dict[str, SerialStatus]) -> None:
+    table = Table("consumer", "partition", "position", "lag", "member", "held back")
+    for name, status in found.items():
+        for partition in status.partitions:
+            position = "–" if partition.position is None else f"{partition.position:,}"
+            held = "; ".join(map(_held, partition.holds))
+            cells = (name, partition.stream, position, f"{partition.lag:,}", partition.holder or "nobody", held)
+            table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def _held(hold: HoldStatus) -> str:
+    return f"{hold.held:,} of move {hold.move_id} for {hold.seconds:,.1f} s, until {hold.source}@{hold.fence_offset}"
