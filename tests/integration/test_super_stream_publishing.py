@@ -296,6 +296,29 @@ def test_aio_pika_publishes_to_a_super_stream(
     assert placed(stream_url, layout) == EXPECTED
 
 
+def test_a_set_goes_on_from_pika_to_aio_pika_by_its_token(
+    amqp_url: str, orders: relatum.SuperStream, layout: Layout, stream_url: str
+) -> None:
+    """A handle places its set once, on a channel of either client; whoever has its token publishes there as well."""
+    with broker_connection(amqp_url) as connection, orders.affinity() as handle:
+        handle.publish(connection.channel(), b"0")
+
+    async def scenario() -> None:
+        async with asyncio.timeout(30), await aio_pika.connect(amqp_url) as connection:
+            channel = await connection.channel()
+            set_ = relatum.AffinityHandle.from_token(handle.token)
+            await set_.publish_async(channel, aio_pika.Message(b"1"))
+            await set_.publish_async(channel.default_exchange, aio_pika.Message(b"2"))
+            await set_.exchange(channel).publish(aio_pika.Message(b"3"))
+            await orders.affinity("hash", name="hello1").publish_async(channel, aio_pika.Message(b"other"))
+
+    asyncio.run(scenario())
+    assert handle.partition is not None
+    found = bodies(stream_url, layout)
+    assert [body for body in found[handle.partition.stream] if body != b"other"] == [b"0", b"1", b"2", b"3"]
+    assert b"other" in found[layout.partitions[1].stream]
+
+
 def test_aio_pika_gives_receipts(
     amqp_url: str, orders: relatum.SuperStream, layout: Layout, database_url: str, stream_url: str
 ) -> None:

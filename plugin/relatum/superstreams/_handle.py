@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from relatum.errors import InvalidInput
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._layout import Layout, Partition
-from relatum.superstreams._protocol import Target
+from relatum.superstreams._protocol import Target, channel_of
 
 if TYPE_CHECKING:
     from relatum.superstreams._target import SuperStream
@@ -164,7 +164,7 @@ class AffinityHandle(Target):
         Raises:
             SuperStreamNotFound: there is no super stream of that name; nothing was sent.
         """
-        channel = getattr(channel, "channel", channel)
+        channel = channel_of(channel)
         exchange_name, binding_key = await self.destination_async(channel, message, routing_key)
         exchange = await channel.get_exchange(exchange_name, ensure=False)
         return await exchange.publish(message, binding_key, **kwargs)
