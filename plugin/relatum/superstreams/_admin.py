@@ -15,6 +15,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
 from relatum.limits import PARTITIONS_MAX
+from relatum.reading import BrokerAddress
 from relatum.superstreams._connections import blocking_connection, reach_of
 from relatum.superstreams._description import described, queue_exists, stream_reader
 from relatum.superstreams._layout import Layout, Partition
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from pika import BlockingConnection
     from pika.adapters.blocking_connection import BlockingChannel
 
-Broker: TypeAlias = Union[str, "BlockingConnection", "BlockingChannel"]
-"""A URL, or a blocking pika connection or channel that is open. A connection is left open; nothing is done on the
-channel itself, since the broker closes one where it refuses something."""
+Broker: TypeAlias = Union[str, BrokerAddress, "BlockingConnection", "BlockingChannel"]
+"""A URL or an address, or a blocking pika connection or channel that is open.
+
+A connection is left open. Nothing is done on the channel itself: the broker closes one where it refuses something.
+"""
 
 PARTITIONS_DEFAULT: Final = 3
 """As many as `rabbitmq-streams add_super_stream` makes."""

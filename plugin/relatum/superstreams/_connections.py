@@ -53,12 +53,15 @@ def reach_of(source: Any, stream_url: str | None = None) -> Reach:
     """How to reach the broker that is meant.
 
     Args:
-        source: A URL, a pika connection or channel of any kind, or an aio-pika or aiormq connection.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+        source: A URL or an address, a pika connection or channel of any kind, or an aio-pika or aiormq connection.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. An address says so
+            itself.
 
     Raises:
         ConfigurationError: it is none of these, or the URL cannot be read.
     """
+    if isinstance(source, BrokerAddress):
+        return Reach(source)
     if isinstance(source, str):
         return Reach(BrokerAddress.parse(source, stream_url))
     if isinstance(source, BlockingChannel | Channel):

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
-from urllib.parse import quote
 
 from relatum._names import CONTEXT_HEADER
 from relatum.errors import ConfigurationError, PartitionInUse, StreamNotFound, SuperStreamNotFound
@@ -63,19 +62,15 @@ class Partitions:
 
     def add(self, binding_keys: Iterable[str | None]) -> list[str]:
         """Add partitions at the broker, then in the database; gives their streams."""
-        url, stream_url = _urls(self.check_broker())
-        added = [
-            add_partition(url, self._super_stream, binding_key=key, stream_url=stream_url).stream
-            for key in binding_keys
-        ]
+        address = self.check_broker()
+        added = [add_partition(address, self._super_stream, binding_key=key).stream for key in binding_keys]
         self._store.open(None, self._described())
         return added
 
     def unbind(self, stream: str) -> None:
         """Have the broker route nothing to a partition; one that is not bound stays so."""
-        url, stream_url = _urls(self.check_broker())
         if any(partition.stream == stream for partition in self._described()):
-            unbind_partition(url, self._super_stream, stream, stream_url=stream_url)
+            unbind_partition(self.check_broker(), self._super_stream, stream)
 
     def delete(self, stream: str, moves: MoveStore, streams: ControlStreams, timeout_s: float) -> None:
         """Delete the stream of a retired partition, once every consumer has read what the super stream has now.
@@ -98,7 +93,8 @@ class Partitions:
                     f"{stream!r} is retired, but was not deleted: {reason}", stream=stream, reason=reason
                 )
             time.sleep(LOOK_S)
-        with blocking_connection(None, Reach(self.check_broker())) as connection, connection.channel() as channel:
+        address = self.check_broker()
+        with blocking_connection(address, Reach(address)) as connection, connection.channel() as channel:
             channel.queue_delete(stream)
 
     def check_broker(self) -> BrokerAddress:
@@ -112,24 +108,8 @@ class Partitions:
         return self._address
 
     def _described(self) -> Layout:
-        url, stream_url = _urls(self.check_broker())
-        return describe_super_stream(url, self._super_stream, stream_url=stream_url)
+        return describe_super_stream(self.check_broker(), self._super_stream)
 
 
 def _named(rows: Iterable[PartitionRow], stream: str) -> PartitionRow | None:
     return next((row for row in rows if row.stream == stream), None)
-
-
-def _urls(address: BrokerAddress) -> tuple[str, str | None]:
-    """The URLs of a broker: of AMQP, and of the stream protocol where that is known."""
-    user, vhost = (quote(text, safe="") for text in (address.user, address.vhost))
-    login, path = f"{user}:{quote(address.password, safe='')}", f"/{vhost}"
-    url = f"amqp{'s' if address.amqp_tls else ''}://{login}@{_host(address.host)}:{address.amqp_port}{path}"
-    if address.stream_port is None or address.stream_port_guessed:
-        return url, None
-    scheme = f"rabbitmq-stream{'+tls' if address.stream_tls else ''}"
-    return url, f"{scheme}://{login}@{_host(address.stream_host)}:{address.stream_port}{path}"
-
-
-def _host(name: str) -> str:
-    return f"[{name}]" if ":" in name else name
