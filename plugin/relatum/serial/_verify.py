@@ -25,6 +25,8 @@ from relatum.serial._order import (
 )
 from relatum.serial._verify_store import floors_before, known_super_stream
 from relatum.store import as_engine, translated_errors
+from relatum.superstreams._connections import Reach
+from relatum.superstreams._description import described
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""
@@ -163,9 +165,7 @@ def _opened(
             stack.enter_context(translated_errors())
             connection = stack.enter_context(stack.enter_context(as_engine(database)).connect())
         known = None if connection is None else known_super_stream(connection, address.vhost, super_stream)
-        streams = list(known.partitions) if known else reader.partitions(super_stream)
-        if not streams:
-            raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
+        streams = list(known.partitions) if known else _bound_now(reader, address, super_stream)
         ranges = dict(_ranges(reader, streams))
         scope = _Scope(reader, header or (known.header if known else CONTEXT_HEADER), ranges)
         if connection is not None and known is not None:
@@ -173,6 +173,16 @@ def _opened(
                 scope.floors[stream] = floors_before(connection, known.partitions[stream], first)
             connection.close()
         yield scope
+
+
+def _bound_now(reader: StreamReader, address: BrokerAddress, super_stream: str) -> list[str]:
+    """The partitions as the broker has them."""
+    if reader.transport == "amqp":
+        return [partition.stream for partition in described(None, Reach(address), super_stream)]
+    streams = reader.partitions(super_stream)
+    if not streams:
+        raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)
+    return streams
 
 
 def _ranges(reader: StreamReader, streams: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -3,12 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
 
 import sqlalchemy as sa
-from pika.adapters.blocking_connection import BlockingConnection
 
 from relatum._names import CONTEXT_HEADER
 from relatum.errors import (
@@ -21,16 +20,17 @@ from relatum.errors import (
 )
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.reading._amqp_blocking import pika_parameters
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._options import ConsumerOptions, Start
 from relatum.serial.consuming._partition_reading import PartitionReader
 from relatum.serial.consuming._state import Shared, backoff, log_defect
 from relatum.serial.consuming._store import CommitInDoubt, ConsumerStore, lost
-from relatum.superstreams import Layout, describe_super_stream
+from relatum.superstreams import Layout
+from relatum.superstreams._connections import Reach
+from relatum.superstreams._description import described
 
-CONNECT_S: Final = 10.0
-"""Seconds to connect by AMQP."""
+GIVE_UP_S: Final = 10.0
+"""Seconds threads have to end where the start failed."""
 
 POLL_S: Final = 0.01
 """How often the database is asked whether a hold is complete; rarer where one waits for long."""
@@ -89,7 +89,7 @@ class Member:
         try:
             self._join()
         except BaseException:
-            self.close(CONNECT_S)
+            self.close(GIVE_UP_S)
             raise
 
     def _join(self) -> None:
@@ -117,9 +117,7 @@ class Member:
 
     def _layout(self) -> Layout:
         """The partitions as the broker has them."""
-        connection = BlockingConnection(pika_parameters(self._address, None, CONNECT_S, "PLAIN", 0))
-        with closing(connection):
-            return describe_super_stream(connection, self._super_stream)
+        return described(None, Reach(self._address), self._super_stream)
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
         start = self._options.start

@@ -1,0 +1,106 @@
+"""Super streams and contexts where the broker's stream protocol cannot be reached: AMQP 0.9.1 has to do."""
+
+from collections.abc import Iterator
+
+import pika
+import pytest
+
+import relatum
+from relatum.errors import SuperStreamNotFound
+from relatum.reading import StreamReader
+from relatum.serial import SerialConsumer, SerializationContexts, history, verify
+from relatum.superstreams import Layout
+from tests.support import broker_connection
+from tests.support.proxy import Proxy
+from tests.support.routing import consumed, of_context, sleeping
+from tests.support.super_streams import super_stream
+
+
+@pytest.fixture
+def alone(amqp_url: str) -> Iterator[str]:
+    """The broker's AMQP URL, by a port beside which no stream protocol answers."""
+    with Proxy.to(amqp_url) as proxy:
+        url = proxy.url(amqp_url)
+        with StreamReader.open(url) as reader:
+            assert reader.transport == "amqp"
+        yield url
+
+
+@pytest.fixture
+def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+    """A super stream of two partitions."""
+    with super_stream(amqp_url, stream_url, 2) as made:
+        yield made
+
+
+@pytest.fixture
+def keyed(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+    """A super stream of binding keys that are no numbers."""
+    with super_stream(amqp_url, stream_url, binding_keys=["europe", "asia"]) as made:
+        yield made
+
+
+def test_contexts_are_published_moved_and_consumed(alone: str, layout: Layout, database_url: str) -> None:
+    """A stray included: it is found, adopted, delivered in its order, and seen by whoever checks."""
+    name = layout.super_stream
+    first, second = (partition.stream for partition in layout)
+    with (
+        broker_connection(alone) as connection,
+        relatum.ContextRouter(name, database_url) as router,
+        connection.channel() as channel,
+    ):
+        channel.confirm_delivery()
+        relatum.SuperStream(name).publish(channel, b"plain", routing_key="x", mandatory=True)
+        router.publish(channel, b"1", of_context("c"))
+        with SerializationContexts(name, database_url, broker=alone) as contexts:
+            target = second if contexts.assignment_of("c").partition == first else first
+            sleeping(channel, lambda: contexts.move("c", target))
+            router.publish(channel, b"2", of_context("c"))
+        router.publish(channel, b"3", of_context("c"))
+    assert consumed(name, database_url, alone, 4) == {"": [b"plain"], "c": [b"1", b"2", b"3"]}
+    for database in (database_url, None):
+        report = verify(name, broker=alone, database=database)
+        assert (report.ok, report.messages, report.strays, report.adopted) == (True, 4, 1, 1), report.findings
+    assert [each.at.stream == target for each in history(name, "c", broker=alone)] == [False, True, True]
+
+
+def test_partitions_of_other_names_are_told_by_the_stream_protocol_alone(
+    alone: str, keyed: Layout, database_url: str
+) -> None:
+    """Whoever needs them says so; nothing is sent, and nothing is written."""
+    name = keyed.super_stream
+    with broker_connection(alone) as connection, relatum.ContextRouter(name, database_url) as router:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for properties in (of_context("c"), pika.BasicProperties()):
+            with pytest.raises(SuperStreamNotFound, match="give its URL"):
+                router.publish(channel, b"1", properties)
+    with pytest.raises(SuperStreamNotFound, match="give its URL"):
+        SerializationContexts(name, database_url, broker=alone)
+    with pytest.raises(SuperStreamNotFound, match="give its URL"):
+        SerialConsumer(name, "reader", database=database_url, broker=alone).start()
+    with pytest.raises(SuperStreamNotFound, match="give its URL"):
+        verify(name, broker=alone)
+
+
+def test_the_stream_protocol_is_asked_where_it_is_said_to_be(
+    alone: str, keyed: Layout, database_url: str, stream_url: str
+) -> None:
+    """Its URL is enough for partitions of any name; what the database knows of them then needs no stream protocol."""
+    name = keyed.super_stream
+    with SerialConsumer(name, "reader", database=database_url, broker=alone, stream_url=stream_url) as consumer:
+        assert consumer.next_batch(0) is None
+    with (
+        broker_connection(alone) as connection,
+        relatum.ContextRouter(name, database_url, stream_url=stream_url) as router,
+    ):
+        channel = connection.channel()
+        channel.confirm_delivery()
+        router.publish(channel, b"1", of_context("c"))
+        with SerializationContexts(name, database_url, broker=alone) as contexts:
+            *_, target = (partition.stream for partition in keyed)
+            contexts.move("c", target)
+            assert contexts.assignment_of("c").partition == target
+        router.publish(channel, b"2", of_context("c"))
+    assert consumed(name, database_url, alone, 2) == {"c": [b"1", b"2"]}
+    assert verify(name, broker=alone, database=database_url).ok
