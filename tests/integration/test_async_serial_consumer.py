@@ -1,6 +1,7 @@
 """The asyncio face of serial consumers: the same promises as the blocking one, in one event loop."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from functools import wraps
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 
 from relatum import errors
 from relatum.serial import AsyncSerialBatch, AsyncSerialConsumer
-from relatum.store import serial_positions
+from relatum.store import serial_members, serial_positions
 from tests.support.serial_consuming import SerialBed, serial_bed
 
 written = sa.Table("consumed", sa.MetaData(), sa.Column("body", sa.Text))
@@ -187,3 +188,43 @@ async def test_tasks_share_a_consumer(bed: SerialBed, database_url: str, amqp_ur
         await asyncio.to_thread(bed.publish, 1, "b", "b1")
         batches = await asyncio.gather(*tasks)
         assert sorted(message.body for batch in batches if batch for message in batch) == [b"a1", b"b1"]
+
+
+@in_loop
+async def test_a_start_that_is_cancelled_leaves_no_member(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """A task that is cancelled while a consumer starts waits until what it began is ended: others have all at once."""
+    member = consumer(bed, database_url, amqp_url, lease_s=60.0)
+    starting = asyncio.create_task(member.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(serial_members)) == 0
+        assert set(connection.scalars(sa.select(serial_positions.c.holder))) == {None}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(f"relatum-{bed.name}")]
+    async with consumer(bed, database_url, amqp_url) as other:
+        bed.publish(0, "a", "1")
+        assert await consume(other, 1) == ["1"]
+
+
+@in_loop
+async def test_a_transaction_that_is_cancelled_as_it_begins_is_ended(
+    bed: SerialBed, database_url: str, amqp_url: str
+) -> None:
+    """A task that is cancelled while a transaction begins leaves none behind, and the batch can be acknowledged."""
+    async with consumer(bed, database_url, amqp_url) as member:
+        bed.publish(0, "a", "1")
+        batch = await member.next_batch(10.0)
+        assert batch is not None
+        beginning = asyncio.create_task(batch.transaction().__aenter__())
+        await asyncio.sleep(0)
+        beginning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        engine = member._store.engine
+        assert isinstance(engine.pool, sa.QueuePool)
+        assert engine.pool.checkedout() == 0
+        await batch.acknowledge()

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +16,7 @@ from relatum.serial.consuming._consumer import CLOSE_S, LOOK_S
 from relatum.serial.consuming._options import check_callable, check_seconds
 from relatum.serial.consuming._state import backoff, log_defect
 from relatum.serial.consuming._status import SerialStatus
+from relatum.serial.consuming._threads import in_thread
 
 
 class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
@@ -29,12 +31,15 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
     # --- its life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the members of this name and begin to read; see `SerialConsumer.start`."""
+        """Join the members of this name and begin to read; see `SerialConsumer.start`.
+
+        Cancelled, it waits until what it began is ended, and was not started.
+        """
         self._check_startable()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._member.shared.listeners.append(self._notify)
-        await asyncio.to_thread(self._member.start)
+        await in_thread(self._member.start, undo=partial(self._member.close, CLOSE_S))
         self._is_started = True
 
     def _notify(self) -> None:

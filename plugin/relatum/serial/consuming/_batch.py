@@ -9,6 +9,7 @@ from relatum.errors import InvalidInput
 from relatum.reading import Message
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._member import Member
+from relatum.serial.consuming._threads import in_thread
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -114,7 +115,9 @@ class AsyncSerialBatch(BatchBase):
         The connection is a blocking one: use it in threads, `await asyncio.to_thread(connection.execute, statement)`.
         """
         joined = self._transaction()
-        connection = await asyncio.to_thread(joined.__enter__)
+        connection = await in_thread(
+            joined.__enter__, undo=lambda: joined.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+        )
         try:
             yield connection
         except BaseException as error:
