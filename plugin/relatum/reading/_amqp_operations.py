@@ -162,14 +162,22 @@ class AmqpOperations:
         return StreamBounds(first, first if last is None else last)
 
     def _last(self, stream: str) -> Generator[Command, Any, int | None]:
-        """The last offset: from the last chunk on, until nothing comes, or long enough."""
+        """The last offset: from the last chunk on, until nothing comes, or long enough. None for an empty stream."""
         yield Consume(stream, "last", PREFETCH)
-        last = None
+        deliveries: list[Delivery] = yield Next(QUIET_S)
+        if not deliveries:
+            # A broker that is busy is no end: whoever looks for something up to the end must not miss it.
+            if not (yield Count(stream)):
+                return None
+            yield Consume(stream, "last", PREFETCH)
+            deliveries = yield from self._must_come(stream)
+        last: int | None = None
         enough = time.monotonic() + LAST_S
-        while deliveries := (yield Next(QUIET_S)):
+        while deliveries:
             last = deliveries[-1].offset
             if time.monotonic() > enough:
                 break
+            deliveries = yield Next(QUIET_S)
         return last
 
     def scan(self, stream: str, scan: Scan, idle_s: float) -> Generator[Command | RecordBatch | None, Any, None]:

@@ -1,0 +1,46 @@
+"""Where a stream ends, as AMQP 0.9.1 tells it: by steps alone, without a broker."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pika
+import pytest
+
+from relatum.errors import ReadTimeout
+from relatum.reading._amqp_operations import AmqpOperations, Consume, Count, Delivery, Next
+from relatum.reading._operations import Scan
+from relatum.reading._start import beginning
+
+FIRST, LAST = [Delivery(0, pika.BasicProperties(), b"a")], [Delivery(7, pika.BasicProperties(), b"h")]
+
+
+def driven(steps: Generator[Any, Any, Any], answers: list[Any], count: int) -> Any:
+    """What an operation gives, where a broker answers `Next` so in turn, and has so many messages."""
+    answer: Any = None
+    try:
+        while True:
+            step = steps.send(answer)
+            if isinstance(step, Next):
+                answer = answers.pop(0)
+            else:
+                answer = count if isinstance(step, Count) else None
+                assert isinstance(step, Count | Consume)
+    except StopIteration as end:
+        return end.value
+
+
+def test_a_busy_broker_is_no_end() -> None:
+    """A stream that has messages is not taken for one that has none, or one only, since nothing came at once."""
+    operations = AmqpOperations(10.0)
+    assert driven(operations.bounds("s"), [FIRST, [], LAST, []], count=8) == (0, 7)
+    with pytest.raises(ReadTimeout, match="'s'"):
+        driven(operations.bounds("s"), [FIRST, [], []], count=8)
+    with pytest.raises(ReadTimeout, match="'s'"):
+        driven(operations.scan("s", Scan(beginning(3), None, False, 1), 10.0), [[], []], count=8)
+
+
+def test_an_empty_stream_has_no_end() -> None:
+    """Silence is an answer where the stream has no messages."""
+    operations = AmqpOperations(10.0)
+    assert driven(operations.bounds("s"), [[]], count=0) == (None, None)
+    assert driven(operations.scan("s", Scan(beginning(3), None, False, 1), 10.0), [[]], count=0) is None
