@@ -19,7 +19,7 @@ from relatum.serial.moving._controls import ControlStreams
 from relatum.serial.moving._mover import Mover
 from relatum.serial.moving._store import MoveStore, NothingToMove
 from relatum.superstreams import declare_super_stream, delete_super_stream
-from tests.support import unique_name
+from tests.support import declare_stream, delete_stream, unique_name
 
 STEPS = 11
 """The steps of a move that nothing interrupts; the third begins it."""
@@ -205,6 +205,33 @@ def finish_at_once(contexts: SerializationContexts, move_id: int, barrier: threa
         return contexts.resume(move_id) if turn % 3 else contexts.abort(move_id)
     except MoveConflict:
         return None
+
+
+def test_a_broker_without_its_stream_for_a_moment_is_waited_for(
+    contexts: SerializationContexts, store: MoveStore, streams: ControlStreams, reader: StreamReader, amqp_url: str
+) -> None:
+    """A broker that starts answers before it knows its streams: a message that nothing takes is sent again."""
+    names = place(contexts, 2)
+    source, target = (f"{contexts.super_stream}-{place}" for place in (0, 1))
+    back = threading.Timer(0.3, declare_stream, [amqp_url, source])
+
+    def without_source(steps: moving.Steps) -> moving.Steps:
+        request = next(steps)
+        while True:
+            if isinstance(request, moving.PublishControl) and not back.ident:
+                delete_stream(amqp_url, source)
+                back.start()
+            answer = yield request
+            try:
+                request = steps.send(answer)
+            except StopIteration as end:
+                ended: moving.MoveStep = end.value
+                return ended
+
+    steps = moving.move(source, target, frozenset(names), grace_s=0)
+    ended = Mover(store, streams).run(without_source(steps))
+    back.join()
+    check_ended(contexts, reader, store.move(ended.move_id), names)
 
 
 def test_many_may_go_on_with_a_move_at_once(

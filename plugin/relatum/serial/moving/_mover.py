@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from relatum._holders import new_holder
-from relatum.errors import PublishNacked, RelatumError, Transient
+from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.placement._model import MoveInfo
 from relatum.serial.moving._controls import ControlStreams
 from relatum.serial.moving._steps import (
@@ -30,6 +30,9 @@ RETRY_S: Final = 30.0
 
 PAUSE_S: Final = 0.2
 """Seconds between such attempts."""
+
+_PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
+"""What may be over at the next attempt. A broker that starts routes to its streams a second after it answers."""
 
 logger = logging.getLogger("relatum.contexts")
 
@@ -100,7 +103,7 @@ class Mover:
             try:
                 self._attend()
                 return self._ways[type(request)](request)
-            except (Transient, PublishNacked) as error:
+            except _PASSING as error:
                 if time.monotonic() >= give_up_at:
                     raise
                 logger.warning(
