@@ -524,6 +524,46 @@ def test_a_placement_read_before_the_cache_went_on_is_not_kept() -> None:
     assert cache.get("x") is None
 
 
+def test_a_placement_is_kept_where_others_changed_meanwhile() -> None:
+    """Changes of other names alone do not make a placement wrong that was under way; unknown ones may."""
+    cache = PlacementCache(10)
+    cache.begin(1)
+    cache.advance(2, [placed("y", 5)])
+    cache.advance(4, [])
+    cache.add(placed("x", 4), 1)
+    cache.add(placed("y", 4), 1)
+    assert cache.get("x") is not None
+    assert cache.get("y") is None
+    cache.advance(5, None)
+    cache.add(placed("x", 4), 4)
+    assert cache.get("x") is None
+    cache.add(placed("x", 4), 5)
+    assert cache.get("x") is not None
+
+
+def test_a_look_tells_what_it_followed_before_the_cache_goes_on() -> None:
+    """Whoever sees the new placement of a name sees that what was sent under the old one is to be settled first."""
+    publications = Publications(lambda: 0.0, check_s=1.0)
+    publications.cache.begin(1)
+    publications.cache.add(placed("x", 1), 1)
+    sent = Sent("x", "s-0", Placed(1, publications.session, 1), 1)
+    publications.unchecked.add(sent)
+    seen: list[int] = []
+    advance = publications.cache.advance
+
+    def watched(generation: int, changed: Any) -> None:
+        seen.append(len(publications.unchecked.of("x", publications._checked_mark)))
+        advance(generation, changed)
+
+    publications.cache.advance = watched  # type: ignore[method-assign]
+    steps = publications.look()
+    next(steps)
+    steps.send(2)
+    with pytest.raises(StopIteration):
+        steps.send((2, [placed("x", 9)]))
+    assert seen == [1]
+
+
 def test_the_cache_drops_what_was_not_used_longest() -> None:
     """Above its bound the name that was not asked for longest goes."""
     cache = PlacementCache(2)

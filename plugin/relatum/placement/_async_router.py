@@ -203,12 +203,14 @@ class AsyncRouter:
             await self._open(channel, with_database=True)
         exchange = await channel.get_exchange(self._core.super_stream, ensure=False)
         try:
-            return await self._run(
+            published = await self._run(
                 self._core.publications.publish(name, stream=stream),
                 partial(self._send, exchange, message, kwargs),
             )
         except Unsettled as error:
             raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
+        self._core.published()
+        return published
 
     async def _publish_unnamed(
         self,

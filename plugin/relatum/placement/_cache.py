@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from relatum.placement._entries import Adoption, Placed
 from relatum.placement._model import Placement, PlacementState
@@ -36,6 +36,13 @@ class Sent:
     is_doubtful: bool = False
 
 
+_ADVANCES: Final = 8
+"""Changes of the generation that are remembered, for placements that were under way meanwhile."""
+
+_ADVANCE_NAMES_MAX: Final = 1_000
+"""Names that are remembered of each."""
+
+
 class PlacementCache:
     """The placements used last, all of them right as of one generation.
 
@@ -48,6 +55,8 @@ class PlacementCache:
         self._lock = threading.Lock()
         self._placements: OrderedDict[str, Placement] = OrderedDict()
         self._generation: int | None = None
+        self._advances: deque[tuple[int | None, frozenset[str] | None]] = deque(maxlen=_ADVANCES)
+        """The generations gone on from, and the names that changed then; None where those are too many."""
 
     def __len__(self) -> int:
         return len(self._placements)
@@ -75,10 +84,11 @@ class PlacementCache:
     def add(self, placement: Placement, as_of: int) -> None:
         """Keep a placement that was read when the cache was of that generation.
 
-        Had it gone on meanwhile, the change that makes this placement wrong might be behind it: then it is not kept.
+        Had it gone on meanwhile, the change that makes this placement wrong might be behind it: then it is not kept,
+        unless the changes are known, and none is of its name.
         """
         with self._lock:
-            if self._generation != as_of or placement.state is PlacementState.RELEASED:
+            if placement.state is PlacementState.RELEASED or not self._is_unchanged(placement.name, as_of):
                 return
             self._placements[placement.name] = placement
             self._placements.move_to_end(placement.name)
@@ -96,15 +106,30 @@ class PlacementCache:
         with self._lock:
             if self._generation is not None and generation <= self._generation:
                 return
-            self._generation = generation
+            since, self._generation = self._generation, generation
             if changed is None:
+                self._advances.append((since, None))
                 self._placements.clear()
                 return
+            changed = list(changed)
+            is_many = len(changed) > _ADVANCE_NAMES_MAX
+            self._advances.append((since, None if is_many else frozenset(each.name for each in changed)))
             for placement in changed:
                 if placement.state is PlacementState.RELEASED:
                     self._placements.pop(placement.name, None)
                 elif placement.name in self._placements:
                     self._placements[placement.name] = placement
+
+    def _is_unchanged(self, name: str, as_of: int) -> bool:
+        """Whether no change of a name is behind the cache that was of that generation."""
+        if self._generation == as_of:
+            return True
+        for since, names in reversed(self._advances):
+            if names is None or name in names:
+                return False
+            if since == as_of:
+                return True
+        return False
 
     def forget(self, names: Collection[str]) -> None:
         """Drop placements: the next use reads them anew."""

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from relatum._ids import MessageId
 from relatum._names import PLACED_HEADER
 from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError
+from relatum.placement._looks import Looks
 from relatum.placement._model import PartitionRow, PartitionState, Placement
 from relatum.placement._names import check_name
 from relatum.placement._publication import (
@@ -116,6 +117,7 @@ class RouterCore:
             unchecked_max=options.unchecked_max,
             when_away=options.when_database_away,
         )
+        self._looks = Looks(self.look, options.check_s) if options.check_s else None
         # Made at once: what is wrong with a URL is told where the router is made.
         self._engine = database if isinstance(database, sa.Engine) else make_engine(database)
         self._is_own_engine = self._engine is not database
@@ -221,6 +223,8 @@ class RouterCore:
 
     def close(self) -> None:
         """Give the connections back."""
+        if self._looks is not None:
+            self._looks.close()
         with self._lock:
             self._is_closed = True
             self._is_open = False
@@ -238,6 +242,11 @@ class RouterCore:
     def perform(self, request: Request) -> Any:
         """Do what a publication asks for, but for sending and sleeping; it may block."""
         return self._performers[type(request)](request)
+
+    def published(self) -> None:
+        """Note that a message of a name was published, so that the looks go on in the background."""
+        if self._looks is not None:
+            self._looks.want()
 
     def look(self) -> None:
         """Check what one look at the database tells to count. It blocks.

@@ -18,6 +18,7 @@ not overtake each other. No clock has a say in any of that, unless `check_s` all
 
 import itertools
 import secrets
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
@@ -197,6 +198,7 @@ class Publications:
         self._check_s = check_s
         self._fresh_s = max(check_s, FRESH_S)
         self._when_away = when_away
+        self._lock = threading.Lock()
         self._checked_at: float | None = None
         self._checked_mark = 0
         self._away_until = 0.0
@@ -319,19 +321,28 @@ class Publications:
                 self.cache.begin(generation)
                 while (since := self.cache.generation) is not None and since < generation:
                     as_of, changed = yield ReadChanges(since)
+                    # Before the new placements are there to be used: what was sent under the old ones is settled first.
+                    self._looked(mark)
                     self.cache.advance(as_of, changed)
             except DatabaseUnavailable:
-                if may_be_away:
+                if self._when_away == "known":
                     self._away_until = self._clock() + AWAY_S
+                if may_be_away:
                     return False
                 if self._when_away != "wait" or self._clock() >= deadline:
                     raise
                 yield Sleep(RETRY_S)
                 continue
             self.unchecked.checked(mark, self.cache)
-            self._checked_at = began if self._checked_at is None else max(began, self._checked_at)
-            self._checked_mark = max(mark, self._checked_mark)
+            self._looked(mark, began)
             return True
+
+    def _looked(self, mark: int, began: float | None = None) -> None:
+        """Note what a look followed and, where the cache is right as of it, when it began; the latest of all counts."""
+        with self._lock:
+            self._checked_mark = max(mark, self._checked_mark)
+            if began is not None:
+                self._checked_at = began if self._checked_at is None else max(began, self._checked_at)
 
     # --- after the confirm ----------------------------------------------------------------------------------------
 

@@ -174,11 +174,13 @@ class Router(Target):
         if not core.is_open:
             core.open(channel)
         try:
-            return self._run(
+            published = self._run(
                 core.publications.publish(name, stream=stream), partial(self._send, channel, body, properties)
             )
         except Unsettled as error:
             raise unsettled(name, error.__cause__, partial(self._settle, name)) from error.__cause__
+        core.published()
+        return published
 
     def _publish_unnamed(
         self,

@@ -1,0 +1,85 @@
+"""Looking at the database in the background, so that those who publish find the last look fresh."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from relatum.errors import DatabaseUnavailable, RelatumError
+from relatum.recording._writer import ended
+
+logger = logging.getLogger("relatum.placement")
+
+SHARE: Final = 0.4
+"""How far into the time for which a look serves the next one follows; the rest is for its journey."""
+
+AWAY_S: Final = 1.0
+"""Seconds after a look that failed; those who publish look for themselves meanwhile."""
+
+CLOSE_S: Final = 1.0
+"""Seconds to wait for a look under way, at the end."""
+
+
+class Looks:
+    """A thread that looks while messages are published, and sleeps while none are.
+
+    It spares publishers the journey, and nothing else: whether a look is fresh enough is for each of them to see.
+
+    Args:
+        look: Looks at the database.
+        check_s: Seconds for which a look serves, above 0.
+    """
+
+    def __init__(self, look: Callable[[], None], check_s: float) -> None:
+        self._look = look
+        self._every_s = check_s * SHARE
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def want(self) -> None:
+        """Note that a message was published: more may follow, and this one is to be checked."""
+        if not self._wanted.is_set():
+            self._wanted.set()
+            if self._thread is None:
+                self._begin()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="relatum looks", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            if self._stop.wait(self._every_s):
+                return
+            # Before the look: what is published meanwhile wants another one.
+            self._wanted.clear()
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
+                if self._stop.is_set():
+                    return  # Nobody needs it any more, and the connections are closed.
+                _log(error)
+                self._wanted.set()
+                self._stop.wait(AWAY_S)
+
+
+def _log(error: Exception) -> None:
+    """Log what those who publish are not told; that the database is away they find themselves."""
+    if isinstance(error, DatabaseUnavailable):
+        logger.debug("not looked: %s", ended(error))
+    elif isinstance(error, RelatumError):
+        logger.warning("not looked: %s", ended(error))
+    else:
+        logger.exception("not looked")

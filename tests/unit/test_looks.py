@@ -1,0 +1,47 @@
+"""The looks that go on in the background while messages are published."""
+
+import threading
+
+import pytest
+
+from relatum.errors import DatabaseUnavailable
+from relatum.placement import _looks
+from relatum.placement._looks import Looks
+
+
+def test_each_message_is_followed_by_a_look() -> None:
+    """A look begins after each time one is wanted, and none where none is."""
+    looked = threading.Semaphore(0)
+    looks = Looks(looked.release, 0.002)
+    for _ in range(3):
+        looks.want()
+        assert looked.acquire(timeout=10)
+    looks.close()
+    assert not looked.acquire(blocking=False)
+
+
+def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was wanted while the database was away is looked at when it is back, without being wanted again."""
+    monkeypatch.setattr(_looks, "AWAY_S", 0.001)
+    fails = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
+    looked = threading.Event()
+
+    def look() -> None:
+        if fails:
+            raise fails.pop()
+        looked.set()
+
+    looks = Looks(look, 0.002)
+    looks.want()
+    assert looked.wait(10)
+    looks.close()
+
+
+def test_nothing_begins_after_the_end() -> None:
+    """A router that is closed looks no more, whoever still publishes."""
+    looked: list[int] = []
+    looks = Looks(lambda: looked.append(1), 0.002)
+    looks.close()
+    looks.want()
+    assert looks._thread is None
+    assert looked == []
