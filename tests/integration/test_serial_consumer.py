@@ -388,6 +388,27 @@ def test_members_share_and_take_over(bed: SerialBed, database_url: str, amqp_url
         wait_until(lambda: len(third.partitions) == 2, what="it took over from the dead", limit_s=5)
 
 
+def test_closing_takes_no_longer_than_it_may(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """Where PostgreSQL does not answer, a consumer closes in time all the same and says so; it leaves when it can."""
+    member = consumer(bed, database_url, amqp_url, lease_s=60.0)
+    member.start()
+    with engine.begin() as connection:
+        connection.execute(sa.text("LOCK TABLE relatum.serial_members, relatum.serial_positions"))
+        closed: list[bool] = []
+        closing = threading.Thread(target=lambda: closed.append(member.close(0.2)), daemon=True)
+        closing.start()
+        closing.join(10.0)
+        assert closed == [False]
+
+    def holders() -> set[str]:
+        with engine.connect() as connection:
+            return set(connection.scalars(sa.select(serial_positions.c.holder)))
+
+    wait_until(lambda: holders() == {None}, what="partitions given back")
+
+
 def test_a_partition_is_given_up_between_batches(bed: SerialBed, database_url: str, amqp_url: str) -> None:
     """A member that joins gets a partition when the batch that is out of it is acknowledged, and nothing twice."""
     bed.publish(0, "a", "a1")

@@ -25,8 +25,7 @@ from relatum.serial._order import (
 )
 from relatum.serial._verify_store import floors_before, known_super_stream
 from relatum.store import as_engine, translated_errors
-from relatum.superstreams._connections import Reach
-from relatum.superstreams._description import described
+from relatum.superstreams import describe_super_stream
 
 PROGRESS_MESSAGES: Final = 20_000
 """Messages between two calls of `progress`."""
@@ -178,7 +177,7 @@ def _opened(
 def _bound_now(reader: StreamReader, address: BrokerAddress, super_stream: str) -> list[str]:
     """The partitions as the broker has them."""
     if reader.transport == "amqp":
-        return [partition.stream for partition in described(None, Reach(address), super_stream)]
+        return [partition.stream for partition in describe_super_stream(address, super_stream)]
     streams = reader.partitions(super_stream)
     if not streams:
         raise SuperStreamNotFound(f"there is no super stream {super_stream!r}", super_stream=super_stream)

@@ -16,18 +16,15 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
     SuperStreamConflict,
-    Transient,
 )
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._options import ConsumerOptions, Start
 from relatum.serial.consuming._partition_reading import PartitionReader
-from relatum.serial.consuming._state import Shared, backoff, log_defect
+from relatum.serial.consuming._state import Complaints, Shared, backoff, log_defect
 from relatum.serial.consuming._store import CommitInDoubt, ConsumerStore, lost
-from relatum.superstreams import Layout
-from relatum.superstreams._connections import Reach
-from relatum.superstreams._description import described
+from relatum.superstreams import Layout, describe_super_stream
 
 GIVE_UP_S: Final = 10.0
 """Seconds threads have to end where the start failed."""
@@ -79,6 +76,7 @@ class Member:
         self._lost = lost
         self._readers: dict[int, PartitionReader] = {}
         self._keeper: threading.Thread | None = None
+        self._complaints = Complaints()
         self._poll_at = 0.0
         self._surplus = 0
 
@@ -96,7 +94,7 @@ class Member:
         self.header = self._agreed_header()
         self.store.ensure(self._beginnings)
         self._tick()
-        self._keeper = threading.Thread(target=self._keep, name=f"relatum-{self.store.name}-keeper", daemon=True)
+        self._keeper = threading.Thread(target=self._run, name=f"relatum-{self.store.name}-keeper", daemon=True)
         self._keeper.start()
 
     def _agreed_header(self) -> str:
@@ -117,7 +115,7 @@ class Member:
 
     def _layout(self) -> Layout:
         """The partitions as the broker has them."""
-        return described(None, Reach(self._address), self._super_stream)
+        return describe_super_stream(self._address, self._super_stream)
 
     def _beginnings(self, streams: Sequence[str]) -> Mapping[str, int]:
         start = self._options.start
@@ -135,21 +133,30 @@ class Member:
             shared.kept.notify_all()
             shared.room.notify_all()
             shared.notify()
-        for reader in list(self._readers.values()):
+        readers = list(self._readers.values())
+        for reader in readers:
             self._end(reader)
-        threads = [reader.thread for reader in self._readers.values()] + ([self._keeper] if self._keeper else [])
+        threads = [reader.thread for reader in readers] + ([self._keeper] if self._keeper else [])
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        if self._keeper is not None:
-            try:
-                self.store.leave()
-            except Transient as error:
-                # The lease lapses by itself.
-                log_defect(error, "partitions not given back")
+        if any(thread.is_alive() for thread in threads):
+            return False
         self.store.dispose()
-        return not any(thread.is_alive() for thread in threads)
+        return True
 
     # --- its keeper -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._keep()
+        # Here, so that nobody who closes the consumer waits for a database that does not answer.
+        try:
+            self.store.leave()
+        except Exception as error:  # noqa: BLE001 - the lease lapses by itself
+            log_defect(error, "partitions not given back")
+        # Connections that are in use would stay open.
+        for reader in list(self._readers.values()):
+            reader.thread.join()
+        self.store.dispose()
 
     def _keep(self) -> None:
         shared, renew_s = self.shared, self._options.lease_s / 4
@@ -160,10 +167,11 @@ class Member:
                 if time.monotonic() >= tick_at:
                     tick_at = time.monotonic() + renew_s
                     self._tick()
+                    self._complaints.end()
                 self._store_silent()
                 pause_s = self._look_at_holds()
             except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
-                log_defect(error, f"member of {self.store.name!r} not kept")
+                self._complaints.tell(error, f"member of {self.store.name!r} not kept")
             self._give_surplus()
             with shared.changed:
                 if not (shared.stopping.is_set() or shared.holds_changed or self._is_silent_due()):
@@ -270,7 +278,7 @@ class Member:
             try:
                 self.commit(following, step)
             except RelatumError as error:
-                log_defect(error, f"position in {following.stream!r} not stored yet")
+                self._complaints.tell(error, f"position in {following.stream!r} not stored yet")
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

@@ -161,6 +161,24 @@ def backoff() -> Iterator[float]:
         pause = min(pause * 2, longest)
 
 
+class Complaints:
+    """Logs what goes wrong, once where it goes wrong again and again. For one thread."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, error: Exception, what: str) -> None:
+        """Log an error, unless the same was told since all went well the last time."""
+        told = f"{what}: {error}"
+        if told not in self._told:
+            self._told.add(told)
+            log_defect(error, what)
+
+    def end(self) -> None:
+        """Note that all goes well: what goes wrong from now on is told again."""
+        self._told.clear()
+
+
 def log_defect(error: BaseException, what: str) -> None:
     """Log what ended some work: what Relatum raises in a line, a defect with its traceback."""
     if isinstance(error, RelatumError):
