@@ -131,6 +131,8 @@ def test_streams_are_declared_with_what_was_asked_for(made: Made, amqp_url: str)
         with pytest.raises(SuperStreamConflict, match=r"-0.*max-"):
             declare_super_stream(connection, layout.super_stream, 1, options=StreamOptions(max_length_bytes=1))
         assert connection.is_open
+        with pytest.raises(ConfigurationError, match="no such option"):
+            add_partition(amqp_url, layout.super_stream, options=StreamOptions(leader_locator="nobody-knows"))
 
 
 def test_what_is_there_and_is_another_is_a_conflict(
@@ -162,6 +164,11 @@ def test_what_is_there_and_is_another_is_a_conflict(
         {"binding_keys": "ab"},
         {"binding_keys": ["a", "a"]},
         {"binding_keys": ["a", ""]},
+        {"binding_keys": ["a\rb"]},
+        {"partitions": "3"},
+        {"name": None},
+        {"name": 7},
+        {"name": "two\nlines"},
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(wrong: dict[str, object]) -> None:
@@ -204,8 +211,10 @@ def test_a_partition_is_added_and_taken_out(made: Made, amqp_url: str, stream_ur
         assert add_partition(amqp_url, name, stream_url=stream_url).binding_key == "2"
         assert keys() == ["0", "2"]
         assert add_partition(amqp_url, name, binding_key="1", stream_url=stream_url).stream == f"{name}-1"
-        with pytest.raises(InvalidInput):
+        with pytest.raises(SuperStreamConflict, match="binding key '0' already"):
             add_partition(amqp_url, name, binding_key="0", stream_url=stream_url)
+        with pytest.raises(InvalidInput, match="one line"):
+            add_partition(amqp_url, name, binding_key="a\nb", stream_url=stream_url)
         with pytest.raises(NotFound, match="no partition"):
             unbind_partition(amqp_url, name, f"{name}-7", stream_url=stream_url)
         delete_stream(amqp_url, f"{name}-1")

@@ -137,6 +137,9 @@ def test_rules_are_known_by_name_or_called() -> None:
         return len(given) - 1
 
     assert balance_of(last)(None, candidates(1, 1)) == 1
+    for wrong in (2, -1, None, 0.5):
+        with pytest.raises(ConfigurationError, match="index of one of 2 candidates"):
+            balance_of(lambda _name, _given, wrong=wrong: wrong)(None, candidates(1, 1))  # type: ignore[misc]
     with pytest.raises(ConfigurationError, match="round_robin"):
         balance_of("fastest")  # type: ignore[arg-type]
 
@@ -197,8 +200,16 @@ def test_wrong_options_are_named_at_once(options: dict[str, Any]) -> None:
         relatum.SuperStream("orders", **options)
 
 
+@pytest.mark.parametrize("name", [None, 7, "", "x" * 256, "two\nlines", "\r"])
+def test_a_name_that_none_can_have_is_refused(name: Any) -> None:
+    """RabbitMQ drops ends of lines from names without a word, so what was asked for is never answered."""
+    with pytest.raises(InvalidInput, match="A super stream's name"):
+        relatum.SuperStream(name)
+
+
 @pytest.mark.parametrize(
-    "options", [{"max_length_bytes": 0}, {"segment_bytes_max": True}, {"initial_cluster_size": -1}]
+    "options",
+    [{"max_length_bytes": 0}, {"segment_bytes_max": True}, {"initial_cluster_size": -1}, {"max_age": 3600}],
 )
 def test_wrong_stream_options_are_named_at_once(options: dict[str, Any]) -> None:
     """What no stream can be declared with is found before a broker is asked."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 from pika.compat import long
 from pika.exceptions import ChannelClosedByBroker
 
-from relatum.errors import InvalidInput, SuperStreamConflict, SuperStreamNotFound
+from relatum.errors import ConfigurationError, InvalidInput, SuperStreamConflict, SuperStreamNotFound
 from relatum.limits import PARTITIONS_MAX
 from relatum.reading import BrokerAddress
 from relatum.superstreams._connections import blocking_connection, reach_of
 from relatum.superstreams._description import described, queue_exists, stream_reader
-from relatum.superstreams._layout import Layout, Partition
+from relatum.superstreams._layout import Layout, Partition, checked_name
 
 if TYPE_CHECKING:
     from pika import BlockingConnection
@@ -32,9 +32,6 @@ A connection is left open. Nothing is done on the channel itself: the broker clo
 
 PARTITIONS_DEFAULT: Final = 3
 """As many as `rabbitmq-streams add_super_stream` makes."""
-
-NAME_BYTES_MAX: Final = 255
-"""Bytes of a name in AMQP 0.9.1."""
 
 ORDER_ARGUMENT: Final = "x-stream-partition-order"
 """The binding argument with a partition's place."""
@@ -65,8 +62,10 @@ class StreamOptions:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidInput(f"{name} is a whole number from 1, not {value!r}.")
-        if self.max_age is not None and self.max_age < timedelta(seconds=1):
-            raise InvalidInput(f"max_age is a second at least, not {self.max_age!r}.")
+        if self.max_age is not None and not (
+            isinstance(self.max_age, timedelta) and self.max_age >= timedelta(seconds=1)
+        ):
+            raise InvalidInput(f"max_age is a timedelta of a second at least, not {self.max_age!r}.")
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `queue.declare`."""
@@ -111,6 +110,7 @@ def declare_super_stream(
         InvalidInput: no such name, number or keys can be; nothing was sent.
         SuperStreamConflict: it is there with other partitions, or a stream or the exchange is there and is another;
             the streams before that one were made.
+        ConfigurationError: the broker knows no such options; nothing was made.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
     wanted = _wanted(name, partitions, binding_keys)
@@ -223,7 +223,7 @@ def add_partition(
                 order += 1
             binding_key = str(order)
         partition = Partition(len(layout), f"{name}-{binding_key}", binding_key)
-        _wanted(name, None, [*(present.binding_key for present in layout), binding_key])
+        _check_new(layout, partition)
         _declare_stream(connection, name, partition.stream, (options or StreamOptions()).arguments())
         with connection.channel() as channel:
             channel.queue_bind(partition.stream, name, partition.binding_key, _order(order))
@@ -282,11 +282,12 @@ def unbind_partition(
 
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
     """The layout that is asked for, checked."""
+    checked_name(name)
     if isinstance(binding_keys, str):
         raise InvalidInput(f"binding_keys is a list of keys, not one text: [{binding_keys!r}].")
     if binding_keys is None:
         count = PARTITIONS_DEFAULT if partitions is None else partitions
-        layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1))
+        layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)
     else:
         keys = list(binding_keys)
         if partitions is not None and partitions != len(keys):
@@ -296,9 +297,24 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
         layout = Layout.keyed(name, keys)
     if len(layout) > PARTITIONS_MAX:
         raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout)}.")
-    if not name or max(len(partition.stream.encode()) for partition in layout) > NAME_BYTES_MAX:
-        raise InvalidInput(f"A super stream has a name, and its streams' names have {NAME_BYTES_MAX} bytes at most.")
+    for partition in layout:
+        checked_name(partition.stream, "The name of a super stream's stream")
     return layout
+
+
+def _check_new(layout: Layout, partition: Partition) -> None:
+    """Refuse a partition that cannot be, or is there."""
+    if not isinstance(partition.binding_key, str) or not partition.binding_key:
+        raise InvalidInput(f"A binding key is a text that is not empty, not {partition.binding_key!r}.")
+    checked_name(partition.stream, "The name of a super stream's stream")
+    if any(partition.binding_key == present.binding_key for present in layout):
+        raise SuperStreamConflict(
+            f"Super stream {layout.super_stream!r} has a partition of binding key {partition.binding_key!r} already.",
+            super_stream=layout.super_stream,
+            reason="partitions",
+        )
+    if len(layout) >= PARTITIONS_MAX:
+        raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout) + 1}.")
 
 
 def _check_present(connection: "BlockingConnection", present: Layout, wanted: Layout) -> None:
@@ -341,6 +357,8 @@ def _refusals(name: str, what: str) -> Iterator[None]:
     except ChannelClosedByBroker as error:
         if error.reply_code != _PRECONDITION_FAILED:
             raise
+        if "inequivalent" not in error.reply_text:
+            raise ConfigurationError(f"The broker takes no such option of a stream: {error.reply_text}") from error
         raise SuperStreamConflict(f"{what}: {error.reply_text}", super_stream=name, reason=what) from error
 
 

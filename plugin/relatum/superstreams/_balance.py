@@ -115,14 +115,35 @@ _RULES: Final[dict[str, Callable[[], Balance]]] = {
 }
 
 
+class Own:
+    """A rule of the caller's own.
+
+    Raises:
+        ConfigurationError: when it is asked, and gives what is no candidate's index.
+    """
+
+    def __init__(self, rule: Balance) -> None:
+        self._rule = rule
+
+    def __call__(self, name: str | None, candidates: Sequence[Candidate], /) -> int:
+        """The index it gives."""
+        index = self._rule(name, candidates)
+        if not isinstance(index, int) or not 0 <= index < len(candidates):
+            raise ConfigurationError(
+                f"the function that balances gives the index of one of {len(candidates)} candidates, not {index!r}; "
+                "nothing was sent"
+            )
+        return index
+
+
 def balance_of(rule: "BalanceName | Balance") -> Balance:
-    """The rule of that name, begun anew; a rule of the caller's own as it is.
+    """The rule of that name, begun anew; a rule of the caller's own, whose answers are checked.
 
     Raises:
         ConfigurationError: there is no rule of that name, or it cannot be called.
     """
     if callable(rule):
-        return rule
+        return Own(rule)
     if rule not in _RULES:
         raise ConfigurationError(f"balance is one of {', '.join(_RULES)}, or a function, not {rule!r}")
     return _RULES[rule]()

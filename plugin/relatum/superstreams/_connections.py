@@ -74,6 +74,15 @@ def reach_of(source: Any, stream_url: str | None = None) -> Reach:
     raise ConfigurationError(f"broker is a URL, or a connection or channel of a client, not {type(source).__name__}")
 
 
+def vhost_of(channel: Any) -> str:
+    """The virtual host a channel of pika, or a connection of aiormq, is in."""
+    if isinstance(channel, BlockingChannel | Channel):
+        vhost: str = _parameters(channel.connection).virtual_host
+    else:
+        vhost = channel.vhost
+    return vhost
+
+
 @contextmanager
 def blocking_connection(source: Any, reach: Reach) -> Iterator[BlockingConnection]:
     """A blocking connection to a broker: the one that was given, or one that is closed at the end.

@@ -16,7 +16,7 @@ from relatum.errors import (
 )
 from relatum.reading import StreamReader
 from relatum.superstreams._connections import TIMEOUT_S, Reach, blocking_connection
-from relatum.superstreams._layout import Layout
+from relatum.superstreams._layout import Layout, checked_name
 
 NOT_FOUND: Final = 404
 """AMQP's reply code for a queue or an exchange that is not there."""
@@ -41,9 +41,11 @@ def described(source: Any, reach: Reach, name: str) -> Layout:
     """The layout of a super stream.
 
     Raises:
+        InvalidInput: none can have that name; nothing was asked.
         SuperStreamNotFound: there is none.
         SuperStreamConflict: a partition's binding key cannot be told.
     """
+    checked_name(name)
     with stream_reader(reach) as reader:
         if reader is not None:
             return described_by_protocol(reader, name)

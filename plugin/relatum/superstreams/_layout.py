@@ -2,10 +2,29 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Final, Self
 
 from relatum._routing import partition_of
 from relatum.errors import InvalidInput, NotFound
+
+NAME_BYTES_MAX: Final = 255
+"""Bytes of a name in AMQP 0.9.1."""
+
+
+def checked_name(name: Any, what: str = "A super stream's name") -> str:
+    """The name of a super stream or of a stream, as it was given.
+
+    Raises:
+        InvalidInput: it is none. RabbitMQ takes ends of lines out of names: what is asked for by one with them in it
+            would be another thing than what is made.
+    """
+    if not isinstance(name, str):
+        raise InvalidInput(f"{what} is text, not {type(name).__name__}.")
+    if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX:
+        raise InvalidInput(f"{what} has 1 to {NAME_BYTES_MAX} bytes; {name[:40]!r} has not.")
+    if "\n" in name or "\r" in name:
+        raise InvalidInput(f"{what} is on one line; {name[:40]!r} is not.")
+    return name
 
 
 @dataclass(frozen=True, slots=True, order=True)

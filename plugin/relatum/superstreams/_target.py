@@ -15,7 +15,7 @@ from relatum.superstreams._admin import describe_super_stream
 from relatum.superstreams._balance import Balance, BalanceName
 from relatum.superstreams._connections import Reach, reach_of
 from relatum.superstreams._handle import AffinityHandle, Placing
-from relatum.superstreams._layout import Layout, Partition
+from relatum.superstreams._layout import Layout, Partition, checked_name
 from relatum.superstreams._protocol import Outgoing, Target, channel_of
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
@@ -44,7 +44,7 @@ class SuperStream(Target):
             answer, see `describe_super_stream`.
 
     Raises:
-        ConfigurationError: one of these cannot be.
+        ConfigurationError, InvalidInput: one of these cannot be.
     """
 
     def __init__(
@@ -60,13 +60,16 @@ class SuperStream(Target):
             raise ConfigurationError(f"strategy is 'hash' or 'key', not {strategy!r}")
         if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
             raise ConfigurationError(f"route_by is the name of a header, or a function, not {route_by!r}")
+        checked_name(name)
         if isinstance(partitions, Layout) and partitions.super_stream != name:
             raise ConfigurationError(f"the layout is that of {partitions.super_stream!r}, not of {name!r}")
         self.name = name
         self.route_by = route_by
         self.strategy = strategy
         self._stream_url = stream_url
-        self._given = Layout.numbered(name, partitions) if isinstance(partitions, int) else partitions
+        self._given = (
+            partitions if partitions is None or isinstance(partitions, Layout) else Layout.numbered(name, partitions)
+        )
         self.placing = Placing()
         """Balances the affinity handles made here among each other."""
         self._lock = threading.Lock()
