@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import relatum
 from relatum.command import complete_app
-from relatum.errors import InvalidInput, PlacementNotFound, StreamNotFound, SuperStreamNotFound
+from relatum.errors import InvalidInput, PlacementNotFound, StreamNotFound, SuperStreamConflict, SuperStreamNotFound
 from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.affinity import Partitions
@@ -110,6 +110,20 @@ def test_what_is_not_there_is_told(sets: relatum.AffinitySets, database_url: str
         sets.set_weights({"no-such-stream": 1})
     with pytest.raises(SuperStreamNotFound):
         relatum.AffinitySets("no-such-super-stream", database_url)
+
+
+def test_contexts_are_not_closed_as_sets(layout: Layout, database_url: str, amqp_url: str) -> None:
+    """A context that is closed would be placed anew, and nothing would keep its order: neither way of closing does."""
+    with broker_connection(amqp_url) as connection, relatum.ContextRouter(layout.super_stream, database_url) as router:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        router.publish(channel, b"1", pika.BasicProperties(headers={"serialization_context": "c1"}))
+    with relatum.AffinitySets(layout.super_stream, database_url) as opened:
+        with pytest.raises(SuperStreamConflict, match="contexts are placed in"):
+            opened.close_set("c1")
+        with pytest.raises(SuperStreamConflict, match="contexts are placed in"):
+            opened.close_idle(0.000_001)
+        assert opened.inspect("c1").state == "open"
 
 
 def test_the_command_lists_closes_and_moves(

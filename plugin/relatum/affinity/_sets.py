@@ -8,8 +8,9 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._names import CONTEXT_HEADER
 from relatum.affinity._upkeep import close_idle
-from relatum.errors import InvalidInput, PlacementNotFound
+from relatum.errors import InvalidInput, PlacementNotFound, SuperStreamConflict
 from relatum.placement._model import Placement, PlacementState
 from relatum.placement._names import check_name
 from relatum.placement._store import PlacementStore
@@ -132,14 +133,21 @@ class AffinitySets:
         Raises:
             PlacementNotFound: none of that name is open.
             MoveConflict: it moves; nothing was changed.
+            SuperStreamConflict: serialization contexts are placed there, which are not closed; nothing was changed.
         """
         check_name(name, "an affinity set's name")
+        self._check_closes()
         return _set_of(self._store.close(name))
 
     def close_idle(self, idle_s: float) -> int:
-        """Close sets that no publisher used for so many seconds; gives their number. Those that move stay open."""
-        if not idle_s > 0:
-            raise InvalidInput(f"idle_s is a number of seconds above 0, not {idle_s}")
+        """Close sets that no publisher used for so many seconds; gives their number. Those that move stay open.
+
+        Raises:
+            SuperStreamConflict: serialization contexts are placed there, which are not closed; nothing was changed.
+        """
+        if isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not idle_s > 0:
+            raise InvalidInput(f"idle_s is a number of seconds above 0, not {idle_s!r}")
+        self._check_closes()
         return close_idle(self._store, idle_s)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
@@ -171,6 +179,17 @@ class AffinitySets:
             header=self._store.header,
         ) as contexts:
             return contexts.move(names, to, progress=progress)
+
+    def _check_closes(self) -> None:
+        # A context that was closed is placed anew by its next message: nothing would keep the order of what it has in
+        # the old partition and in the new one.
+        if self._store.header == CONTEXT_HEADER:
+            raise SuperStreamConflict(
+                f"serialization contexts are placed in {self._super_stream!r}: closing one would end its order; "
+                "nothing was changed",
+                super_stream=self._super_stream,
+                reason="contexts",
+            )
 
     def _placements(self, prefix: str, partition: str | None) -> Iterator[Placement]:
         """Open placements by name, from the first that may have the prefix on."""
