@@ -152,6 +152,10 @@ def test_what_is_no_channel_and_no_super_stream_is_refused(amqp_url: str, databa
                 await router.publish(object(), of_context("x"))  # type: ignore[arg-type]
             with pytest.raises(SuperStreamNotFound):
                 await router.publish(await connection.channel(), of_context("x"))
+            relatum.intercept(connection, database=database_url)
+            with pytest.raises(ConfigurationError, match="receipt"):
+                await relatum.publish_async(router.exchange(await connection.channel()), of_context("x"), "")  # type: ignore[arg-type]
+            relatum.release(connection)
 
     run(scenario)
 

@@ -47,3 +47,9 @@ def test_weights_are_numbers_from_0(weight: object) -> None:
     """Any other weight is refused when the rule is made."""
     with pytest.raises(ConfigurationError, match="orders-0"):
         SetBalance("weighted", {"orders-0": weight})  # type: ignore[dict-item]
+
+
+def test_weights_that_no_rule_asks_for_are_refused() -> None:
+    """Otherwise they would be given and have no effect."""
+    with pytest.raises(ConfigurationError, match="weights are for"):
+        SetBalance("round_robin", {"orders-0": 2})

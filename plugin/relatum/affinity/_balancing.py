@@ -17,13 +17,15 @@ class SetBalance:
         weights: Weights by stream, instead of those in the database; streams left out have 1. None: those.
 
     Raises:
-        ConfigurationError: there is no such rule, or a weight is no number from 0.
+        ConfigurationError: there is no such rule, or a weight is no number from 0, or the rule knows no weights.
     """
 
     def __init__(self, balance: BalanceName | Balance, weights: Mapping[str, float] | None = None) -> None:
         for stream, weight in (weights or {}).items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
                 raise ConfigurationError(f"the weight of {stream!r} is a number from 0, not {weight!r}")
+        if weights is not None and isinstance(balance, str) and balance != "weighted":
+            raise ConfigurationError(f"weights are for the rule 'weighted', or a function, not for {balance!r}")
         self._rule = balance_of(balance)
         self._weights = None if weights is None else dict(weights)
 

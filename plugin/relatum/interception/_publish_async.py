@@ -56,6 +56,8 @@ async def publish_async(
         name, routing_key = await target.target.destination_async(channel, message, routing_key)
         target = await channel.get_exchange(name, ensure=False)
     exchange, interception = intercepted_exchange(target)
+    if not isinstance(getattr(exchange, "name", None), str):
+        raise ConfigurationError(f"a {type(exchange).__name__} cannot be published to with a receipt")
     require_database(interception)
     channel = exchange.channel
     if not channel.publisher_confirms:
