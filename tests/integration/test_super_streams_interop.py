@@ -2,9 +2,9 @@
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 import relatum
 from relatum.local import LocalRabbitMQ
-from relatum.local._rabbitmq import DISTRIBUTION_OFFSET
 from relatum.reading import StreamReader
 from relatum.superstreams import (
     Layout,
@@ -26,6 +25,7 @@ from relatum.superstreams import (
 from relatum.superstreams._admin import _order
 from tests.support import QUICK_START, broker_connection, server_version, unique_name
 from tests.support._raw_publisher import RawPublisher
+from tests.support.rabbitmq_tools import run_tool
 from tests.support.super_streams import bodies
 
 SEED = 104_729
@@ -46,22 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
 @pytest.fixture(scope="module")
 def tool(server: LocalRabbitMQ) -> Tool:
     """Runs `rabbitmq-streams` on that broker; gives what it printed."""
-    script = Path(server._command()[0]).with_name("rabbitmq-streams")
-    distribution_port = server.port + DISTRIBUTION_OFFSET
-    environment = {
-        **server._environment(),
-        # A private broker has no epmd; the tool must not listen where the broker does.
-        "RABBITMQ_CTL_ERL_ARGS": f"-start_epmd false -erl_epmd_port {distribution_port} -dist_listen false",
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "",
-    }
-
-    def run(*arguments: str) -> str:
-        command = [str(script), "--node", "relatum@localhost", *arguments]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
-
-    return run
+    return partial(run_tool, server, "rabbitmq-streams")
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from relatum.placement._publication import (
     Unsettled,
 )
 from relatum.placement._router import rejected
+from relatum.superstreams._connections import vhost_of
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -201,6 +202,7 @@ class AsyncRouter:
             )
         if not self._core.is_open:
             await self._open(channel, with_database=True)
+        await self._check_vhost(channel)
         exchange = await channel.get_exchange(self._core.super_stream, ensure=False)
         try:
             published = await self._run(
@@ -226,8 +228,10 @@ class AsyncRouter:
 
     async def _unnamed_partition(self, target: "AbstractChannel | AbstractExchange", routing_key: str) -> PartitionRow:
         """Where a message of no name goes, by the rule."""
+        channel = channel_of(target)
         if not self._core.has_layout:
-            await self._open(channel_of(target), with_database=False)
+            await self._open(channel, with_database=False)
+        await self._check_vhost(channel)
         return self._core.unnamed(routing_key)
 
     async def _publish_to(
@@ -250,6 +254,9 @@ class AsyncRouter:
         elif hasattr(source, "transport") and source.transport is not None:
             source = source.transport.connection
         await asyncio.to_thread(self._core.open, source, with_database=with_database)
+
+    async def _check_vhost(self, channel: Any) -> None:
+        self._core.check_vhost(vhost_of((await channel.get_underlay_channel()).connection))
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

@@ -126,6 +126,7 @@ class RouterCore:
         self._lock = threading.Lock()
         self._strays: Strays | None = None
         self._store: PlacementStore | None = None
+        self._vhost: str | None = None
         self._is_open = False
         self._is_closed = False
         self._candidates: Sequence[PartitionRow] = ()
@@ -200,6 +201,9 @@ class RouterCore:
                 self._open_store(source)
 
     def _describe(self, source: Any) -> None:
+        vhost = reach_of(source, self._stream_url).address.vhost
+        self._vhost = self._vhost or vhost
+        self.check_vhost(vhost)
         layout = describe_super_stream(source, self.super_stream, stream_url=self._stream_url)
         self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
 
@@ -216,6 +220,18 @@ class RouterCore:
         self._store = store
         self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
         self._is_open = True
+
+    def check_vhost(self, vhost: str) -> None:
+        """Refuse a channel of another virtual host: a super stream of this name is another one there.
+
+        Raises:
+            ConfigurationError: it is not the router's; nothing was sent.
+        """
+        if vhost != self._vhost:
+            raise ConfigurationError(
+                f"the router publishes in the virtual host {self._vhost!r}, and the channel is in {vhost!r}: open "
+                "another router for it; nothing was sent"
+            )
 
     def forget_layout(self) -> None:
         """Ask the broker again before the next message of no name: a partition was not there."""

@@ -20,6 +20,7 @@ from relatum.placement._core import Places, RouterCore, RouterOptions, unsettled
 from relatum.placement._model import PartitionRow
 from relatum.placement._publication import Published, Request, Send, Sleep, Steps, T, Unsettled
 from relatum.superstreams import Target
+from relatum.superstreams._connections import vhost_of
 
 
 class NameLocks:
@@ -173,6 +174,7 @@ class Router(Target):
         core = self._core
         if not core.is_open:
             core.open(channel)
+        core.check_vhost(vhost_of(channel))
         try:
             published = self._run(
                 core.publications.publish(name, stream=stream), partial(self._send, channel, body, properties)
@@ -200,6 +202,7 @@ class Router(Target):
         core = self._core
         if not core.has_layout:
             core.open(channel, with_database=False)
+        core.check_vhost(vhost_of(channel))
         return core.unnamed(routing_key)
 
     def _publish_to(
