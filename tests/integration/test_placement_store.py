@@ -36,6 +36,7 @@ from relatum.store import (
     super_streams,
 )
 from relatum.superstreams._layout import Layout
+from tests.support import wait_until
 
 LAYOUT = Layout.numbered("orders", 3)
 HEADER = "affinity_set"
@@ -262,6 +263,32 @@ def test_a_set_that_moves_cannot_be_released_until_it_has_arrived(store: Placeme
     end_move(store, "a", move_id)
     assert store.release([("a", placed["a"].epoch)]) == frozenset()
     assert store.find(["a"]) == {}
+    assert counted(store) == [0, 0, 0]
+
+
+def test_a_set_is_released_that_arrives_just_then(store: PlacementStore) -> None:
+    """Who waits for the end of a move, with the row in view as it was before, releases the set where it is now."""
+    epoch = store.place(["a"], in_place(0))["a"].epoch
+    move_id = begin_move(store, "a", 1)
+    is_waiting = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+
+    def waits() -> bool:
+        with store.engine.connect() as another:
+            return bool(another.execute(is_waiting).scalar_one())
+
+    with ThreadPoolExecutor(1) as threads:
+        with store.engine.begin() as connection:
+            locked = sa.select(placements.c.name).where(placements.c.name == "a").with_for_update()
+            connection.execute(locked)
+            released = threads.submit(store.release, [("a", epoch)])
+            wait_until(waits, what="the release waits")
+            arrived = {"state": "open", "move_id": None, "epoch": epoch + 1}
+            connection.execute(sa.update(placements).where(placements.c.name == "a").values(arrived))
+        assert released.result(10) == frozenset()
+    assert store.find(["a"]) == {}
+    assert store.move_of(move_id) is not None
     assert counted(store) == [0, 0, 0]
 
 

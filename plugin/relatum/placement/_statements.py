@@ -269,7 +269,13 @@ _released: Final = (
     sa.update(placements)
     # The state as it was when the row was locked: this statement's own view of the row may be older.
     .where(_placements.placement_id == _to_release.c.placement_id, _to_release.c.state == _OPEN)
-    .values(state="released", released_at=_NOW, generation=sa.select(_raised.c.generation).scalar_subquery())
+    .values(
+        state="released",
+        # Of an older view too, in which the row still moves: PostgreSQL checks constraints on that before on this one.
+        move_id=sa.null(),
+        released_at=_NOW,
+        generation=sa.select(_raised.c.generation).scalar_subquery(),
+    )
     .returning(_placements.partition_id, _placements.name)
     .cte("released")
 )
