@@ -1,20 +1,22 @@
 """Publishing of Relatum's own: straight to a stream, each message confirmed, over a connection opened when needed."""
 
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPError, NackError, UnroutableError
+from pika.exceptions import AMQPError, ConnectionBlockedTimeout, NackError, UnroutableError
 
-from relatum.errors import BrokerUnavailable, PublishNacked, PublishUnroutable
+from relatum.errors import BrokerUnavailable, ConfigurationError, PublishNacked, PublishUnroutable
 from relatum.reading import BrokerAddress
-from relatum.reading._amqp_blocking import connection_error, pika_parameters
+from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection
 
 TIMEOUT_S: Final = 10.0
-"""Seconds until connecting, or a broker that blocks publishers, counts as one that does not answer."""
+"""Seconds until a broker that does not answer counts as away."""
 
 
 class DirectPublisher:
@@ -26,7 +28,8 @@ class DirectPublisher:
     Args:
         address: The broker's address; it must have an AMQP port.
         what: What is published, as errors name it: "a dead letter".
-        timeout_s: Seconds until connecting, or a broker that blocks publishers, ends as `BrokerUnavailable`.
+        timeout_s: Seconds for connecting, and then for each message, until a broker that does not answer, or blocks
+            publishers, ends as `BrokerUnavailable`.
 
     Raises:
         ConfigurationError: the address has no AMQP port; give the broker as an amqp:// URL.
@@ -35,9 +38,11 @@ class DirectPublisher:
     def __init__(self, address: BrokerAddress, what: str, *, timeout_s: float = TIMEOUT_S) -> None:
         self._address = address
         self._what = what
-        # No heartbeats: nobody answers them while nothing is published, and the next publish notices a lost connection.
-        self._parameters = pika_parameters(address, None, timeout_s, "PLAIN", 0)
+        if address.amqp_port is None:
+            raise ConfigurationError(f"publishing {what} needs AMQP 0.9.1: give the broker as an amqp:// URL")
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._connection: BlockingConnection | None = None
         self._channel: BlockingChannel | None = None
 
     def publish(self, stream: str, body: bytes, properties: BasicProperties) -> None:
@@ -51,7 +56,9 @@ class DirectPublisher:
         """
         with self._lock:
             try:
-                self._open().basic_publish("", stream, body, properties, mandatory=True)
+                connection = self._connected()
+                with _answered(connection, self._timeout_s):
+                    self._opened(connection).basic_publish("", stream, body, properties, mandatory=True)
             except UnroutableError as error:
                 raise PublishUnroutable(
                     f"there is no stream {stream!r} for {self._what}: declare it", in_stream=False
@@ -63,29 +70,30 @@ class DirectPublisher:
                 why = str(error) or type(error).__name__
                 raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}") from error
 
-    def _open(self) -> BlockingChannel:
-        """The channel. One whose connection ended while nothing was published is opened anew."""
-        if self._channel is not None:
+    def _connected(self) -> BlockingConnection:
+        """The connection. One that ended while nothing was published is opened anew."""
+        if self._connection is not None:
             with suppress(AMQPError, OSError):
-                self._channel.connection.process_data_events(0)
-            if not self._channel.is_open:
+                self._connection.process_data_events(0)
+            if self._channel is None or not self._channel.is_open:
                 self._drop()
+        if self._connection is None:
+            # No heartbeats: nobody answers them while nothing is published, and the next publish notices a lost one.
+            self._connection = blocking_connection(self._address, timeout_s=self._timeout_s, heartbeat_s=0)
+        return self._connection
+
+    def _opened(self, connection: BlockingConnection) -> BlockingChannel:
+        """The channel of the connection, in confirm mode."""
         if self._channel is None:
-            self._channel = self._connect().channel()
+            self._channel = connection.channel()
             self._channel.confirm_delivery()
         return self._channel
 
-    def _connect(self) -> BlockingConnection:
-        try:
-            return BlockingConnection(self._parameters)
-        except (AMQPError, OSError) as error:
-            raise connection_error(error, self._address) from error
-
     def _drop(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None and channel.connection.is_open:
-            with suppress(AMQPError, OSError):
-                channel.connection.close()
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None and connection.is_open:
+            with suppress(AMQPError, OSError), _answered(connection, GOODBYE_S):
+                connection.close()
 
     def close(self) -> None:
         """Close the connection. Publishing again opens another."""
@@ -99,3 +107,20 @@ class DirectPublisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _answered(connection: BlockingConnection, timeout_s: float) -> Iterator[None]:
+    """End a connection whose broker does not answer in time: pika itself waits for ever.
+
+    Raises:
+        ConnectionBlockedTimeout: the connection was ended.
+    """
+    # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
+    loop = connection._impl
+    end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {timeout_s:g} s"))
+    timer = loop._adapter_call_later(timeout_s, end)
+    try:
+        yield
+    finally:
+        loop._adapter_remove_timeout(timer)

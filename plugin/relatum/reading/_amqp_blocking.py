@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
 from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
 
@@ -86,6 +87,23 @@ def pika_parameters(
         stack_timeout=timeout_s,
         blocked_connection_timeout=timeout_s,
     )
+
+
+def blocking_connection(
+    address: BrokerAddress, tls: ssl.SSLContext | None = None, *, timeout_s: float, heartbeat_s: int
+) -> pika.BlockingConnection:
+    """A blocking connection of pika's to an address.
+
+    Raises:
+        BrokerUnavailable, AccessRefused: none can be opened.
+        ConfigurationError: the address has no AMQP port.
+    """
+    parameters = pika_parameters(address, tls, timeout_s, "PLAIN", heartbeat_s)
+    try:
+        return pika.BlockingConnection(parameters)
+    # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
+    except (AMQPError, AMQPConnectorException, OSError) as error:
+        raise connection_error(error, address) from error
 
 
 def connection_error(error: BaseException | None, address: BrokerAddress) -> RelatumError:

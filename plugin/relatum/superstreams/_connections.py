@@ -12,9 +12,9 @@ from pika.channel import Channel
 from pika.connection import Connection, Parameters
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost, RelatumError
+from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
 from relatum.reading import BrokerAddress
-from relatum.reading._amqp_blocking import connection_error, pika_parameters
+from relatum.reading import _amqp_blocking as amqp
 from relatum.reading._socket import HEARTBEAT_S
 
 TIMEOUT_S: Final = 10.0
@@ -94,7 +94,11 @@ def blocking_connection(source: Any, reach: Reach) -> Iterator[BlockingConnectio
     if isinstance(source, BlockingChannel):
         source = source.connection
     borrowed = isinstance(source, BlockingConnection)
-    connection = source if borrowed else _opened(reach)
+    connection = (
+        source
+        if borrowed
+        else amqp.blocking_connection(reach.address, reach.tls, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S)
+    )
     try:
         yield connection
     except ChannelClosedByBroker as error:
@@ -106,16 +110,6 @@ def blocking_connection(source: Any, reach: Reach) -> Iterator[BlockingConnectio
     finally:
         if not borrowed and connection.is_open:
             connection.close()
-
-
-def _opened(reach: Reach) -> BlockingConnection:
-    parameters = pika_parameters(reach.address, reach.tls, TIMEOUT_S, "PLAIN", HEARTBEAT_S)
-    try:
-        return BlockingConnection(parameters)
-    except RelatumError:
-        raise
-    except (AMQPError, OSError) as error:
-        raise connection_error(error, reach.address) from error
 
 
 def _parameters(connection: "BlockingConnection | Connection") -> Parameters:
