@@ -131,8 +131,8 @@ class AffinityRouter(Router):
             What `basic_publish` returned.
 
         Raises:
-            ConfigurationError: the channel has no confirms or is in another virtual host, or the router is closed; nothing
-                was sent.
+            ConfigurationError: the channel has no confirms, or is in another virtual host, or the router is closed;
+                nothing was sent.
             InvalidInput: the headers make no sense; nothing was sent.
             PredecessorNotFound: the message that was named is not known, or not yet; nothing was sent.
             TooManyOpenSets, ContextMoving: nothing was sent; it may be repeated.

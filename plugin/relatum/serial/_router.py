@@ -95,8 +95,8 @@ class ContextRouter(Router):
             What `basic_publish` returned.
 
         Raises:
-            ConfigurationError: the channel has no confirms or is in another virtual host, or the router is closed; nothing
-                was sent.
+            ConfigurationError: the channel has no confirms, or is in another virtual host, or the router is closed;
+                nothing was sent.
             InvalidInput: the context's name is no text of 1 to 1,024 bytes; nothing was sent.
             ContextMoving: a move of the context did not end within `timeout_s`; nothing was sent.
             DatabaseUnavailable, BrokerUnavailable: nothing was sent.
