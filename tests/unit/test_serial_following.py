@@ -271,3 +271,15 @@ def test_entries_are_told_without_decoding_all(context: str, epoch: int, body: b
     message = Message.from_record("p", 0, raw)
     assert EntryReader(CONTEXT_HEADER)(message) == entry_of(message.headers, message.body, CONTEXT_HEADER)
     assert EntryReader(CONTEXT_HEADER)(Message.from_record("p", 0, b"no message")) == Data(None, None)
+
+
+def test_control_messages_of_another_super_stream_are_passed_over() -> None:
+    """A marker or an adoption that was copied from elsewhere names no partition here: it holds and delivers nothing."""
+    partition = following(position=2)
+    copied = (Marker(MOVE, 9, frozenset({"a"}), "elsewhere", 5), Adoption("a", 9, "elsewhere", 5))
+    records = [data("a", 1, "a1"), control(copied[0]), data("a", 1, "a2"), control(copied[1])]
+    batch = RecordBatch("p", 0, range(4), records)
+    partition.put(Piece.of(batch, lambda adoption: pytest.fail("it is not read"), {"p"}.__contains__), 0.0)
+    assert partition.log.is_caught_up
+    step = commit(partition)
+    assert (bodies(step), step.position, step.holds) == (["a2"], 4, ())

@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 from relatum._names import CONTROL_HEADER, PLACED_HEADER
+from relatum.limits import INTEGER_MAX
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()
 """What the bytes of a control message contain; few others do."""
 
 CONTENT_TYPE: Final = "application/json"
 """The property `content_type` of control messages."""
+
+_TEXTS: Final = frozenset({"source", "stream", "context"})
+"""The fields of control messages that are text."""
+
+_DIGITS_MAX: Final = len(str(INTEGER_MAX))
 
 
 class Placed(NamedTuple):
@@ -141,9 +147,10 @@ def decode(kind: object, body: bytes) -> Control | None:
         if "contexts" in facts:
             facts["contexts"] = frozenset(facts["contexts"])
         control: Control = cls(**facts)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
-    return control
+    # Whoever may publish to a partition may write anything; what no column could take must not come that far.
+    return control if all(_is_fact(name, getattr(control, name)) for name in control.__slots__) else None
 
 
 def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> Entry:
@@ -161,5 +168,23 @@ def entry_of(headers: Mapping[str, Any], body: bytes, context_header: str) -> En
     return Data(context if isinstance(context, str) else None, Placed.parse(headers.get(PLACED_HEADER)))
 
 
+def _is_fact(name: str, value: object) -> bool:
+    """Whether a control message's field is as we write it."""
+    if name == "contexts":
+        return isinstance(value, frozenset) and all(map(_is_text, value))
+    if name in _TEXTS:
+        return _is_text(value)
+    return type(value) is int and 0 <= value <= INTEGER_MAX
+
+
+def _is_text(value: object) -> bool:
+    """Whether PostgreSQL stores it."""
+    try:
+        return isinstance(value, str) and b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+    # As many digits as INTEGER_MAX has: Python refuses to read very long numbers.
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX

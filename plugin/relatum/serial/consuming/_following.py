@@ -6,7 +6,7 @@ partition, or is not sure, forgets it all and begins anew with what is stored.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -32,20 +32,28 @@ class Piece:
         bytes: Their bytes, about.
         may_control: Whether some may be control messages.
         adopted: The messages that adoptions among them name, by the adoptions' offsets; None where one is gone.
+        foreign: The offsets of control messages that name no partition of this super stream: copied from elsewhere.
     """
 
     messages: Sequence[Message]
     bytes: int
     may_control: bool
     adopted: Mapping[int, Message | None] = field(default_factory=dict)
+    foreign: Collection[int] = ()
 
     @classmethod
-    def of(cls, batch: RecordBatch, read: Callable[[Adoption], Message | None]) -> "Piece":
+    def of(
+        cls,
+        batch: RecordBatch,
+        read: Callable[[Adoption], Message | None],
+        is_partition: Callable[[str], bool] = lambda stream: True,
+    ) -> "Piece":
         """The piece in a batch of records.
 
         Args:
             batch: What was read.
             read: Reads the message an adoption names.
+            is_partition: Whether a stream is, or was, one of this super stream's partitions.
         """
         messages = batch.each_message()
         if batch.messages is None:
@@ -55,11 +63,15 @@ class Piece:
         else:
             bytes_ = sum(len(message.body) for message in messages)
             may_control = any(CONTROL_HEADER in message.headers for message in messages)
-        adopted = {}
-        if may_control:
-            entries = ((message.offset, control_in(message)) for message in messages)
-            adopted = {offset: read(entry) for offset, entry in entries if isinstance(entry, Adoption)}
-        return cls(messages, bytes_, may_control, adopted)
+        adopted: dict[int, Message | None] = {}
+        foreign: set[int] = set()
+        for offset, entry in ((each.offset, control_in(each)) for each in messages) if may_control else ():
+            named = _partition_in(entry)
+            if named is not None and not is_partition(named):
+                foreign.add(offset)
+            elif isinstance(entry, Adoption):
+                adopted[offset] = read(entry)
+        return cls(messages, bytes_, may_control, adopted, foreign)
 
 
 def control_in(message: Message) -> Entry | None:
@@ -68,6 +80,13 @@ def control_in(message: Message) -> Entry | None:
         return None
     entry = entry_of(message.headers, message.body, "")
     return None if isinstance(entry, Data) else entry
+
+
+def _partition_in(entry: Entry | None) -> str | None:
+    """The partition a control message names."""
+    if isinstance(entry, Marker):
+        return entry.source
+    return entry.stream if isinstance(entry, Adoption) else None
 
 
 class EntryReader:
@@ -296,10 +315,13 @@ class Following:
         while self._at < len(piece.messages) and not self._is_full(step) and not self.is_blocked:
             message = piece.messages[self._at]
             self._at += 1
-            entry = self._entry(message)
-            verdict = self.log.judge(message.offset, entry)
             step.last = message
             step.position = max(step.position, message.offset + 1)
+            if message.offset in piece.foreign:
+                self.log.lost_to(message.offset + 1)
+                continue
+            entry = self._entry(message)
+            verdict = self.log.judge(message.offset, entry)
             if verdict is Verdict.CONTROL:
                 self._note_control(step, message.offset, entry, now)
             elif verdict is Verdict.DELIVER or verdict is Verdict.HOLD:

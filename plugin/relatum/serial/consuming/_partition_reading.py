@@ -56,6 +56,7 @@ class PartitionReader:
         self._header = header
         self._gained = gained
         self._noted = ""
+        self._partitions: frozenset[str] = frozenset()
         self._is_over = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
 
@@ -196,7 +197,7 @@ class PartitionReader:
                     self._shared.drop(following)
                     return
                 self._noted = ""
-                piece = Piece.of(batch, self._read_adopted)
+                piece = Piece.of(batch, self._read_adopted, self._is_partition)
                 self._shared.put(following, lambda now, piece=piece: following.put(piece, now))  # type: ignore[misc]
                 while not self._shared.wait_for_room(following, IDLE_S):
                     if self._must_stop(following):
@@ -209,6 +210,15 @@ class PartitionReader:
         with StreamReader.open(self._address) as observer:
             first = observer.bounds(self.stream).first
         return first is not None and first > following.next_offset
+
+    def _is_partition(self, stream: str) -> bool:
+        if stream not in self._partitions:
+            self._partitions = self._store.partitions()
+        if stream in self._partitions:
+            return True
+        extra = {"stream": self.stream, "named": stream}
+        logger.warning("a control message of another super stream is passed over", extra=extra)
+        return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
         """The message an adoption names; None where retention has dropped it, or its partition is gone."""

@@ -55,6 +55,12 @@ partitions_of: Final = (
     .order_by(_partitions.place, _partitions.partition_id)
 )
 
+streams_of: Final = (
+    sa.select(_partitions.stream)
+    .join(serial_consumers, _consumers.super_stream_id == _partitions.super_stream_id)
+    .where(_consumers.consumer_id == _of_consumer)
+)
+
 moves_of: Final = sa.select(
     _moves.source_id, _moves.target_id, _moves.fence_offset, _moves.marker_offset, _moves.target_scan_from
 ).where(_moves.super_stream_id == sa.bindparam("in_super_stream"))

@@ -230,6 +230,11 @@ class ConsumerStore:
                 found.append((at, Marker(move_id, epoch, frozenset(names or ()), source, fence)))
         return sorted(found, key=lambda each: each[0])
 
+    def partitions(self) -> frozenset[str]:
+        """The streams of all partitions the super stream has, or had."""
+        with self._transaction() as connection:
+            return frozenset(connection.scalars(statements.streams_of, self._me))
+
     def begin_anew(self, partition_id: int, position: int) -> None:
         """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
         mine = self._mine(partition_id)
