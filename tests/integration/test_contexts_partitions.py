@@ -139,6 +139,20 @@ def test_a_stream_is_deleted_once_consumers_have_read_everything(
         reader.bounds(second)
 
 
+def test_the_name_of_a_retired_partition_is_not_used_again(
+    contexts: SerializationContexts, super_stream: str, amqp_url: str, stream_url: str
+) -> None:
+    """What is added after a partition was deleted is another one, to which contexts can go."""
+    contexts.assign("a", f"{super_stream}-0")
+    contexts.retire(f"{super_stream}-1", delete=True)
+    assert contexts.add_partitions(2) == [f"{super_stream}-2", f"{super_stream}-3"]
+    assert [move.state for move in contexts.move("a", f"{super_stream}-3")] == [MoveState.SWITCHED]
+    with pytest.raises(SuperStreamConflict, match="was retired"):
+        contexts.add_partitions(binding_keys=["1"])
+    layout = describe_super_stream(amqp_url, super_stream, stream_url=stream_url)
+    assert [partition.binding_key for partition in layout] == ["0", "2", "3"]
+
+
 def test_what_cannot_be_opened_is_one_clear_error(super_stream: str, amqp_url: str, database_url: str) -> None:
     """A super stream nobody knows, another header, and options that cannot be."""
     with pytest.raises(SuperStreamNotFound):

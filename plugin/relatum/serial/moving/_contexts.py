@@ -276,6 +276,9 @@ class SerializationContexts:
         Args:
             count: How many.
             binding_keys: A binding key for each, instead of `count`; None (default): the next numbers.
+
+        Raises:
+            SuperStreamConflict: a partition of that binding key is there, or was retired; those before it were added.
         """
         return self._partitions.add([None] * count if binding_keys is None else list(binding_keys))
 

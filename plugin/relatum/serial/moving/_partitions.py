@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Final
 
 from relatum._names import CONTEXT_HEADER
-from relatum.errors import ConfigurationError, PartitionInUse, StreamNotFound, SuperStreamNotFound
-from relatum.placement._model import PartitionRow
+from relatum.errors import ConfigurationError, PartitionInUse, StreamNotFound, SuperStreamConflict, SuperStreamNotFound
+from relatum.placement._model import PartitionRow, PartitionState
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress
 from relatum.serial.moving._controls import ControlStreams
@@ -61,11 +61,36 @@ class Partitions:
         return found
 
     def add(self, binding_keys: Iterable[str | None]) -> list[str]:
-        """Add partitions at the broker, then in the database; gives their streams."""
-        address = self.check_broker()
-        added = [add_partition(address, self._super_stream, binding_key=key).stream for key in binding_keys]
-        self._store.open(None, self._described())
+        """Add partitions at the broker, then in the database; gives their streams.
+
+        Raises:
+            SuperStreamConflict: one of that binding key is there, or was retired; those before it were added.
+        """
+        address, added = self.check_broker(), []
+        for key in binding_keys:
+            wanted = self._next_key() if key is None else self._checked(key)
+            added.append(add_partition(address, self._super_stream, binding_key=wanted).stream)
+            self._store.open(None, self._described())
         return added
+
+    def _next_key(self) -> str | None:
+        """The next number; None to have the broker tell it, which does not know of partitions that were deleted."""
+        rows = self._store.partitions()
+        if all(row.state is PartitionState.ACTIVE for row in rows):
+            return None
+        numbers = [row.stream.removeprefix(f"{self._super_stream}-") for row in rows]
+        return str(1 + max((int(number) for number in numbers if number.isascii() and number.isdecimal()), default=-1))
+
+    def _checked(self, key: str) -> str:
+        stream = f"{self._super_stream}-{key}"
+        found = _named(self._store.partitions(), stream)
+        if found is not None and found.state is PartitionState.RETIRED:
+            raise SuperStreamConflict(
+                f"partition {stream!r} was retired, and its name is not used again: take another binding key",
+                super_stream=self._super_stream,
+                reason="the partition was retired",
+            )
+        return key
 
     def unbind(self, stream: str) -> None:
         """Have the broker route nothing to a partition; one that is not bound stays so."""
