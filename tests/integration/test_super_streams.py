@@ -28,7 +28,9 @@ from relatum.superstreams import (
     describe_super_stream,
     unbind_partition,
 )
+from relatum.superstreams._admin import _order
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+from tests.support._raw_publisher import RawConnection
 from tests.support.super_streams import declare_by_hand, delete_by_hand, super_stream
 
 NOWHERE, NO_STREAMS = "amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1"
@@ -241,6 +243,34 @@ def test_one_made_by_hand_is_understood(connection: BlockingConnection, amqp_url
         assert len(describe_super_stream(connection, name, stream_url=stream_url)) == 2
     finally:
         delete_by_hand(amqp_url, name, f"{other}-first", other, f"{name}-east")
+
+
+@pytest.mark.parametrize(
+    ("streams", "keys"),
+    [(["{}-b", "{}-a", "{}-9"], ["b", "a", "9"]), (["{}-0", "{}-1", "{}-2"], ["0", "1", "2"]), (["x-{}"], ["0"])],
+)
+def test_one_made_by_the_stream_protocol_is_understood(
+    amqp_url: str, stream_url: str, broker_version: tuple[int, ...], streams: list[str], keys: list[str]
+) -> None:
+    """As one made here: it has the partitions in that order, and declaring it again changes nothing."""
+    if broker_version < (3, 13):
+        pytest.skip("RabbitMQ makes super streams for stream clients from 3.13 on")
+    name = unique_name("relatum-super")
+    wanted = Layout.of(name, zip([stream.format(name) for stream in streams], keys, strict=True))
+    with RawConnection(stream_url) as connection:
+        connection.create_super_stream(name, [partition.stream for partition in wanted], keys)
+    try:
+        assert describe_super_stream(amqp_url, name, stream_url=stream_url) == wanted
+        with broker_connection(amqp_url) as bare:
+            # By the very arguments of the broker: a binding with others would have each stream named twice.
+            for each in wanted:
+                bare.channel().queue_bind(each.stream, name, each.binding_key, _order(each.place))
+        added = add_partition(amqp_url, name, stream_url=stream_url)
+        assert describe_super_stream(amqp_url, name, stream_url=stream_url).partitions == (*wanted, added)
+        unbind_partition(amqp_url, name, wanted.partitions[0].stream, stream_url=stream_url, delete=True)
+        assert len(describe_super_stream(amqp_url, name, stream_url=stream_url)) == len(wanted)
+    finally:
+        delete_super_stream(amqp_url, name, stream_url=stream_url)
 
 
 def test_a_binding_key_nobody_can_tell_is_named(connection: BlockingConnection, amqp_url: str, stream_url: str) -> None:

@@ -10,17 +10,17 @@ from urllib.parse import unquote, urlsplit
 Batch = tuple[int, int, int, bytes]
 """A sub-entry batch: its codec, how many records it claims, how many bytes unpacked, and its content as packed."""
 
+_CREATE_SUPER_STREAM = 29
 _DECLARE, _PUBLISH, _CONFIRM, _REFUSED, _STORE_OFFSET = 1, 2, 3, 4, 10
 _PROPERTIES, _HANDSHAKE, _AUTHENTICATE, _TUNE, _OPEN = 17, 18, 19, 20, 21
 
 
-class RawPublisher:
-    """One connection, which publishes to one stream. Written apart from Relatum's own protocol code."""
+class RawConnection:
+    """One connection of the stream protocol. Written apart from Relatum's own protocol code."""
 
-    def __init__(self, stream_url: str, stream: str) -> None:
+    def __init__(self, stream_url: str) -> None:
         parts = urlsplit(stream_url)
         self._socket = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 5552), 10)
-        self._stream = stream
         self._number = 0
         self._request(_PROPERTIES, struct.pack(">I", 0))
         self._request(_HANDSHAKE)
@@ -30,31 +30,11 @@ class RawPublisher:
             pass
         self._send(_TUNE, frame[4:12])
         self._request(_OPEN, _text(unquote(parts.path[1:]) or "/"))
-        self._request(_DECLARE, b"\x01" + _text("") + _text(stream))
 
-    def publish(self, *entries: bytes | Batch) -> None:
-        """Publish records and sub-entry batches, all in one frame, and wait until each is confirmed."""
-        body = b"\x01" + struct.pack(">I", len(entries))
-        for number, entry in enumerate(entries):
-            body += struct.pack(">Q", (self._number << 32) + number)
-            if isinstance(entry, bytes):
-                body += struct.pack(">I", len(entry)) + entry
-            else:
-                codec, count, size, content = entry
-                body += struct.pack(">BHII", 0x80 | codec << 4, count, size, len(content)) + content
-        self._number += 1
-        self._send(_PUBLISH, body)
-        confirmed = 0
-        while confirmed < len(entries):
-            frame = self._frame()
-            (key,) = struct.unpack_from(">H", frame)
-            assert key != _REFUSED, "the broker refused a message"
-            if key == _CONFIRM:
-                confirmed += struct.unpack_from(">I", frame, 5)[0]
-
-    def store_offset(self, reference: str, offset: int) -> None:
-        """Have the broker write an offset of a consumer into the stream: a chunk of its own, without messages."""
-        self._send(_STORE_OFFSET, _text(reference) + _text(self._stream) + struct.pack(">Q", offset))
+    def create_super_stream(self, name: str, streams: Sequence[str], binding_keys: Sequence[str]) -> None:
+        """Have the broker make a super stream, as RabbitMQ 3.13 and later do for stream clients."""
+        lists = (struct.pack(">I", len(texts)) + b"".join(map(_text, texts)) for texts in (streams, binding_keys))
+        self._request(_CREATE_SUPER_STREAM, _text(name) + b"".join(lists) + struct.pack(">I", 0))
 
     def _send(self, key: int, body: bytes) -> None:
         self._socket.sendall(struct.pack(">IHH", 4 + len(body), key, 1) + body)
@@ -86,6 +66,39 @@ class RawPublisher:
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._socket.close()
+
+
+class RawPublisher(RawConnection):
+    """A connection that publishes to one stream."""
+
+    def __init__(self, stream_url: str, stream: str) -> None:
+        super().__init__(stream_url)
+        self._stream = stream
+        self._request(_DECLARE, b"\x01" + _text("") + _text(stream))
+
+    def publish(self, *entries: bytes | Batch) -> None:
+        """Publish records and sub-entry batches, all in one frame, and wait until each is confirmed."""
+        body = b"\x01" + struct.pack(">I", len(entries))
+        for number, entry in enumerate(entries):
+            body += struct.pack(">Q", (self._number << 32) + number)
+            if isinstance(entry, bytes):
+                body += struct.pack(">I", len(entry)) + entry
+            else:
+                codec, count, size, content = entry
+                body += struct.pack(">BHII", 0x80 | codec << 4, count, size, len(content)) + content
+        self._number += 1
+        self._send(_PUBLISH, body)
+        confirmed = 0
+        while confirmed < len(entries):
+            frame = self._frame()
+            (key,) = struct.unpack_from(">H", frame)
+            assert key != _REFUSED, "the broker refused a message"
+            if key == _CONFIRM:
+                confirmed += struct.unpack_from(">I", frame, 5)[0]
+
+    def store_offset(self, reference: str, offset: int) -> None:
+        """Have the broker write an offset of a consumer into the stream: a chunk of its own, without messages."""
+        self._send(_STORE_OFFSET, _text(reference) + _text(self._stream) + struct.pack(">Q", offset))
 
 
 def _text(value: str) -> bytes:
