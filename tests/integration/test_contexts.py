@@ -260,6 +260,18 @@ def test_a_beginning_whose_outcome_is_not_known_is_repeated(contexts: Serializat
     contexts.resume(begun.move_id)
 
 
+def test_what_keeps_a_move_from_beginning_is_raised_as_it_is(
+    contexts: SerializationContexts, store: MoveStore, streams: ControlStreams
+) -> None:
+    """Where nothing stands still, the error names no move and no cause of its own making."""
+    names = place(contexts, 1)
+    steps = moving.move(f"{contexts.super_stream}-0", f"{contexts.super_stream}-9", frozenset(names))
+    with pytest.raises(StreamNotFound) as caught:
+        Mover(store, streams).run(steps)
+    assert caught.value.__cause__ is not caught.value
+    assert not hasattr(caught.value, "move_id")
+
+
 def test_a_move_that_is_late_takes_what_is_left(contexts: SerializationContexts, store: MoveStore) -> None:
     """Contexts that went elsewhere before their move began are left out; with none left nothing begins."""
     names = place(contexts, 3)

@@ -12,12 +12,13 @@ from relatum.affinity._balancing import MessageBalance, SetBalance
 from relatum.affinity._headers import NO_WISH, wish_of
 from relatum.affinity._keeping import Keeping
 from relatum.errors import ConfigurationError
-from relatum.placement._async_router import AsyncRouter, channel_of
+from relatum.placement._async_router import AsyncRouter
 from relatum.placement._core import RouterOptions
 from relatum.placement._model import PartitionRow
 from relatum.placement._publication import WhenAway
 from relatum.placement._router import Router, require_confirms
 from relatum.superstreams import Balance, BalanceName
+from relatum.superstreams._protocol import channel_of
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -178,8 +179,10 @@ class AffinityRouter(Router):
         Raises:
             ContextMoving, DatabaseUnavailable, BrokerUnavailable: as `check`; the connections are given back.
         """
-        self._sets.close()
-        super().close()
+        try:
+            self._sets.close()
+        finally:
+            super().close()
 
     def _publish_plain(
         self,
@@ -297,8 +300,10 @@ class AsyncAffinityRouter(AsyncRouter):
 
     async def close(self) -> None:
         """Close the sets that have ended, check what is not checked yet, and give the connections back."""
-        await asyncio.to_thread(self._sets.close)
-        await super().close()
+        try:
+            await asyncio.to_thread(self._sets.close)
+        finally:
+            await super().close()
 
     def _settle_set(self, name: str) -> None:
         """Settle in the loop, whose locks the names have; called in another thread."""

@@ -29,6 +29,7 @@ from relatum.placement._publication import (
 )
 from relatum.placement._router import rejected
 from relatum.superstreams._connections import vhost_of
+from relatum.superstreams._protocol import channel_of
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -345,20 +346,6 @@ class RouterExchange:
     async def publish(self, message: "AbstractMessage", routing_key: str = "", **kwargs: Any) -> Any:
         """Publish as the router's own `publish` does."""
         return await self.router.publish(self.channel, message, routing_key, **kwargs)
-
-
-def channel_of(target: Any) -> Any:
-    """The aio-pika channel that is meant by it or by one of its exchanges.
-
-    Raises:
-        ConfigurationError: it is neither; nothing was sent.
-    """
-    channel = target if hasattr(target, "get_underlay_channel") else getattr(target, "channel", None)
-    if not hasattr(channel, "get_underlay_channel"):
-        raise ConfigurationError(
-            f"give an aio-pika channel, or an exchange of one, not {type(target).__name__}; nothing was sent"
-        )
-    return channel
 
 
 def _is_returned(result: Any) -> bool:

@@ -36,6 +36,8 @@ from relatum.superstreams._connections import reach_of
 
 AWAY: Final = ("known", "wait", "fail")
 
+CLOSED: Final = "the router is closed: open another"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
@@ -130,6 +132,7 @@ class RouterCore:
         self._is_open = False
         self._is_closed = False
         self._candidates: Sequence[PartitionRow] = ()
+        self._has_layout = False
         if broker is not None:
             reach_of(broker, stream_url)
         self._performers: dict[type, Callable[[Any], Any]] = {
@@ -148,7 +151,7 @@ class RouterCore:
     @property
     def has_layout(self) -> bool:
         """Whether messages of no name can be published."""
-        return bool(self._candidates)
+        return self._has_layout
 
     @property
     def is_open(self) -> bool:
@@ -157,9 +160,16 @@ class RouterCore:
 
     @property
     def store(self) -> PlacementStore:
-        """The placements in the database. Known after `open`."""
-        assert self._store is not None, "the router was opened"
-        return self._store
+        """The placements in the database. Known after `open`.
+
+        Raises:
+            ConfigurationError: the router was closed, in the middle of what is under way.
+        """
+        # Taken once: another thread may close the router here.
+        store = self._store
+        if store is None:
+            raise ConfigurationError(CLOSED)
+        return store
 
     @property
     def vhost(self) -> str:
@@ -173,8 +183,10 @@ class RouterCore:
 
     @property
     def _stray_keeper(self) -> Strays:
-        assert self._strays is not None, "the router was opened"
-        return self._strays
+        strays = self._strays
+        if strays is None:
+            raise ConfigurationError(CLOSED)
+        return strays
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
         """Ask the broker for the partitions, and have the database's rows. Again: nothing.
@@ -191,11 +203,11 @@ class RouterCore:
         """
         with self._lock:
             if self._is_closed:
-                raise ConfigurationError("the router is closed: open another")
+                raise ConfigurationError(CLOSED)
             source = self._broker if self._broker is not None else source
             if source is None:
                 raise ConfigurationError("give the router broker=URL, or publish with it first")
-            if not self._candidates or (with_database and not self._is_open):
+            if not self._has_layout or (with_database and not self._is_open):
                 self._describe(source)
             if with_database and not self._is_open:
                 self._open_store(source)
@@ -206,6 +218,7 @@ class RouterCore:
         self.check_vhost(vhost)
         layout = describe_super_stream(source, self.super_stream, stream_url=self._stream_url)
         self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
+        self._has_layout = True
 
     def _open_store(self, source: Any) -> None:
         reach = reach_of(source, self._stream_url)
@@ -235,7 +248,8 @@ class RouterCore:
 
     def forget_layout(self) -> None:
         """Ask the broker again before the next message of no name: a partition was not there."""
-        self._candidates = ()
+        # The partitions stay until then, for other threads that are about to choose among them.
+        self._has_layout = False
 
     def close(self) -> None:
         """Give the connections back."""

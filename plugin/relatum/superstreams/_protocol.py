@@ -78,9 +78,18 @@ class TargetExchange:
 
 
 def channel_of(given: Any) -> Any:
-    """The aio-pika channel that is meant by it or by an exchange of it."""
-    # Not by the attribute `channel`: channels have one too, which warns.
-    return given if hasattr(given, "get_underlay_channel") else given.channel
+    """The aio-pika channel that is meant by it or by one of its exchanges.
+
+    Raises:
+        ConfigurationError: it is neither; nothing was sent.
+    """
+    # Not by the attribute `channel` at once: channels have one too, which warns.
+    channel = given if hasattr(given, "get_underlay_channel") else getattr(given, "channel", None)
+    if not hasattr(channel, "get_underlay_channel"):
+        raise ConfigurationError(
+            f"give an aio-pika channel, or an exchange of one, not {type(given).__name__}; nothing was sent"
+        )
+    return channel
 
 
 class Outgoing(NamedTuple):

@@ -94,7 +94,9 @@ class Mover:
             ended: MoveStep = end.value
             return ended
         except RelatumError as error:
-            raise self._stopped(error) from error
+            if self._known is None or self._known.state.is_ended:
+                raise
+            raise _stopped(self._known, error) from error
 
     def _persist(self, request: Request) -> Any:
         """Perform a step, again while what it needs does not answer. Each may be repeated."""
@@ -128,13 +130,11 @@ class Mover:
         if is_further:
             self._tell(self._store.move(found.move_id))
 
-    def _stopped(self, error: RelatumError) -> RelatumError:
-        """The error, saying which move stands still; as it is where none does."""
-        known = self._known
-        if known is None or known.state.is_ended:
-            return error
-        told: RelatumError = type(error)(
-            f"move {known.move_id} stands still, {known.state.value}: {error}; go on with it, or abort it"
-        )
-        told.__dict__.update(error.__dict__, move_id=known.move_id)
-        return told
+
+def _stopped(move: MoveStep, error: RelatumError) -> RelatumError:
+    """The error, saying which move stands still."""
+    told: RelatumError = type(error)(
+        f"move {move.move_id} stands still, {move.state.value}: {error}; go on with it, or abort it"
+    )
+    told.__dict__.update(error.__dict__, move_id=move.move_id)
+    return told

@@ -1,0 +1,53 @@
+"""Routers that are closed, or lose a partition, while messages are under way."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pika
+import pytest
+
+import relatum
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown
+from relatum.superstreams import Layout
+from tests.support import broker_connection
+from tests.support.super_streams import super_stream
+
+OF_A = pika.BasicProperties(headers={"serialization_context": "a"})
+
+
+@pytest.fixture
+def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+    """A new super stream of two partitions."""
+    with super_stream(amqp_url, stream_url, 2) as made:
+        yield made
+
+
+def test_a_router_that_is_closed_meanwhile_does_not_know(layout: Layout, database_url: str, amqp_url: str) -> None:
+    """Where a router is closed between the confirm and the check, the caller is told that the outcome is unknown."""
+    router = relatum.ContextRouter(layout.super_stream, database_url)
+    with broker_connection(amqp_url) as connection:
+        channel: Any = connection.channel()
+        channel.confirm_delivery()
+        publish = channel.basic_publish
+
+        def publish_and_close(*args: Any, **kwargs: Any) -> None:
+            publish(*args, **kwargs)
+            router.close()
+
+        channel.basic_publish = publish_and_close
+        with pytest.raises(PublishOutcomeUnknown, match="the router is closed"):
+            router.publish(channel, b"1", OF_A)
+        with pytest.raises(ConfigurationError, match="the router is closed"):
+            router.publish(channel, b"2", OF_A)
+
+
+def test_partitions_are_known_until_the_broker_was_asked_again(
+    layout: Layout, database_url: str, amqp_url: str
+) -> None:
+    """Where one thread finds a partition missing, another that is about to choose one still can."""
+    with relatum.ContextRouter(layout.super_stream, database_url, broker=amqp_url) as router:
+        core = router._core
+        core.open(with_database=False)
+        core.forget_layout()
+        assert not core.has_layout
+        assert core.unnamed("x").stream in {each.stream for each in layout}
