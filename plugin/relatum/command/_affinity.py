@@ -20,7 +20,7 @@ from relatum.command._options import (
     require_broker,
     require_database,
 )
-from relatum.command._output import console, errors, print_json
+from relatum.command._output import console, errors, print_json, table_of
 from relatum.errors import InvalidInput
 from relatum.serial.moving._assignments import MoveProgress
 
@@ -65,7 +65,7 @@ def list_sets(
     if not found:
         console.print("No such set is open.")
         return
-    table = Table("set", "partition", "state", "opened", "last used")
+    table = table_of("set", "partition", "state", "opened", "last used")
     for each in found:
         state = each.state if each.move_id is None else f"{each.state} (move {each.move_id})"
         cells = (each.name, each.partition, state, _moment(each.opened_at), _moment(each.used_at))
@@ -86,7 +86,7 @@ def count(
     if as_json:
         print_json(counts)
         return
-    table = Table("partition", "open sets")
+    table = table_of("partition", "open sets")
     for stream, number in counts.items():
         table.add_row(Text(stream), f"{number:,}")
     table.add_row("all", f"{sum(counts.values()):,}", style="bold")

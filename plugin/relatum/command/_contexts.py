@@ -5,7 +5,6 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from relatum.command import _contexts_moves as moving
@@ -13,7 +12,7 @@ from relatum.command._contexts_consumers import consumers, forget
 from relatum.command._contexts_shown import move_document, print_moves, print_status, status_document
 from relatum.command._contexts_verify import SuperStreamArgument, history, verify
 from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_database
-from relatum.command._output import console, print_json
+from relatum.command._output import console, print_json, table_of
 from relatum.serial import Assignment, SerializationContexts
 
 contexts = typer.Typer(
@@ -146,7 +145,7 @@ def _print_assignments(found: list[Assignment], *, as_json: bool) -> None:
         for each in found:
             print_json(asdict(each), one_line=True)
         return
-    table = Table("context", "partition", "epoch", "move")
+    table = table_of("context", "partition", "epoch", "move")
     for each in found:
         move = "–" if each.move_id is None else str(each.move_id)
         table.add_row(Text(each.context), Text(each.partition), str(each.epoch), move)

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from relatum.command._output import console, errors, print_json
+from relatum.command._output import console, errors, print_json, table_of
 from relatum.serial import ContextsStatus, Move, MoveProgress
 
 
@@ -31,7 +30,7 @@ def status_document(status: ContextsStatus) -> dict[str, Any]:
 
 def print_status(status: ContextsStatus) -> None:
     """Print the partitions of a super stream and the moves under way."""
-    table = Table("partition", "contexts", "state", "weight", "binding key")
+    table = table_of("partition", "contexts", "state", "weight", "binding key")
     for row in status.partitions:
         table.add_row(Text(row.stream), f"{row.open_sets:,}", str(row.state), f"{row.weight:g}", Text(row.binding_key))
     console.print(table)
@@ -42,7 +41,8 @@ def print_status(status: ContextsStatus) -> None:
 
 def print_moves(moves: Sequence[Move]) -> None:
     """Print moves for people."""
-    table = Table("move", "contexts", "from", "to", "state", "started", "pause", "held by")
+    columns = ("move", "contexts", "from", "to", "state", "started", "pause", "held by")
+    table = table_of(*columns, whole=("move", "contexts", "state", "pause"))
     for move in moves:
         cells = (str(move.move_id), f"{move.contexts:,}", move.source, move.target, state_text(move))
         started = f"{move.started_at:%Y-%m-%d %H:%M:%S %Z}"

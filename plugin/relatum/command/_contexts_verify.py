@@ -5,12 +5,11 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.progress import Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from relatum.command._exits import ExitCode
 from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_broker
-from relatum.command._output import console, errors, print_json
+from relatum.command._output import console, errors, print_json, table_of
 from relatum.serial import ContextMessage, SerialReport
 from relatum.serial import history as read_history
 from relatum.serial import verify as run_verify
@@ -120,7 +119,7 @@ def _print(report: SerialReport) -> None:
         console.print(f"{report.unplaced:,} of the messages were published by no router: they have no order.")
     if not report.findings:
         return
-    table = Table("what", "partition", "offset", "context", "found")
+    table = table_of("what", "partition", "offset", "context", "found")
     for each in sorted(report.findings, key=lambda each: each.kind.is_notice)[:FINDINGS_SHOWN]:
         table.add_row(
             *(Text(cell) for cell in (each.kind, each.stream, f"{each.offset:,}", each.context or "–", each.text))
@@ -132,7 +131,7 @@ def _print(report: SerialReport) -> None:
 
 
 def _print_history(found: list[ContextMessage]) -> None:
-    table = Table("epoch", "partition", "offset", "adopted at", "router", "number")
+    table = table_of("epoch", "partition", "offset", "adopted at", "router", "number")
     for message in found:
         at = "" if message.at == message.message else str(message.at)
         session, number = (message.placed.session, f"{message.placed.number:,}") if message.placed else ("–", "–")

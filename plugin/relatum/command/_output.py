@@ -1,16 +1,28 @@
 """What goes to the terminal: data to stdout, everything else to stderr."""
 
 import json
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console
+from rich.table import Column, Table
 
 console = Console(highlight=False)
 """Data for people."""
 
 errors = Console(stderr=True, highlight=False)
 """Errors and progress."""
+
+
+def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
+    """A table whose cells go on in the next line where they are too long: a name that is cut off names nothing.
+
+    Args:
+        columns: The columns' titles.
+        whole: Those with cells that are short, and stay in one line.
+    """
+    return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:

@@ -4,10 +4,9 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from relatum.command._options import BrokerOption, JsonOption, StreamUrlOption, parse_span, require_broker
-from relatum.command._output import console, print_json
+from relatum.command._output import console, print_json, table_of
 from relatum.superstreams import (
     Layout,
     Partition,
@@ -35,7 +34,7 @@ def _print_layout(layout: Layout, *, as_json: bool) -> None:
         partitions = [_document(partition) for partition in layout]
         print_json({"super_stream": layout.super_stream, "partitions": partitions})
         return
-    table = Table("place", "stream", "binding key")
+    table = table_of("place", "stream", "binding key")
     for partition in layout:
         table.add_row(str(partition.place), partition.stream, partition.binding_key)
     console.print(table)
