@@ -12,14 +12,17 @@ from relatum.recording._batch import position_of
 from relatum.recording._opening import is_same
 from relatum.serial._log import PartitionLog
 from relatum.serial.consuming._following import Following, Piece
-from relatum.serial.consuming._state import Shared, backoff, log_defect, logger
+from relatum.serial.consuming._state import Complaints, Shared, backoff, logger
 from relatum.serial.consuming._store import ConsumerStore, Opened
 
 IDLE_S: Final = 0.1
 """How often a reader with nothing to read looks whether it should stop."""
 
-ADOPTED_LOOKS_MAX: Final = 20
-"""How often a message is looked for that an adoption names, before it counts as gone."""
+ADOPTED_LOOKS_MAX: Final = 100
+"""How often a message is looked for that an adoption names, before it counts as gone: ten seconds.
+
+It is given up only where its stream was declared again since; a replica that is read may be seconds behind.
+"""
 
 
 class PartitionReader:
@@ -55,7 +58,7 @@ class PartitionReader:
         self._address = address
         self._header = header
         self._gained = gained
-        self._noted = ""
+        self._complaints = Complaints()
         self._partitions: frozenset[str] = frozenset()
         self._is_over = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
@@ -88,10 +91,8 @@ class PartitionReader:
         self._is_over.set()
 
     def _note(self, error: Exception) -> None:
-        """Log what ended a session; once, where it is the same again and again."""
-        if str(error) != self._noted:
-            self._noted = str(error)
-            log_defect(error, f"partition {self.stream!r} not read")
+        """Log what ended a session."""
+        self._complaints.tell(error, f"partition {self.stream!r} not read")
 
     def _session(self) -> bool:
         """Open the partition as it is stored and read it until it is lost or dropped; False where it is not ours."""
@@ -118,7 +119,7 @@ class PartitionReader:
         return True
 
     def _begin(self, following: Following) -> None:
-        self._noted = ""
+        self._complaints.end()
         extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
         logger.info("partition opened", extra=extra)
         self.following = following
@@ -157,7 +158,7 @@ class PartitionReader:
         """What fences and markers said that retention has dropped still counts for what is behind them."""
         if first <= opened.read_from:
             return
-        now = 0.0
+        now = time.monotonic()
         for offset, control in self._store.lost_controls(self.partition_id, opened.read_from, first):
             following.replay(offset, control, now)
         following.lost_to(first, now)
@@ -196,7 +197,7 @@ class PartitionReader:
                 if batch.first_offset > following.next_offset and self._is_hole(following):
                     self._shared.drop(following)
                     return
-                self._noted = ""
+                self._complaints.end()
                 piece = Piece.of(batch, self._read_adopted, self._is_partition)
                 self._shared.put(following, lambda now, piece=piece: following.put(piece, now))  # type: ignore[misc]
                 while not self._shared.wait_for_room(following, IDLE_S):
@@ -230,7 +231,8 @@ class PartitionReader:
                 break
             except OffsetNotFound:
                 # It was confirmed before it was adopted: the replica that is read lags behind.
-                self._is_over.wait(IDLE_S)
+                if self._is_over.wait(IDLE_S):
+                    return None
         extra = {"stream": adoption.stream, "offset": adoption.offset}
         logger.warning("an adopted message is not there any more", extra=extra)
         return None
