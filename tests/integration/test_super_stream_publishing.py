@@ -145,6 +145,22 @@ def test_what_has_no_key_is_not_sent(
     assert placed(stream_url, layout) == [[b"hello2"], [], []]
 
 
+def test_what_is_given_wrongly_is_not_sent(connection: BlockingConnection, layout: Layout, stream_url: str) -> None:
+    """An argument given twice or too many, no key at all, or no channel is one error, and nothing is sent."""
+    orders = relatum.SuperStream(layout.super_stream, stream_url=stream_url)
+    publish: Any = relatum.intercept(connection).channel().basic_publish
+    with pytest.raises(TypeError, match="nothing was sent"):
+        publish(orders, "hello1", b"lost", body=b"lost")
+    with pytest.raises(TypeError, match="nothing was sent"):
+        publish(orders, "hello1", b"lost", None, False, "more")
+    for key in (None, 5):
+        with pytest.raises(InvalidInput, match="nothing was sent"):
+            publish(orders, key, b"lost")
+    with pytest.raises(ConfigurationError, match="NoneType"):
+        orders.publish(None, b"lost", routing_key="hello1")
+    assert placed(stream_url, layout) == [[], [], []]
+
+
 def test_a_super_stream_that_is_not_there(connection: BlockingConnection, stream_url: str) -> None:
     """The first publish says so, sends nothing, and costs no channel; once it is declared, the next one works."""
     orders = relatum.SuperStream(unique_name("relatum-super"), stream_url=stream_url)

@@ -91,7 +91,9 @@ class Publisher:
 
     def _publish_to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Leave it to a target where a message goes."""
-        given = dict(zip(_ARGUMENTS[: len(args)], args, strict=True)) | kwargs
+        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
+        if len(given) < len(args) + len(kwargs):
+            raise TypeError(f"basic_publish takes each of {', '.join(_ARGUMENTS)} once; nothing was sent")
         target: Target = given.pop("exchange")
         return target.publish(self.channel, **given)
 

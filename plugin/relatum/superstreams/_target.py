@@ -94,7 +94,11 @@ class SuperStream(Target):
         if self._given is not None:
             return self._given
         connection = broker.connection if isinstance(broker, BlockingChannel | Channel) else broker
-        known = None if isinstance(connection, str) else self._by_connection.get(connection)
+        try:
+            known = None if isinstance(connection, str) else self._by_connection.get(connection)
+        except TypeError:
+            # Nothing that can be kept weakly is a connection: the error below says what is wanted.
+            known = None
         if known is not None:
             return known
         reach = reach_of(connection, self._stream_url)
@@ -153,6 +157,8 @@ class SuperStream(Target):
             InvalidInput: it has none.
         """
         if self.route_by is None:
+            if not isinstance(routing_key, str | bytes):
+                raise InvalidInput(f"The key is text or bytes, not {type(routing_key).__name__}; nothing was sent.")
             return routing_key
         if isinstance(self.route_by, str):
             return _header_key(self.route_by, message.headers)
@@ -183,7 +189,7 @@ class SuperStream(Target):
         return self.name, self._partition(channel, body, properties, routing_key).binding_key
 
     def _partition(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> Partition:
-        if self.route_by is None:
+        if self.route_by is None and type(routing_key) is str:
             return self.partition_of(channel, routing_key)
         headers = getattr(properties, "headers", None) or {}
         message = Outgoing(body.encode() if isinstance(body, str) else body, headers, properties)
