@@ -171,3 +171,16 @@ def test_starts_are_pulled_back_to_markers_whose_fence_is_not_passed() -> None:
     ]
     assert consistent_starts({"s": 4, "t": 7, "u": 9}, moves) == {"s": 4, "t": 5, "u": 2}
     assert consistent_starts({"s": 5, "t": 7, "u": 9}, moves) == {"s": 5, "t": 7, "u": 9}
+
+
+def test_a_second_marker_of_a_move_begins_no_second_hold() -> None:
+    """A marker with a higher epoch that nobody of us wrote raises floors, and leaves the move's hold as it is."""
+    log = PartitionLog()
+    log.judge(0, marker(5, move_id=1))
+    log.judge(1, marker(6, AB, move_id=1))
+    assert log.judge(2, data("a", 6)) is Verdict.HOLD
+    assert log.judge(3, data("b", 6)) is Verdict.DELIVER
+    assert log.holds[1].marker_offset == 0
+    log.delivered(1, 2)
+    log.end(1)
+    assert log.judge(4, data("a", 6)) is Verdict.DELIVER

@@ -162,6 +162,9 @@ class PartitionLog:
 
     def _begin(self, offset: int, marker: Marker) -> None:
         raised = self._raise_floors(marker.contexts, marker.epoch)
+        if marker.move_id in self.holds:
+            # A move has one hold in a partition: a second marker is the same again, or none that we wrote.
+            return
         for context in raised:
             # A hold that has ended meanwhile took its contexts out of those before it, too, which may be open still.
             self._held_in.pop(context, None)
