@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relatum.collecting._state import backoff
+from relatum._failures import backoff, ended
 from relatum.errors import RelatumError
 from relatum.placement._core import RouterCore
 from relatum.placement._store import PlacementStore
-from relatum.recording._writer import ended
 
 logger = logging.getLogger("relatum.affinity")
 

@@ -9,6 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from relatum._failures import backoff
 from relatum.collecting._async_executing import AsyncExecutor
 from relatum.collecting._async_following import AsyncFollower
 from relatum.collecting._async_keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
@@ -20,7 +21,7 @@ from relatum.collecting._core import Verdict
 from relatum.collecting._options import CollectorLimits, check_seconds, check_text
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
-from relatum.collecting._state import backoff, log_defect, logger
+from relatum.collecting._state import log_defect, logger
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound, Transient
 from relatum.reading import AsyncStreamReader, Message
 

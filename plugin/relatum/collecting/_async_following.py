@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
+from relatum._failures import backoff
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._following import IDLE_S, STANDBY_S
 from relatum.collecting._intake import TypeOf, describe
 from relatum.collecting._ports import Followed
-from relatum.collecting._state import backoff, log_defect, logger
+from relatum.collecting._state import log_defect, logger
 from relatum.reading import AsyncStreamReader, BrokerAddress, RecordBatch, StreamBounds, StreamReader
 from relatum.recording._opening import is_same
 

@@ -11,14 +11,14 @@ from concurrent.futures import wait as wait_for_threads
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from relatum._failures import backoff, ended
 from relatum.collecting._bulk import Collected
 from relatum.collecting._intake import Gathered
 from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
-from relatum.collecting._state import State, backoff, log_defect, logger
+from relatum.collecting._state import State, log_defect, logger
 from relatum.collecting._steps import Consumed
 from relatum.errors import Conflict, RelatumError
-from relatum.recording._writer import ended
 
 THREADS: Final = 8
 """Threads for the store beside one for each worker: one stores, one keeps the lease, followers ask now and then."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
+from relatum._failures import backoff
 from relatum.collecting._async_executing import is_coroutine_function
 from relatum.collecting._base import CollectorBase
 from relatum.collecting._bulk import Executor
@@ -23,7 +24,7 @@ from relatum.collecting._options import (
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import backoff, log_defect, logger
+from relatum.collecting._state import log_defect, logger
 from relatum.collecting._workers import Worker
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
 from relatum.reading import Message, StreamReader

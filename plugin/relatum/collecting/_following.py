@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from relatum._failures import backoff
 from relatum.collecting._intake import TypeOf, describe
 from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import backoff, log_defect, logger
+from relatum.collecting._state import log_defect, logger
 from relatum.reading import RecordBatch, StreamReader
 from relatum.recording._opening import is_same
 

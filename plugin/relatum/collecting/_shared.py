@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from relatum._failures import backoff, ended
 from relatum.collecting._bulk import Collected
 from relatum.collecting._intake import Gathered
 from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
-from relatum.collecting._state import State, backoff, log_defect, logger
+from relatum.collecting._state import State, log_defect, logger
 from relatum.collecting._steps import Consumed
 from relatum.errors import Conflict, RelatumError
-from relatum.recording._writer import ended
 
 T = TypeVar("T")
 

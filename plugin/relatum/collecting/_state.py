@@ -1,10 +1,10 @@
 """What both faces of a collector have: the core, what is on its way into the store, the store, the handlers."""
 
 import logging
-import random
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
+from functools import partial
 
+from relatum._failures import log_failure
 from relatum.collecting._bulk import Collected
 from relatum.collecting._core import Core
 from relatum.collecting._handlers import Handlers
@@ -14,13 +14,12 @@ from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store, Stored
 from relatum.collecting._results import collected_outcome, outcome_of
 from relatum.collecting._steps import Consumed
-from relatum.errors import Conflict, DatabaseUnavailable, RelatumError
-from relatum.recording._writer import ended
+from relatum.errors import Conflict, DatabaseUnavailable
 
 logger = logging.getLogger("relatum.collector")
 
-BACKOFF_S: Final = (0.05, 5.0)
-"""Least and most seconds before a server that is away is asked again: doubled each time, half of it by chance."""
+log_defect = partial(log_failure, logger)
+"""Logs what ended some work: `log_defect(error, what)`."""
 
 
 class State:
@@ -70,19 +69,3 @@ class State:
             for result in consumed.results
             if result.status.is_final and self.handlers.is_wanted(by_place[result.place].type)
         ]
-
-
-def backoff() -> Iterator[float]:
-    """The pauses between tries."""
-    pause, longest = BACKOFF_S
-    while True:
-        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
-        pause = min(pause * 2, longest)
-
-
-def log_defect(error: BaseException, what: str) -> None:
-    """Log what ended some work: what Relatum raises in a line, a defect with its traceback."""
-    if isinstance(error, RelatumError):
-        logger.warning("%s: %s", what, ended(error))
-    else:
-        logger.error("%s", what, exc_info=error)

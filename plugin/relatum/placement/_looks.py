@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from relatum._failures import ended
 from relatum.errors import DatabaseUnavailable, RelatumError
-from relatum.recording._writer import ended
 
 logger = logging.getLogger("relatum.placement")
 

@@ -9,6 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
+from relatum._failures import ended
 from relatum._holders import new_holder
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, NotFound, RelatumError, Transient
@@ -16,7 +17,7 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._tail import TailRecorder
-from relatum.recording._writer import RecordedListener, ended
+from relatum.recording._writer import RecordedListener
 from relatum.store import add_keys, key_definitions, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.recorder")

@@ -1,26 +1,22 @@
 """Recording one stream, for ever: take the lease, open, catch up, tail, and begin again after whatever happens."""
 
 import logging
-import random
 import threading
 import time
-from collections.abc import Iterator
 from typing import Final, Literal
 
 import sqlalchemy as sa
 
+from relatum._failures import backoff, ended
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording._lease import RENEW_S, give_back, take
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import note, open_tail
-from relatum.recording._writer import RecordedListener, Writer, ended
+from relatum.recording._writer import RecordedListener, Writer
 from relatum.store import StreamRow, ensure_stream, streams, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
-
-BACKOFF_S: Final = (0.05, 5.0)
-"""Least and most seconds before a session begins again: doubled each time, half of it by chance."""
 
 IDLE_S: Final = 0.25
 """How often a reader with nothing to read looks whether it should stop."""
@@ -76,11 +72,11 @@ class TailRecorder:
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
-        pauses = _backoff()
+        pauses = backoff()
         while not stop.is_set():
             try:
                 if self._session(stop):
-                    pauses = _backoff()
+                    pauses = backoff()
                     continue
             except RelatumError as error:
                 logger.warning("session ended: %s", ended(error), extra={"stream": self._stream})
@@ -191,10 +187,3 @@ class TailRecorder:
     def _bounds(self) -> StreamBounds:
         """The stream's ends, asked on a connection of its own: the reader's is busy with what follows."""
         return self._observer.bounds(self._stream)
-
-
-def _backoff() -> Iterator[float]:
-    pause, longest = BACKOFF_S
-    while True:
-        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads reconnects, nothing secret
-        pause = min(pause * 2, longest)

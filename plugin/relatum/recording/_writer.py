@@ -13,7 +13,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import RelatumError, StreamReplaced
+from relatum.errors import StreamReplaced
 from relatum.reading import RecordBatch
 from relatum.recording._batch import Batch
 from relatum.recording._commit import CHECKPOINT_OFFSETS, commit_batch
@@ -194,9 +194,3 @@ class Writer:
                 self._pruned_to, self._pruned_at = first, time.monotonic()
         else:
             self._pruned_at = time.monotonic()
-
-
-def ended(error: Exception) -> str:
-    """What to log of an error that ends a session: its class and message, without a traceback."""
-    kind = "" if isinstance(error, RelatumError) else " (unexpected)"
-    return f"{type(error).__name__}{kind}: {error}"

@@ -8,13 +8,14 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from relatum._failures import backoff
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
 from relatum.serial.consuming._base import ConsumerBase
 from relatum.serial.consuming._batch import AsyncSerialBatch
 from relatum.serial.consuming._consumer import CLOSE_S, LOOK_S
 from relatum.serial.consuming._options import check_callable, check_seconds
-from relatum.serial.consuming._state import backoff, log_defect
+from relatum.serial.consuming._state import log_defect
 from relatum.serial.consuming._status import SerialStatus
 from relatum.serial.consuming._threads import in_thread
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
+from relatum._failures import backoff
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
 from relatum.serial.consuming._base import ConsumerBase
 from relatum.serial.consuming._batch import SerialBatch
 from relatum.serial.consuming._options import check_callable, check_seconds
-from relatum.serial.consuming._state import backoff, log_defect
+from relatum.serial.consuming._state import log_defect
 from relatum.serial.consuming._status import SerialStatus
 
 CLOSE_S: Final = 10.0

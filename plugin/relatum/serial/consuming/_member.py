@@ -9,6 +9,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum._failures import backoff
 from relatum._names import CONTEXT_HEADER
 from relatum.errors import (
     DatabaseUnavailable,
@@ -22,7 +23,7 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._options import ConsumerOptions, Start
 from relatum.serial.consuming._partition_reading import PartitionReader
-from relatum.serial.consuming._state import Complaints, Shared, backoff, log_defect
+from relatum.serial.consuming._state import Complaints, Shared, log_defect
 from relatum.serial.consuming._store import CommitInDoubt, ConsumerStore, lost
 from relatum.superstreams import Layout, describe_super_stream
 

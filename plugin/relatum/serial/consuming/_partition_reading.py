@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from relatum._failures import backoff
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, Transient
 from relatum.placement._entries import Adoption
 from relatum.reading import BrokerAddress, Message, StreamReader
@@ -12,7 +13,7 @@ from relatum.recording._batch import position_of
 from relatum.recording._opening import is_same
 from relatum.serial._log import PartitionLog
 from relatum.serial.consuming._following import Following, Piece
-from relatum.serial.consuming._state import Complaints, Shared, backoff, logger
+from relatum.serial.consuming._state import Complaints, Shared, logger
 from relatum.serial.consuming._store import ConsumerStore, Opened
 
 IDLE_S: Final = 0.1

@@ -1,22 +1,21 @@
 """What the threads of a serial consumer's member share, and what its application is handed out of it."""
 
 import logging
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from relatum.errors import RelatumError
-from relatum.recording._writer import ended
+from relatum._failures import log_failure
 from relatum.serial.consuming._following import Following, Pause, Step
 from relatum.serial.consuming._options import ConsumerOptions
 
 logger = logging.getLogger("relatum.serial")
 
-BACKOFF_S: Final = (0.05, 5.0)
-"""Least and most seconds before a server that is away is asked again: doubled each time, half of it by chance."""
+log_defect = partial(log_failure, logger)
+"""Logs what ended some work: `log_defect(error, what)`."""
 
 PAUSES_KEPT: Final = 10_000
 """Measured pauses remembered; older ones are forgotten."""
@@ -153,14 +152,6 @@ class Shared:
                 self._look(following)
 
 
-def backoff() -> Iterator[float]:
-    """The pauses between tries."""
-    pause, longest = BACKOFF_S
-    while True:
-        yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
-        pause = min(pause * 2, longest)
-
-
 class Complaints:
     """Logs what goes wrong, once where it goes wrong again and again. For one thread."""
 
@@ -177,11 +168,3 @@ class Complaints:
     def end(self) -> None:
         """Note that all goes well: what goes wrong from now on is told again."""
         self._told.clear()
-
-
-def log_defect(error: BaseException, what: str) -> None:
-    """Log what ended some work: what Relatum raises in a line, a defect with its traceback."""
-    if isinstance(error, RelatumError):
-        logger.warning("%s: %s", what, ended(error))
-    else:
-        logger.error("%s", what, exc_info=error)
