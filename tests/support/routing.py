@@ -7,9 +7,7 @@ from typing import Any, Self
 
 import pika
 
-from relatum.serial import SerialConsumer
-from relatum.serial.moving._assignments import MoveProgress
-from relatum.serial.moving._contexts import SerializationContexts
+from relatum.serial import MoveProgress, SerialConsumer, SerializationContexts
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:

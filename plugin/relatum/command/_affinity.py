@@ -22,7 +22,7 @@ from relatum.command._options import (
 )
 from relatum.command._output import console, errors, print_json, table_of
 from relatum.errors import InvalidInput
-from relatum.serial.moving._assignments import MoveProgress
+from relatum.serial import MoveProgress
 
 affinity = typer.Typer(
     help="List, count, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"
