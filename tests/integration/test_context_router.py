@@ -210,6 +210,25 @@ def test_a_channel_without_confirms_is_refused(router: relatum.ContextRouter, la
     assert not any(in_partitions(amqp_url, layout).values())
 
 
+def test_a_closed_router_sends_nothing(
+    router: relatum.ContextRouter, channel: BlockingChannel, layout: Layout, amqp_url: str
+) -> None:
+    """Neither messages of a context nor others, although it knows the partitions still."""
+    router.publish(channel, b"", of_context("x"))
+    router.close()
+    for properties in (None, of_context("x"), of_context("y")):
+        with pytest.raises(ConfigurationError, match="closed"):
+            router.publish(channel, b"", properties)
+    assert sum(len(found) for found in in_partitions(amqp_url, layout).values()) == 1
+
+
+def test_a_router_has_a_super_stream(database_url: str) -> None:
+    """What cannot be the name of one is told where the router is made."""
+    for name in ("", None, "a\nb"):
+        with pytest.raises(InvalidInput, match="super stream"):
+            relatum.ContextRouter(name, database_url)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", ["", 17, "a\0b", "x" * 1025, b"bytes"])
 def test_what_cannot_name_a_context_is_refused(
     router: relatum.ContextRouter, channel: BlockingChannel, layout: Layout, amqp_url: str, name: Any

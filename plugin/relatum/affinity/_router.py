@@ -74,6 +74,7 @@ class AffinityRouter(Router):
 
     Raises:
         ConfigurationError: an option cannot be one.
+        InvalidInput: the super stream's name cannot be one.
     """
 
     def __init__(

@@ -57,7 +57,9 @@ async def publish_async(
         target = await channel.get_exchange(name, ensure=False)
     exchange, interception = intercepted_exchange(target)
     if not isinstance(getattr(exchange, "name", None), str):
-        raise ConfigurationError(f"a {type(exchange).__name__} cannot be published to with a receipt")
+        raise ConfigurationError(
+            f"no receipt tells of a {type(exchange).__name__}: publish with it itself; nothing was sent"
+        )
     require_database(interception)
     channel = exchange.channel
     if not channel.publisher_confirms:

@@ -33,6 +33,7 @@ from relatum.reading import StreamReader
 from relatum.store import make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import reach_of
+from relatum.superstreams._layout import checked_name
 
 AWAY: Final = ("known", "wait", "fail")
 
@@ -96,6 +97,7 @@ class RouterCore:
 
     Raises:
         ConfigurationError: an option, or a URL, cannot be one.
+        InvalidInput: the super stream's name cannot be one.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class RouterCore:
         broker: str | None = None,
         stream_url: str | None = None,
     ) -> None:
-        self.super_stream = super_stream
+        self.super_stream = checked_name(super_stream)
         self.options = options
         self.rule = balance_of(options.balance)
         self._unnamed_rule = options.unnamed_balance or self.rule
@@ -257,7 +259,7 @@ class RouterCore:
             self._looks.close()
         with self._lock:
             self._is_closed = True
-            self._is_open = False
+            self._is_open = self._has_layout = False
             store, self._store = self._store, None
             strays, self._strays = self._strays, None
         if store is not None:
@@ -318,8 +320,9 @@ class RouterCore:
         return partitions[self._unnamed_rule(routing_key or None, _candidates(partitions))]
 
     def active(self, stream: str) -> PartitionRow | None:
-        """The partition that is this stream; None where it takes no new names, or is none."""
-        return next((each for each in self._candidates if each.stream == stream), None)
+        """The partition that is this stream; None where it takes no new names, is none, or all are to be asked for."""
+        partitions = self._candidates if self._has_layout else ()
+        return next((each for each in partitions if each.stream == stream), None)
 
     # --- messages -------------------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class ContextRouter(Router):
 
     Raises:
         ConfigurationError: an option cannot be one.
+        InvalidInput: the super stream's name cannot be one.
     """
 
     def __init__(
