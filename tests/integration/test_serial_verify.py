@@ -101,6 +101,8 @@ def test_a_super_stream_that_is_not_there_is_named(amqp_url: str, stream_url: st
     with pytest.raises(SuperStreamNotFound) as caught:
         verify("no-such-super-stream", broker=amqp_url, stream_url=stream_url)
     assert caught.value.super_stream == "no-such-super-stream"
+    with pytest.raises(SuperStreamNotFound):
+        verify("", broker=amqp_url, stream_url=stream_url)
 
 
 def test_empty_partitions_are_right(amqp_url: str, stream_url: str, super_stream: str) -> None:
