@@ -1,0 +1,236 @@
+"""Affinity sets while everything happens at once: many publishers, ends, moves, and connections that break.
+
+What each publisher was told is compared with what lies in the partitions, read without a router's help.
+"""
+
+import asyncio
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aio_pika
+import pika
+import pytest
+import sqlalchemy as sa
+
+import relatum
+from relatum.errors import (
+    ContextMoving,
+    DatabaseUnavailable,
+    MoveConflict,
+    PlacementNotFound,
+    PublishOutcomeUnknown,
+    SuperStreamNotFound,
+)
+from relatum.placement._entries import Placed
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.store import placements, super_stream_partitions
+from relatum.superstreams import Layout
+from tests.support import broker_connection
+from tests.support.super_streams import super_stream
+
+MESSAGES: Final = 80
+"""Messages of each publisher."""
+
+SHARED: Final = 4
+OWN: Final = 3
+"""Names of sets that all publish to, and that each publisher has for itself."""
+
+SETTLE_S: Final = 20.0
+
+NOT_SENT: Final = (ContextMoving, DatabaseUnavailable)
+
+
+@pytest.fixture
+def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+    """A new super stream of three partitions."""
+    with super_stream(amqp_url, stream_url, 3) as made:
+        yield made
+
+
+@dataclass
+class Publisher:
+    """Chooses what one publisher sends, and keeps what it was told.
+
+    Attributes:
+        who: Its name.
+        chance: Where its choices come from.
+        told: The messages it was told are published: the names of their sets, in the order they were sent.
+        refused: The messages it was told are not.
+        ended: Whether the last message it published to a set ended it, by name.
+    """
+
+    who: str
+    chance: random.Random
+    told: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    ended: dict[str, bool] = field(default_factory=dict)
+
+    def next(self, number: int) -> tuple[str, str, dict[str, Any]]:
+        """A message's id, the name of its set, and its headers."""
+        name = f"own {self.who} {self.chance.randrange(OWN)}"
+        if self.chance.random() < 0.3:
+            name = f"shared {self.chance.randrange(SHARED)}"
+        headers: dict[str, Any] = {"affinity_set": name}
+        earlier = [each for each, set_name in self.told.items() if set_name.startswith("own")]
+        if earlier and self.chance.random() < 0.15:
+            predecessor = self.chance.choice(earlier)
+            name = self.told[predecessor]
+            headers = {"affinity_predecessor": predecessor}
+        if self.chance.random() < 0.15:
+            headers["affinity_last"] = True
+        return f"{self.who}-{number}", name, headers
+
+    def told_of(self, message_id: str, name: str, headers: dict[str, Any]) -> None:
+        """Note that a message was published."""
+        self.told[message_id] = name
+        self.ended[name] = "affinity_last" in headers
+
+
+def publish(router: relatum.AffinityRouter, amqp_url: str, publisher: Publisher) -> None:
+    """Publish all of a publisher's messages with pika."""
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number in range(MESSAGES):
+            message_id, name, headers = publisher.next(number)
+            properties = pika.BasicProperties(headers=headers, message_id=message_id)
+            try:
+                router.publish(channel, message_id.encode(), properties)
+            except NOT_SENT:
+                publisher.refused.add(message_id)
+                continue
+            except PublishOutcomeUnknown as error:
+                error.settle(SETTLE_S)
+            publisher.told_of(message_id, name, headers)
+
+
+async def publish_async(router: relatum.AsyncAffinityRouter, connection: Any, publisher: Publisher) -> None:
+    """Publish all of a publisher's messages with aio-pika."""
+    channel = await connection.channel()
+    for number in range(MESSAGES):
+        message_id, name, headers = publisher.next(number)
+        message = aio_pika.Message(message_id.encode(), headers=headers, message_id=message_id)
+        try:
+            await router.publish(channel, message)
+        except NOT_SENT:
+            publisher.refused.add(message_id)
+            continue
+        except PublishOutcomeUnknown as error:
+            await error.settle(SETTLE_S)
+        publisher.told_of(message_id, name, headers)
+
+
+def run_tasks(super_stream: str, database_url: str, amqp_url: str, publishers: list[Publisher]) -> None:
+    """Publish by tasks that share an asyncio router."""
+
+    async def main() -> None:
+        connection = await aio_pika.connect(amqp_url)
+        async with connection, relatum.AsyncAffinityRouter(super_stream, database_url) as router:
+            await asyncio.gather(*(publish_async(router, connection, each) for each in publishers))
+
+    asyncio.run(main())
+
+
+def disturb(super_stream: str, database_url: str, amqp_url: str, chance: random.Random, done: threading.Event) -> int:
+    """Move sets, and end the publishers' connections to PostgreSQL, until they are done; gives the number of moves."""
+    moves = 0
+    admin = sa.create_engine(sa.make_url(database_url).set(drivername="postgresql+psycopg"))
+    others = sa.text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    while not done.wait(chance.random() * 0.3):
+        if chance.random() < 0.3:
+            with admin.begin() as connection:
+                connection.execute(others)
+            continue
+        with (
+            suppress(PlacementNotFound, SuperStreamNotFound, MoveConflict, DatabaseUnavailable),
+            relatum.AffinitySets(super_stream, database_url, broker=amqp_url) as sets,
+        ):
+            found = sets.list()
+            if found:
+                some = chance.sample(found, min(len(found), 5))
+                sets.move([each.name for each in some], chance.choice(list(sets.count())))
+                moves += 1
+    admin.dispose()
+    return moves
+
+
+def open_sets(engine: sa.Engine) -> tuple[set[str], bool]:
+    """The names of the sets that are open, and whether the partitions count them rightly."""
+    with engine.begin() as connection:
+        rows = connection.execute(
+            sa.select(placements.c.name, placements.c.partition_id).where(placements.c.state != "released")
+        ).all()
+        counts = connection.execute(
+            sa.select(super_stream_partitions.c.partition_id, super_stream_partitions.c.open_sets)
+        ).all()
+    by_partition: dict[int, int] = defaultdict(int)
+    for row in rows:
+        by_partition[row.partition_id] += 1
+    return {row.name for row in rows}, all(by_partition[partition] == number for partition, number in counts)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sets_hold_together_in_disorder(
+    layout: Layout, database_url: str, engine: sa.Engine, amqp_url: str, stream_url: str, seed: int
+) -> None:
+    """Each set lies in one partition and in its order, nothing is lost or doubled, and the counts are right."""
+    name = layout.super_stream
+    publishers = [Publisher(f"p{number}", random.Random(f"{seed} {number}")) for number in range(6)]
+    done = threading.Event()
+    with (
+        ThreadPoolExecutor(8) as threads,
+        relatum.AffinityRouter(name, database_url) as one,
+        relatum.AffinityRouter(name, database_url, check_s=0) as other,
+    ):
+        routers = [one, one, other, other]
+        under_way = [
+            threads.submit(publish, router, amqp_url, each)
+            for router, each in zip(routers, publishers[:4], strict=True)
+        ]
+        under_way.append(threads.submit(run_tasks, name, database_url, amqp_url, publishers[4:]))
+        disturbed = threads.submit(disturb, name, database_url, amqp_url, random.Random(seed), done)
+        try:
+            for each in under_way:
+                each.result(60)
+        finally:
+            done.set()
+        assert disturbed.result(60) > 0
+    names, is_counted = open_sets(engine)
+    assert is_counted
+    ended = {each for publisher in publishers for each, is_over in publisher.ended.items() if is_over}
+    assert not {each for each in ended & names if each.startswith("own")}
+    _check(layout, publishers, BrokerAddress.parse(amqp_url, stream_url))
+
+
+def _check(layout: Layout, publishers: list[Publisher], address: BrokerAddress) -> None:
+    """Compare what was told with what lies in the partitions."""
+    found: dict[str, tuple[str, int, str]] = {}
+    partitions: dict[tuple[str, int], set[str]] = defaultdict(set)
+    with StreamReader.open(address) as reader:
+        for partition in layout:
+            for message in reader.iterate(partition.stream):
+                placed = Placed.parse(message.headers.get("relatum_placed"))
+                if placed is None:
+                    continue  # A move's own.
+                message_id, set_name = bytes(message.body).decode(), message.headers["affinity_set"]
+                assert message_id not in found, "no message is there twice"
+                found[message_id] = partition.stream, placed.epoch, set_name
+                partitions[set_name, placed.epoch].add(partition.stream)
+    assert all(len(streams) == 1 for streams in partitions.values())
+    for publisher in publishers:
+        assert publisher.refused.isdisjoint(found)
+        epochs: dict[str, int] = defaultdict(int)
+        for message_id, set_name in publisher.told.items():
+            _, epoch, lies_in = found[message_id]
+            assert lies_in == set_name
+            assert epoch >= epochs[set_name], "a publisher's own messages are never behind later placements"
+            epochs[set_name] = epoch
