@@ -1,10 +1,13 @@
 """Routers that are closed, or lose a partition, while messages are under way."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import aio_pika
 import pika
 import pytest
+from pamqp.commands import Basic
 
 import relatum
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown
@@ -51,3 +54,30 @@ def test_partitions_are_known_until_the_broker_was_asked_again(
         core.forget_layout()
         assert not core.has_layout
         assert core.unnamed("x").stream in {each.stream for each in layout}
+
+
+def test_a_task_that_publishes_while_its_router_is_closed_is_told(
+    layout: Layout, database_url: str, amqp_url: str
+) -> None:
+    """Closing is no cancellation: a task that waits for a thread of the router gets an error it can catch."""
+
+    async def scenario() -> list[Any]:
+        router = relatum.AsyncContextRouter(layout.super_stream, database_url)
+        async with asyncio.timeout(30), await aio_pika.connect(amqp_url) as connection:
+            channel = await connection.channel()
+            await router.open(connection)
+            publishing = [
+                asyncio.create_task(
+                    router.publish(channel, aio_pika.Message(b"", headers={"serialization_context": f"c{number}"}))
+                )
+                for number in range(200)
+            ]
+            await asyncio.sleep(0)
+            await router.close()
+            return await asyncio.gather(*publishing, return_exceptions=True)
+
+    ends = asyncio.run(scenario())
+    assert not [end for end in ends if isinstance(end, asyncio.CancelledError)]
+    assert all(isinstance(end, ConfigurationError | PublishOutcomeUnknown | Basic.Ack) for end in ends), set(
+        map(type, ends)
+    )

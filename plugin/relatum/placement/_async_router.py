@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError
 from relatum.placement._cache import Sent
-from relatum.placement._core import Places, RouterCore, RouterOptions, unsettled
+from relatum.placement._core import CLOSED, Places, RouterCore, RouterOptions, unsettled
 from relatum.placement._model import PartitionRow
 from relatum.placement._publication import (
     Adopt,
@@ -107,6 +107,7 @@ class AsyncRouter:
         self._locks = AsyncNameLocks()
         self._generation = SharedRead(lambda: self._in_thread(ReadGeneration()))
         self._threads = ThreadPoolExecutor(THREADS, "relatum-router")
+        self._has_threads = True
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._core.super_stream!r}>"
@@ -145,7 +146,9 @@ class AsyncRouter:
                 await self.check()
         finally:
             await asyncio.to_thread(self._core.close)
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._has_threads = False
+            # What waits for a thread is still done: it finds the router closed, and says so.
+            self._threads.shutdown(wait=False)
 
     async def publish(
         self,
@@ -288,6 +291,8 @@ class AsyncRouter:
         return await self._in_thread(request)
 
     async def _in_thread(self, request: Request) -> Any:
+        if not self._has_threads:
+            raise ConfigurationError(CLOSED)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._core.perform, request)
 
     async def _to_the_end(self, step: Awaitable[Any]) -> Any:
