@@ -191,9 +191,9 @@ class Publishing:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
-        for each in self._running:
-            each.result()
-        self._router.close()
+        with self._router:
+            for each in self._running:
+                each.result()
 
     def wait_for(self, share: float) -> None:
         """Wait until a share of all is published, or a publisher has failed."""
