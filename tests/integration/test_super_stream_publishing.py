@@ -35,6 +35,7 @@ from relatum.superstreams import (
 from relatum_consumer import Relations
 from tests.support import broker_connection, recorded_to, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
+from tests.support.proxy import Proxy
 from tests.support.super_streams import bodies, super_stream, tail
 
 KEYS = [f"hello{number}" for number in range(1, 6)]
@@ -386,10 +387,11 @@ def test_any_target_can_be_published_to(
         assert [message.body for message in reader.iterate(stream_name)] == [b"there"]
 
 
-def test_a_broker_that_cannot_be_asked(connection: BlockingConnection, layout: Layout) -> None:
+def test_a_broker_that_cannot_be_asked(amqp_url: str, layout: Layout) -> None:
     """Over AMQP alone the partitions are found as well; nobody at all is an error, with nothing sent."""
-    orders = relatum.SuperStream(layout.super_stream, stream_url="rabbitmq-stream://127.0.0.1:1")
-    assert orders.layout(connection) == layout
+    orders = relatum.SuperStream(layout.super_stream)
+    with Proxy.to(amqp_url) as proxy, broker_connection(proxy.url(amqp_url)) as connection:
+        assert orders.layout(connection) == layout
     with pytest.raises(BrokerUnavailable):
         orders.layout("amqp://127.0.0.1:1/")
 

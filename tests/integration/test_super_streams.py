@@ -31,6 +31,7 @@ from relatum.superstreams import (
 from relatum.superstreams._admin import _order
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
 from tests.support._raw_publisher import RawConnection
+from tests.support.proxy import Proxy
 from tests.support.super_streams import declare_by_hand, delete_by_hand, super_stream
 
 NOWHERE, NO_STREAMS = "amqp://127.0.0.1:1/", "rabbitmq-stream://127.0.0.1:1"
@@ -50,6 +51,13 @@ def connection(amqp_url: str) -> Iterator[BlockingConnection]:
     """A bare blocking connection."""
     with broker_connection(amqp_url) as connection:
         yield connection
+
+
+@pytest.fixture
+def alone(amqp_url: str) -> Iterator[str]:
+    """The broker's AMQP URL, by a port beside which no stream protocol answers."""
+    with Proxy.to(amqp_url) as proxy:
+        yield proxy.url(amqp_url)
 
 
 def exists(amqp_url: str, name: str, *, exchange: bool = False) -> bool:
@@ -284,29 +292,38 @@ def test_a_binding_key_nobody_can_tell_is_named(connection: BlockingConnection, 
         delete_by_hand(amqp_url, name, f"{name}-0")
 
 
-def test_amqp_alone_does(amqp_url: str) -> None:
+def test_amqp_alone_does(alone: str) -> None:
     """Where no stream protocol answers, all works with partitions that are numbers."""
     name = unique_name("relatum-super")
     wanted = Layout.numbered(name, 2)
     try:
-        assert declare_super_stream(amqp_url, name, 2, stream_url=NO_STREAMS) == wanted
-        assert describe_super_stream(amqp_url, name, stream_url=NO_STREAMS) == wanted
-        assert add_partition(amqp_url, name, stream_url=NO_STREAMS).stream == f"{name}-2"
-        unbind_partition(amqp_url, name, f"{name}-2", stream_url=NO_STREAMS, delete=True)
+        assert declare_super_stream(alone, name, 2) == wanted
+        assert describe_super_stream(alone, name) == wanted
+        assert add_partition(alone, name).stream == f"{name}-2"
+        unbind_partition(alone, name, f"{name}-2", delete=True)
         with pytest.raises(SuperStreamConflict):
-            declare_super_stream(amqp_url, name, 3, stream_url=NO_STREAMS)
-        assert delete_super_stream(amqp_url, name, stream_url=NO_STREAMS) == wanted
-        assert not exists(amqp_url, name, exchange=True)
+            declare_super_stream(alone, name, 3)
+        assert delete_super_stream(alone, name) == wanted
+        assert not exists(alone, name, exchange=True)
         with pytest.raises(SuperStreamNotFound):
-            describe_super_stream(amqp_url, name, stream_url=NO_STREAMS)
+            describe_super_stream(alone, name)
     finally:
-        delete_by_hand(amqp_url, name, *(f"{name}-{place}" for place in range(3)))
+        delete_by_hand(alone, name, *(f"{name}-{place}" for place in range(3)))
 
 
-def test_amqp_alone_says_what_it_cannot_see(made: Made, amqp_url: str) -> None:
+def test_amqp_alone_says_what_it_cannot_see(made: Made, alone: str) -> None:
     """Other binding keys than numbers are told by the stream protocol only."""
     with made(binding_keys=["a"]) as layout, pytest.raises(SuperStreamNotFound, match="stream protocol"):
-        describe_super_stream(amqp_url, layout.super_stream, stream_url=NO_STREAMS)
+        describe_super_stream(alone, layout.super_stream)
+
+
+def test_amqp_is_not_asked_where_the_stream_protocol_was_named(made: Made, amqp_url: str, stream_url: str) -> None:
+    """It may tell other partitions: while the port that was named does not answer, nobody goes by those."""
+    with made(2) as layout:
+        for function in (describe_super_stream, add_partition, delete_super_stream):
+            with pytest.raises(BrokerUnavailable):
+                function(amqp_url, layout.super_stream, stream_url=NO_STREAMS)
+        assert describe_super_stream(amqp_url, layout.super_stream, stream_url=stream_url) == layout
 
 
 def test_connections_stay_open(made: Made, connection: BlockingConnection, stream_url: str) -> None:
@@ -341,7 +358,7 @@ def test_errors_say_whose_fault_it_is(amqp_url: str, stream_url: str) -> None:
     host = amqp_url.rpartition("@")[2]
     for function in (declare_super_stream, describe_super_stream):
         with pytest.raises(AccessRefused) as caught:
-            function(f"amqp://guest:wrongword@{host}", "orders", stream_url=NO_STREAMS)
+            function(f"amqp://guest:wrongword@{host}", "orders")
         assert "wrongword" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="not int"):
         describe_super_stream(7, "orders")  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None =
         broker: A URL, or an open connection or channel of pika or an aio-pika connection. A callback connection's
             thread waits, and other than a blocking connection none is used itself: another is opened.
         name: The super stream's name.
-        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
+        stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port. It must answer there.
 
     Raises:
         SuperStreamNotFound: there is none of that name.

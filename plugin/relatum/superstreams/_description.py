@@ -24,11 +24,17 @@ NOT_FOUND: Final = 404
 
 @contextmanager
 def stream_reader(reach: Reach) -> Iterator[StreamReader | None]:
-    """A reader over the stream protocol; None where the same broker does not answer by it."""
+    """A reader over the stream protocol; None where the same broker does not answer by it.
+
+    Raises:
+        BrokerUnavailable, ProtocolError, ReadTimeout: nobody answers where it was said to be. AMQP 0.9.1 may tell other
+            partitions, and who goes by those sends messages elsewhere, so a broker that starts is no reason to ask it.
+    """
     try:
         reader = StreamReader.open(reach.address, ssl_context=reach.tls, timeout_s=TIMEOUT_S)
     except (BrokerUnavailable, ProtocolError, ReadTimeout):
-        if reach.address.amqp_port is None:
+        address = reach.address
+        if address.stream_port is not None and not address.stream_port_guessed:
             raise
         # Whether AMQP 0.9.1 answers is for the caller to find out: it may have a connection of its own.
         yield None
@@ -44,6 +50,7 @@ def described(source: Any, reach: Reach, name: str) -> Layout:
         InvalidInput: none can have that name; nothing was asked.
         SuperStreamNotFound: there is none.
         SuperStreamConflict: a partition's binding key cannot be told.
+        BrokerUnavailable, ProtocolError, ReadTimeout: nobody answers where the stream protocol was said to be.
     """
     checked_name(name)
     with stream_reader(reach) as reader:
