@@ -34,7 +34,7 @@ from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.super_streams import super_stream
 
-MESSAGES: Final = 80
+MESSAGES: Final = 200
 """Messages of each publisher."""
 
 SHARED: Final = 4
