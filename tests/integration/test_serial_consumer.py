@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from relatum import errors
 from relatum.serial import SerialBatch, SerialConsumer, forget_consumer
 from relatum.serial.consuming._statements import DRAINED
-from relatum.store import serial_holds, serial_positions
+from relatum.store import serial_holds, serial_members, serial_positions
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.proxy import Proxy
@@ -591,3 +591,31 @@ def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
     """An option that cannot be one is named at once, before anything is connected to."""
     with pytest.raises(errors.InvalidInput, match=next(iter(options)).split("_")[0]):
         SerialConsumer("orders", "test", database="postgresql://nowhere/none", broker="amqp://nowhere", **options)
+
+
+def test_a_start_that_failed_may_be_tried_again(bed: SerialBed, database_url: str, amqp_url: str) -> None:
+    """A consumer that could not start because PostgreSQL was away consumes once it is back."""
+    bed.publish(0, "a", "a1")
+    with Proxy.to(database_url) as proxy:
+        member = consumer(bed, proxy.url(database_url), amqp_url)
+        proxy.accepts = False
+        with pytest.raises(errors.DatabaseUnavailable):
+            member.start()
+        proxy.accepts = True
+        member.start()
+        assert consume(member, 1) == ["a1"]
+        assert member.close()
+
+
+def test_a_callback_may_close_the_consumer(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
+    """Closed from one of its own threads, it ends as from any other, and leaves its place."""
+    gained: list[bool] = []
+    member = SerialConsumer(
+        bed.name, "test", database=database_url, broker=amqp_url, on_gained=lambda _: gained.append(member.close())
+    )
+    member.start()
+    assert member.next_batch(10.0) is None
+    with engine.connect() as connection:
+        holders = sa.select(sa.func.count()).select_from(serial_members)
+        wait_until(lambda: connection.scalar(holders) == 0, what="the member left")
+    wait_until(lambda: len(gained) > 0, what="closing came to its end")

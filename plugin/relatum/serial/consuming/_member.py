@@ -85,6 +85,8 @@ class Member:
 
     def start(self) -> None:
         """Join, take what is free, and begin to read. Where that fails, nothing is left of it."""
+        # After one that failed, or was cancelled, too.
+        self.shared.stopping.clear()
         try:
             self._join()
         except BaseException:
@@ -139,7 +141,9 @@ class Member:
             self._end(reader)
         threads = [reader.thread for reader in readers] + ([self._keeper] if self._keeper else [])
         for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            # A callback may close the consumer, in one of them.
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             return False
         self.store.dispose()
