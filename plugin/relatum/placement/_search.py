@@ -3,7 +3,7 @@
 import contextlib
 import ssl
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final, cast
 
 from pika import BasicProperties
@@ -16,6 +16,34 @@ from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
 
 IDLE_S: Final = TIMEOUT_S
 """Seconds without anything from a stream that has more, after which a search ends as `ReadTimeout`."""
+
+
+def scan(
+    reader: StreamReader, stream: str, from_offset: int, may_matter: Callable[[bytes], bool]
+) -> Generator[Message]:
+    """The messages of a stream that may matter, from an offset up to where it ends now. To be closed.
+
+    Args:
+        reader: Reads it.
+        stream: The stream.
+        from_offset: Where to begin; what retention has dropped is passed over.
+        may_matter: Whether a record's bytes need a look. Brokers that give no bytes give all messages.
+
+    Raises:
+        StreamNotFound: the stream is not there.
+        ReadTimeout: it gave nothing, though it has more.
+    """
+    found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
+    with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
+        for batch in batches:
+            if batch is None:
+                raise ReadTimeout(f"the stream {stream!r} gave nothing for {IDLE_S:g} s")
+            if batch.messages is not None:
+                yield from batch.messages
+                continue
+            for offset, record in zip(batch.offsets, batch.records, strict=True):
+                if may_matter(record):
+                    yield Message.from_record(stream, offset, record)
 
 
 class Search:
@@ -77,29 +105,11 @@ class Strays:
             Transient: the broker does not answer, or gave nothing of a stream that has more.
         """
         search = Search(sent, anywhere=anywhere)
-        found = self.reader().batches(sent.stream, from_offset, follow=False, idle_s=IDLE_S)
-        with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
-            for batch in batches:
-                if batch is None:
-                    raise ReadTimeout(f"the stream {sent.stream!r} gave nothing for {IDLE_S:g} s")
-                at = self._look(batch, search)
+        with contextlib.closing(scan(self.reader(), sent.stream, from_offset, search.may_matter)) as messages:
+            for message in messages:
+                at = search.look(message.offset, entry_of(message.headers, message.body, self._header))
                 if search.is_over:
                     return at
-        return None
-
-    def _look(self, batch: RecordBatch, search: Search) -> int | None:
-        if batch.messages is not None:
-            messages = list(batch.messages)
-        else:
-            messages = [
-                Message.from_record(batch.stream, offset, record)
-                for offset, record in zip(batch.offsets, batch.records, strict=True)
-                if search.may_matter(record)
-            ]
-        for message in messages:
-            at = search.look(message.offset, entry_of(message.headers, message.body, self._header))
-            if search.is_over:
-                return at
         return None
 
     def adopt(self, stream: str, adoption: Adoption) -> None:

@@ -1,20 +1,16 @@
 """Fences and markers in the streams: published, and found again."""
 
 import contextlib
-from collections.abc import Generator
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Self
 
 from pika import BasicProperties
 
-from relatum._direct import TIMEOUT_S, DirectPublisher
-from relatum.errors import ReadTimeout
+from relatum._direct import DirectPublisher
 from relatum.placement._entries import CONTENT_TYPE, CONTROL_BYTES, Control, Fence, Marker, encode, entry_of
-from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
+from relatum.placement._search import scan
+from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.serial.moving._steps import FindControl
-
-IDLE_S: Final = TIMEOUT_S
-"""Seconds without anything from a stream that has more, after which a search ends as `ReadTimeout`."""
 
 
 class ControlStreams:
@@ -57,14 +53,9 @@ class ControlStreams:
             StreamNotFound: there is no such stream.
             ReadTimeout: the stream gave nothing, though it has more.
         """
-        found = self._reader.batches(wanted.stream, wanted.from_offset, follow=False, idle_s=IDLE_S)
-        with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
-            for batch in batches:
-                if batch is None:
-                    raise ReadTimeout(f"the stream {wanted.stream!r} gave nothing for {IDLE_S} s")
-                if (at := _first_in(batch, wanted)) is not None:
-                    return at
-        return None
+        found = scan(self._reader, wanted.stream, wanted.from_offset, lambda record: CONTROL_BYTES in record)
+        with contextlib.closing(found) as messages:
+            return next((message.offset for message in messages if _is_it(message, wanted)), None)
 
     def close(self) -> None:
         """Close the connections."""
@@ -78,15 +69,6 @@ class ControlStreams:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _first_in(batch: RecordBatch, wanted: FindControl) -> int | None:
-    if batch.messages is not None:
-        return next((each.offset for each in batch.messages if _is_it(each, wanted)), None)
-    for offset, record in zip(batch.offsets, batch.records, strict=True):
-        if CONTROL_BYTES in record and _is_it(Message.from_record(batch.stream, offset, record), wanted):
-            return offset
-    return None
 
 
 def _is_it(message: Message, wanted: FindControl) -> bool:
