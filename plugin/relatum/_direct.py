@@ -9,14 +9,18 @@ from typing import Final, Self
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPError, ConnectionBlockedTimeout, NackError, UnroutableError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionBlockedTimeout, NackError, UnroutableError
 
-from relatum.errors import BrokerUnavailable, ConfigurationError, PublishNacked, PublishUnroutable
+from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, PublishNacked, PublishUnroutable
 from relatum.reading import BrokerAddress
 from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection
 
 TIMEOUT_S: Final = 10.0
 """Seconds until a broker that does not answer counts as away."""
+
+
+_ACCESS_REFUSED: Final = 403
+"""AMQP's reply code for a user without the permission."""
 
 
 class DirectPublisher:
@@ -52,7 +56,7 @@ class DirectPublisher:
             PublishUnroutable: there is no such stream.
             PublishNacked: the broker refused the message.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
-            AccessRefused: the broker refuses the user.
+            AccessRefused: the broker refuses the user, or lets it not write to the default exchange.
         """
         with self._lock:
             try:
@@ -67,6 +71,11 @@ class DirectPublisher:
                 raise PublishNacked(f"the broker refused {self._what} for {stream!r}", in_stream=False) from error
             except (AMQPError, OSError) as error:
                 self._drop()
+                if isinstance(error, ChannelClosedByBroker) and error.reply_code == _ACCESS_REFUSED:
+                    raise AccessRefused(
+                        f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
+                        "the default exchange: the permission to write to 'amq.default' is needed"
+                    ) from error
                 why = str(error) or type(error).__name__
                 raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}") from error
 
