@@ -1,4 +1,4 @@
-"""Super streams and contexts where the broker's stream protocol cannot be reached: AMQP 0.9.1 has to do."""
+"""Super streams and contexts where one of the broker's two protocols has to do, mostly AMQP 0.9.1."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pika
 import pytest
 
 import relatum
-from relatum.errors import SuperStreamNotFound
+from relatum.errors import ConfigurationError, SuperStreamNotFound
 from relatum.reading import StreamReader
 from relatum.serial import SerialConsumer, SerializationContexts, history, verify
 from relatum.superstreams import Layout
@@ -104,3 +104,25 @@ def test_the_stream_protocol_is_asked_where_it_is_said_to_be(
         router.publish(channel, b"2", of_context("c"))
     assert consumed(name, database_url, alone, 2) == {"c": [b"1", b"2"]}
     assert verify(name, broker=alone, database=database_url).ok
+
+
+def test_reading_needs_the_stream_protocol_alone(
+    amqp_url: str, stream_url: str, keyed: Layout, database_url: str
+) -> None:
+    """Consumers and checks need no AMQP URL; whoever publishes, or has to, asks for one before anything is sent."""
+    name = keyed.super_stream
+    with broker_connection(amqp_url) as connection, connection.channel() as channel:
+        channel.confirm_delivery()
+        channel.basic_publish(name, "asia", b"plain")
+        assert consumed(name, database_url, stream_url, 1) == {"": [b"plain"]}
+        assert verify(name, broker=stream_url).messages == 1
+        with (
+            relatum.ContextRouter(name, database_url, broker=stream_url) as router,
+            pytest.raises(ConfigurationError, match="amqp://"),
+        ):
+            router.publish(channel, b"1", of_context("c"))
+    with (
+        SerializationContexts(name, database_url, broker=stream_url) as contexts,
+        pytest.raises(ConfigurationError, match="amqp://"),
+    ):
+        contexts.add_partitions()
