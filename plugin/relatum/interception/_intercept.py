@@ -89,8 +89,9 @@ def release(connection: _Connection) -> _Connection:
     """The same connection as it was before `intercept`; what others have wrapped since stays and passes through.
 
     The embedded recorder ends with the last connection that used it, when it has recorded what was published until now;
-    it takes two seconds at most for that, and leaves the rest to the next recorder. A connection that is not
-    intercepted is left alone.
+    it takes two seconds at most for that, and leaves the rest to the next recorder. It blocks: where an event loop must
+    not wait, `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted is left
+    alone.
     """
     present = interception_of(connection)
     if present is not None:
