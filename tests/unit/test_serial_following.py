@@ -283,3 +283,18 @@ def test_control_messages_of_another_super_stream_are_passed_over() -> None:
     assert partition.log.is_caught_up
     step = commit(partition)
     assert (bodies(step), step.position, step.holds) == (["a2"], 4, ())
+
+
+def test_what_was_held_is_handed_out_in_batches_of_their_bytes() -> None:
+    """However much was held back: a batch of it is as large as any other."""
+    partition = following(batch_bytes=10_000)
+    put(partition, control(Marker(MOVE, 9, frozenset({"a"}), "s", 5)), *[data("a", 9, "x" * 3_000)] * 10)
+    while partition.silent_due_at() is not None:
+        commit(partition)
+    partition.release(MOVE, 1.0)
+    sizes = []
+    while partition.due_at() is not None:
+        assert partition.due_at() == 0.0
+        sizes.append(len(commit(partition, 1.0).messages))
+    assert sizes == [3, 3, 3, 1]
+    assert not partition.log.holds

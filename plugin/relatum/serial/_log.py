@@ -16,6 +16,7 @@ is why whoever completes a move may write them again without asking whether anot
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 
 from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker
 
@@ -124,7 +125,7 @@ class PartitionLog:
         """Note that a held entry was delivered, and with it all that are held before it."""
         hold = self.holds[move_id]
         hold.cursor = offset + 1
-        for at in [at for at in hold.held if at <= offset]:
+        for at in list(takewhile(lambda at: at <= offset, hold.held)):
             del hold.held[at]
 
     def end(self, move_id: int) -> None:

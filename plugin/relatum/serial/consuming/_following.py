@@ -8,6 +8,7 @@ partition, or is not sure, forgets it all and begins anew with what is stored.
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from relatum._names import CONTROL_HEADER, PLACED_HEADER
@@ -296,13 +297,16 @@ class Following:
         options = self._options
         return step.is_closed or len(step.messages) >= options.batch_messages or step.bytes >= options.batch_bytes
 
+    def _room(self, step: Step, each: int) -> int:
+        """How many more messages of so many bytes each a step takes that is not full: at least one."""
+        options = self._options
+        room = options.batch_messages - len(step.messages)
+        return max(1, min(room, (options.batch_bytes - step.bytes) // each)) if each else room
+
     def _gather_plain(self, step: Step, piece: Piece, now: float) -> None:
         """Messages that are all the application's, and of contexts that never moved here: no need to look at them."""
-        options, each = self._options, piece.bytes // len(piece.messages)
-        room = options.batch_messages - len(step.messages)
-        if each:
-            room = max(1, min(room, (options.batch_bytes - step.bytes) // each))
-        taken = piece.messages[self._at : self._at + room]
+        each = piece.bytes // len(piece.messages)
+        taken = piece.messages[self._at : self._at + self._room(step, each)]
         self._at += len(taken)
         step.last = taken[-1]
         if taken[0].offset < self._opened_at:
@@ -374,18 +378,17 @@ class Following:
             if self._is_full(step):
                 return
             hold = self.log.holds[move_id]
-            room = self._options.batch_messages - len(step.messages)
-            offsets = list(hold.held)[:room]
+            step.since = step.since or now
+            # Holds in other partitions may wait for the end of this one; and the rest of it is due at once, too.
+            step.is_closed = True
+            offsets = list(islice(hold.held, self._room(step, self._held_bytes // max(1, len(self._held)))))
             if offsets:
-                step.since = step.since or now
                 self._deliver_held(step, hold, offsets, now)
-            if not hold.held:
-                self._released.remove(move_id)
-                self.log.end(move_id)
-                step.ended.append(move_id)
-                step.since = step.since or now
-                # Holds in other partitions may wait for this one.
-                step.is_closed = True
+            if hold.held:
+                return
+            self._released.remove(move_id)
+            self.log.end(move_id)
+            step.ended.append(move_id)
 
     def _deliver_held(self, step: Step, hold: Hold, offsets: Sequence[int], now: float) -> None:
         each = self._held_bytes // max(1, len(self._held))
