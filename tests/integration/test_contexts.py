@@ -10,7 +10,15 @@ from itertools import product
 
 import pytest
 
-from relatum.errors import ConfigurationError, Conflict, MoveConflict, NotFound, PlacementNotFound, StreamNotFound
+from relatum.errors import (
+    ConfigurationError,
+    Conflict,
+    InvalidInput,
+    MoveConflict,
+    NotFound,
+    PlacementNotFound,
+    StreamNotFound,
+)
 from relatum.placement._entries import Control, Fence, Marker, entry_of
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial import Move, MoveProgress, MoveState, SerializationContexts
@@ -295,6 +303,8 @@ def test_what_cannot_be_moved_is_refused(
         contexts.move([*names, "nobody"], f"{contexts.super_stream}-1")
     with pytest.raises(StreamNotFound, match="'elsewhere'"):
         contexts.move(names, "elsewhere")
+    with pytest.raises(InvalidInput, match="number, not '12345'"):
+        contexts.resume("12345")  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="no move 12345"):
         contexts.resume(12345)
     with pytest.raises(Conflict, match="move it"):

@@ -114,7 +114,7 @@ class PartitionReader:
                     self._shared.drop(following)
         except StreamNotFound:
             if self._store.drain(self.partition_id):
-                logger.info("partition drained: its stream is gone", extra={"stream": self.stream})
+                logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
                 return False
             raise
         return True
@@ -122,7 +122,7 @@ class PartitionReader:
     def _begin(self, following: Following) -> None:
         self._complaints.end()
         extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
-        logger.info("partition opened", extra=extra)
+        logger.info("partition %r opened", self.stream, extra=extra)
         self.following = following
         self._shared.add(following)
         if not self.is_gained:
@@ -133,7 +133,7 @@ class PartitionReader:
         """The partition as it is stored; None where its stream is another one now: open it again."""
         bounds = reader.bounds(self.stream)
         if opened.known_by is not None and not is_same(reader, self.stream, opened.known_by, bounds):
-            logger.warning("stream replaced", extra={"stream": self.stream})
+            logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})
             self._store.begin_anew(self.partition_id, bounds.first or 0)
             return None
         first = max(opened.read_from, bounds.first or 0)
@@ -165,7 +165,8 @@ class PartitionReader:
         following.lost_to(first, now)
         if opened.position < first and opened.position > 0:
             extra = {"stream": self.stream, "from": opened.position, "to": first}
-            logger.warning("retention dropped messages before they were consumed", extra=extra)
+            lost = (opened.position, first - 1, self.stream)
+            logger.warning("retention dropped offsets %d to %d of %r before they were consumed", *lost, extra=extra)
 
     def _attach_again(self, following: Following) -> None:
         """Read on where reading was interrupted; what was read before stays."""
@@ -219,7 +220,7 @@ class PartitionReader:
         if stream in self._partitions:
             return True
         extra = {"stream": self.stream, "named": stream}
-        logger.warning("a control message of another super stream is passed over", extra=extra)
+        logger.warning("a control message in %r that names %r is passed over", self.stream, stream, extra=extra)
         return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
@@ -235,5 +236,7 @@ class PartitionReader:
                 if self._is_over.wait(IDLE_S):
                     return None
         extra = {"stream": adoption.stream, "offset": adoption.offset}
-        logger.warning("an adopted message is not there any more", extra=extra)
+        logger.warning(
+            "an adopted message, %r at %d, is not there any more", adoption.stream, adoption.offset, extra=extra
+        )
         return None

@@ -264,6 +264,8 @@ class SerializationContexts:
         return self._movers().perform(moving.abort(move_id), call, reason=reason)
 
     def _call_of(self, move_id: int, progress: Progress | None) -> Call:
+        if isinstance(move_id, bool) or not isinstance(move_id, int):
+            raise InvalidInput(f"a move has a number, not {move_id!r}")
         return Call(progress, self._moves.move(move_id).contexts)
 
     # Partitions
