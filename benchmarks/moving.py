@@ -85,13 +85,16 @@ def measure(context: Context) -> Iterator[Row]:
 
 def _single(context: Context) -> Iterator[Row]:
     windows: list[Window] = []
-    with _place(context, FEW_CONTEXTS) as place, Load(place) as load:
+    elsewhere: list[Window] = []
+    with _place(context, FEW_CONTEXTS) as place, _place(context, FEW_CONTEXTS) as other, Load(place) as load:
         quiet_from = time.monotonic()
         time.sleep(QUIET_S)
         quiet_to = time.monotonic()
-        with place.contexts() as contexts:
+        with place.contexts() as contexts, other.contexts() as others:
             for _ in range(context.rounds(MOVES)):
                 windows.append(_move_one(contexts, place))
+                time.sleep(BETWEEN_S)
+                elsewhere.append(_move_one(others, other))
                 time.sleep(BETWEEN_S)
         samples = load.stop()
     pauses = [_felt(window, samples) for window in windows]
@@ -111,7 +114,11 @@ def _single(context: Context) -> Iterator[Row]:
         },
     )
     quiet = [each.latency_s for each in samples if quiet_from <= each.due < quiet_to]
-    yield _others(quiet, [each.latency_s for each in samples if _is_beside(each, windows)])
+    beside = [each.latency_s for each in samples if _is_beside(each, windows)]
+    yield _others("latency of all other contexts meanwhile", beside, quiet, "no move")
+    # The same work for the processors, and nothing that these contexts could wait for.
+    control = [each.latency_s for each in samples if _is_during(each, elsewhere)]
+    yield _others("the same", beside, control, "moves of another super stream")
 
 
 def _move_one(contexts: SerializationContexts, place: "Place") -> Window:
@@ -141,13 +148,19 @@ def _is_beside(sample: Sample, windows: Sequence[Window]) -> bool:
     return bool(during) and all(window.context != sample.context for window in during)
 
 
-def _others(quiet: Sequence[float], beside: Sequence[float]) -> Row:
+def _is_during(sample: Sample, windows: Sequence[Window]) -> bool:
+    """Whether a message was due while one of these moves went on."""
+    return any(window.began <= sample.due <= window.ended for window in windows)
+
+
+def _others(what: str, beside: Sequence[float], quiet: Sequence[float], quiet_is: str) -> Row:
+    """Latency beside moves against latency without any, or beside moves that have nothing to do with it."""
     late, late_quiet = percentile(beside, 0.99), percentile(quiet, 0.99)
     return Row(
         GROUP,
-        "latency of all other contexts meanwhile",
+        what,
         f"median {milliseconds(median(beside))}, p99 {milliseconds(late)}",
-        f"no move: median {milliseconds(median(quiet))}, p99 {milliseconds(late_quiet)}",
+        f"{quiet_is}: median {milliseconds(median(quiet))}, p99 {milliseconds(late_quiet)}",
         ratio=late / late_quiet,
         aim=f"no pause: p99 ≤ {OTHERS_AIM} x",
         is_met=late <= OTHERS_AIM * late_quiet,
