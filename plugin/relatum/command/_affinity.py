@@ -16,6 +16,7 @@ from relatum.command._options import (
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
+    SuperStreamArgument,
     parse_span,
     require_broker,
     require_database,
@@ -28,9 +29,6 @@ affinity = typer.Typer(
     help="List, count, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 
-SuperStreamArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="SUPER_STREAM", help="The super stream's name.", show_default=False)
-]
 NamesArgument: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]…", help="The sets' names.", show_default=False)
 ]

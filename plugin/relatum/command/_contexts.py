@@ -10,8 +10,15 @@ from rich.text import Text
 from relatum.command import _contexts_moves as moving
 from relatum.command._contexts_consumers import consumers, forget
 from relatum.command._contexts_shown import move_document, print_moves, print_status, status_document
-from relatum.command._contexts_verify import SuperStreamArgument, history, verify
-from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_database
+from relatum.command._contexts_verify import history, verify
+from relatum.command._options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    SuperStreamArgument,
+    require_database,
+)
 from relatum.command._output import console, print_json, table_of
 from relatum.serial import Assignment, SerializationContexts
 

@@ -4,20 +4,19 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from relatum.command._contexts_verify import SuperStreamArgument
 from relatum.command._exits import ExitCode
 from relatum.command._options import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
+    SuperStreamArgument,
     require_broker,
     require_database,
 )
-from relatum.command._output import console, print_error, print_json
+from relatum.command._output import console, print_error, print_json, table_of
 from relatum.reading import BrokerAddress
 from relatum.serial import HoldStatus, SerialStatus, forget_consumer
 from relatum.serial import consumers as read_consumers
@@ -64,7 +63,7 @@ def forget(
 
 
 def _print(found: dict[str, SerialStatus]) -> None:
-    table = Table("consumer", "partition", "position", "lag", "member", "held back")
+    table = table_of("consumer", "partition", "position", "lag", "member", "held back")
     for name, status in found.items():
         for partition in status.partitions:
             position = "–" if partition.position is None else f"{partition.position:,}"

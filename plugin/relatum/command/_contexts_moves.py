@@ -10,12 +10,12 @@ from typing import Annotated, TypeAlias
 import typer
 
 from relatum.command._contexts_shown import counted, print_ended, shown_progress
-from relatum.command._contexts_verify import SuperStreamArgument
 from relatum.command._options import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
+    SuperStreamArgument,
     require_broker,
     require_database,
 )
@@ -31,6 +31,9 @@ FileOption: TypeAlias = Annotated[
     typer.Option("--file", help="Names from a file, one a line; - reads them from stdin.", show_default=False),
 ]
 ToOption: TypeAlias = Annotated[str, typer.Option("--to", metavar="STREAM", help="The partition they are to go to.")]
+OverArgument: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="[STREAM…]", help="The partitions to spread over; all where left out.")
+]
 MovesArgument: TypeAlias = Annotated[
     list[int], typer.Argument(metavar="MOVE…", help="The moves' numbers.", show_default=False)
 ]
@@ -100,10 +103,7 @@ def consolidate(
 
 def plan(
     super_stream: SuperStreamArgument,
-    over: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[STREAM…]", help="The partitions to spread over; all where left out."),
-    ] = None,
+    over: OverArgument = None,
     broker: BrokerOption = None,
     stream_url: StreamUrlOption = None,
     database: DatabaseOption = None,
@@ -126,10 +126,7 @@ def plan(
 
 def rebalance(
     super_stream: SuperStreamArgument,
-    over: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[STREAM…]", help="The partitions to spread over; all where left out."),
-    ] = None,
+    over: OverArgument = None,
     file: Annotated[
         Path | None, typer.Option("--plan", help="A plan that `plan --json` printed.", show_default=False)
     ] = None,

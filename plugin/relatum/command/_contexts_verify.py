@@ -8,7 +8,14 @@ from rich.progress import Progress, TextColumn
 from rich.text import Text
 
 from relatum.command._exits import ExitCode
-from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_broker
+from relatum.command._options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    SuperStreamArgument,
+    require_broker,
+)
 from relatum.command._output import console, errors, print_json, table_of
 from relatum.serial import ContextMessage, SerialReport
 from relatum.serial import history as read_history
@@ -17,9 +24,6 @@ from relatum.serial import verify as run_verify
 FINDINGS_SHOWN: Final = 20
 """Findings shown on the terminal."""
 
-SuperStreamArgument = Annotated[
-    str, typer.Argument(metavar="SUPER_STREAM", help="The super stream's name.", show_default=False)
-]
 HeaderOption = Annotated[
     str | None,
     typer.Option(

@@ -45,6 +45,9 @@ DatabaseOption: TypeAlias = Annotated[
         help="PostgreSQL: postgresql://user:password@host:5432/name.",
     ),
 ]
+SuperStreamArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="SUPER_STREAM", help="The super stream's name.", show_default=False)
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

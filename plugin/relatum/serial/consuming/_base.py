@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import sqlalchemy as sa
 
 from relatum.errors import ConfigurationError, InvalidInput
-from relatum.reading import BrokerAddress
+from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._batch import BatchBase
 from relatum.serial.consuming._following import Pause
 from relatum.serial.consuming._member import Member
@@ -99,7 +99,8 @@ class ConsumerBase(Generic[BatchT]):
 
     def _status(self) -> SerialStatus:
         self._check_running()
-        return read_status(self._store, self._address, self.pauses)
+        with StreamReader.open(self._address) as reader:
+            return read_status(self._store, reader, self.pauses)
 
     @property
     def partitions(self) -> tuple[str, ...]:

@@ -79,25 +79,24 @@ class SerialStatus:
         return sum(partition.lag for partition in self.partitions)
 
 
-def read_status(store: ConsumerStore, address: BrokerAddress, pauses: Sequence[Pause]) -> SerialStatus:
+def read_status(store: ConsumerStore, reader: StreamReader, pauses: Sequence[Pause]) -> SerialStatus:
     """What the database and the broker say of a consumer."""
     positions, holds = store.status()
-    with StreamReader.open(address) as reader:
-        partitions = tuple(
-            PartitionStatus(
-                stream=row.stream,
-                is_retired=row.state == "retired",
-                position=None if row.position == DRAINED else row.position,
-                lag=_lag(reader, row.stream, row.position),
-                holder=row.holder,
-                holds=tuple(
-                    HoldStatus(hold.move_id, hold.source, hold.fence_offset, hold.held, hold.since_s)
-                    for hold in holds
-                    if hold.partition_id == row.partition_id
-                ),
-            )
-            for row in positions
+    partitions = tuple(
+        PartitionStatus(
+            stream=row.stream,
+            is_retired=row.state == "retired",
+            position=None if row.position == DRAINED else row.position,
+            lag=_lag(reader, row.stream, row.position),
+            holder=row.holder,
+            holds=tuple(
+                HoldStatus(hold.move_id, hold.source, hold.fence_offset, hold.held, hold.since_s)
+                for hold in holds
+                if hold.partition_id == row.partition_id
+            ),
         )
+        for row in positions
+    )
     return SerialStatus(partitions, tuple(pauses))
 
 
@@ -121,10 +120,13 @@ def consumers(
         with translated_errors(), engine.connect() as connection:
             wanted = {"of_vhost": address.vhost, "of_super_stream": super_stream}
             names = connection.scalars(_NAMES, wanted).all()
-        for name in names:
-            store = ConsumerStore(super_stream, name, engine, vhost=address.vhost)
-            if store.find():
-                found[name] = read_status(store, address, ())
+        if not names:
+            return found
+        with StreamReader.open(address) as reader:
+            for name in names:
+                store = ConsumerStore(super_stream, name, engine, vhost=address.vhost)
+                if store.find():
+                    found[name] = read_status(store, reader, ())
     return found
 
 
