@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 CHECK_S: Final = 0.02
 """Seconds for which a look at the database serves by default; see `AffinityRouter`."""
 
-CHECK_S_MAX: Final = 0.04
-"""Seconds: below the 0.05 s that a mover waits before its fence."""
-
 KNOWN_SETS_MAX: Final = 100_000
 """Sets a router remembers by default: some 50 MB of memory, where that many are open."""
 
@@ -95,7 +92,7 @@ class AffinityRouter(Router):
         known_sets_max: int = KNOWN_SETS_MAX,
         predecessors_max: int = PREDECESSORS_MAX,
     ) -> None:
-        _check(check_s, idle_s, known_sets_max, predecessors_max)
+        _check(idle_s, known_sets_max, predecessors_max)
         options = RouterOptions(
             header=header,
             balance=SetBalance(balance, weights),
@@ -235,7 +232,7 @@ class AsyncAffinityRouter(AsyncRouter):
         known_sets_max: int = KNOWN_SETS_MAX,
         predecessors_max: int = PREDECESSORS_MAX,
     ) -> None:
-        _check(check_s, idle_s, known_sets_max, predecessors_max)
+        _check(idle_s, known_sets_max, predecessors_max)
         options = RouterOptions(
             header=header,
             balance=SetBalance(balance, weights),
@@ -316,9 +313,7 @@ class AsyncAffinityRouter(AsyncRouter):
             await self._run(self._core.publications.settle(name))
 
 
-def _check(check_s: float, idle_s: float | None, known_sets_max: int, predecessors_max: int) -> None:
-    if isinstance(check_s, int | float) and check_s > CHECK_S_MAX:
-        raise ConfigurationError(f"check_s is at most {CHECK_S_MAX} s, not {check_s}")
+def _check(idle_s: float | None, known_sets_max: int, predecessors_max: int) -> None:
     if idle_s is not None and (isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not idle_s > 0):
         raise ConfigurationError(f"idle_s is a number of seconds above 0, or None, not {idle_s!r}")
     for name, value, least in (("known_sets_max", known_sets_max, 1), ("predecessors_max", predecessors_max, 0)):

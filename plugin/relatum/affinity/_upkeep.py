@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import backoff, ended
+from relatum._failures import backoff, log_failure
 from relatum.errors import RelatumError
 from relatum.placement._core import RouterCore
 from relatum.placement._store import PlacementStore
@@ -104,14 +104,11 @@ class Upkeep:
             self._closing.wait(BATCH_S)
             try:
                 is_done = self._keep(is_last=is_last)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
                 if self._stop.is_set():
                     return  # Nobody waits for it any more, and the connections are closed.
                 is_done = False
-                if isinstance(error, RelatumError):
-                    logger.warning("affinity sets not closed yet: %s", ended(error))
-                else:
-                    logger.exception("affinity sets not closed yet")
+                log_failure(logger, error, "affinity sets not closed yet")
             if is_last and is_done:
                 return
             if is_done:

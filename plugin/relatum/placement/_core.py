@@ -35,6 +35,9 @@ from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, de
 from relatum.superstreams._connections import reach_of
 from relatum.superstreams._layout import checked_name
 
+CHECK_S_MAX: Final = 0.04
+"""Seconds for which a look may serve: below the 0.05 s that a mover waits before its fence."""
+
 AWAY: Final = ("known", "wait", "fail")
 
 CLOSED: Final = "the router is closed: open another"
@@ -75,6 +78,8 @@ class RouterOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise ConfigurationError(f"{name} is a number of seconds from 0, not {value!r}")
+        if self.check_s > CHECK_S_MAX:
+            raise ConfigurationError(f"check_s is at most {CHECK_S_MAX} s, not {self.check_s}")
         for name in ("names_max", "unchecked_max", "open_sets_max"):
             value = getattr(self, name)
             if name == "open_sets_max" and value is None:

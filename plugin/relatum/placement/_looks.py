@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import ended
-from relatum.errors import DatabaseUnavailable, RelatumError
+from relatum._failures import ended, log_failure
+from relatum.errors import DatabaseUnavailable
 
 logger = logging.getLogger("relatum.placement")
 
@@ -79,7 +79,5 @@ def _log(error: Exception) -> None:
     """Log what those who publish are not told; that the database is away they find themselves."""
     if isinstance(error, DatabaseUnavailable):
         logger.debug("not looked: %s", ended(error))
-    elif isinstance(error, RelatumError):
-        logger.warning("not looked: %s", ended(error))
     else:
-        logger.exception("not looked")
+        log_failure(logger, error, "not looked")

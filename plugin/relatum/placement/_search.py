@@ -11,7 +11,17 @@ from pika import BasicProperties
 from relatum._direct import TIMEOUT_S, DirectPublisher
 from relatum.errors import ReadTimeout
 from relatum.placement._cache import Sent
-from relatum.placement._entries import CONTENT_TYPE, CONTROL_BYTES, Adoption, Entry, Fence, Marker, encode, entry_of
+from relatum.placement._entries import (
+    CONTENT_TYPE,
+    CONTROL_BYTES,
+    Adoption,
+    Control,
+    Entry,
+    Fence,
+    Marker,
+    encode,
+    entry_of,
+)
 from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
 
 IDLE_S: Final = TIMEOUT_S
@@ -44,6 +54,12 @@ def scan(
             for offset, record in zip(batch.offsets, batch.records, strict=True):
                 if may_matter(record):
                     yield Message.from_record(stream, offset, record)
+
+
+def publish_control(publisher: DirectPublisher, stream: str, control: Control) -> None:
+    """Publish a control message to a stream and wait for its confirm; raises what the publisher raises."""
+    headers, body = encode(control)
+    publisher.publish(stream, body, BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers))
 
 
 class Search:
@@ -120,9 +136,7 @@ class Strays:
             PublishNacked: the broker refused it.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
         """
-        headers, body = encode(adoption)
-        properties = BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
-        self._publisher.publish(stream, body, properties)
+        publish_control(self._publisher, stream, adoption)
 
     def close(self) -> None:
         """Close the connections."""

@@ -59,12 +59,11 @@ class RecorderGroup:
         self._on_recorded = on_recorded
         self._holder = holder or new_holder()
         self._stop = threading.Event()
-        self._threads: dict[str, threading.Thread] = {}
-        self._recorders: dict[str, TailRecorder] = {}
+        self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on; nothing happens where it is recorded already."""
-        if stream in self._threads:
+        if stream in self._running:
             return
         recorder = TailRecorder(
             self._address,
@@ -76,8 +75,7 @@ class RecorderGroup:
             on_recorded=self._on_recorded,
         )
         thread = threading.Thread(target=recorder.run, args=[self._stop], name=f"relatum-{stream}", daemon=True)
-        self._threads[stream] = thread
-        self._recorders[stream] = recorder
+        self._running[stream] = recorder, thread
         thread.start()
 
     def drain(self, until: float) -> None:
@@ -86,7 +84,7 @@ class RecorderGroup:
         Args:
             until: When to give up, by the monotonic clock.
         """
-        recorders = dict(self._recorders)
+        recorders = {stream: recorder for stream, (recorder, _) in self._running.items()}
         try:
             with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
                 ends = {stream: _end_of(reader, stream) for stream in recorders}
@@ -101,7 +99,7 @@ class RecorderGroup:
     def stop(self) -> None:
         """Finish the batches under way and end all threads."""
         self._stop.set()
-        for thread in self._threads.values():
+        for _, thread in self._running.values():
             thread.join(STOP_S)
 
 

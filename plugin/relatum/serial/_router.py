@@ -173,10 +173,6 @@ class AsyncContextRouter(AsyncRouter):
         return (await self._publish_named(channel, name, message, **kwargs)).result
 
 
-_CHECK_S_MAX = 0.04
-"""Seconds: below the 0.05 s that a mover waits before its fence."""
-
-
 def _options(
     header: str, balance: BalanceName | Balance, check_s: float, timeout_s: float, contexts_max: int, away: Any
 ) -> RouterOptions:
@@ -184,7 +180,7 @@ def _options(
         raise ConfigurationError(f"when_database_away is 'wait' or 'fail', not {away!r}")
     if isinstance(contexts_max, bool) or not isinstance(contexts_max, int) or contexts_max < 1:
         raise ConfigurationError(f"contexts_max is a number from 1, not {contexts_max!r}")
-    options = RouterOptions(
+    return RouterOptions(
         header=header,
         balance=balance,
         check_s=check_s,
@@ -192,6 +188,3 @@ def _options(
         names_max=contexts_max,
         when_database_away=away,
     )
-    if check_s > _CHECK_S_MAX:
-        raise ConfigurationError(f"check_s is at most {_CHECK_S_MAX} s, not {check_s}")
-    return options

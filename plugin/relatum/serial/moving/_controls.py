@@ -4,11 +4,9 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from pika import BasicProperties
-
 from relatum._direct import DirectPublisher
-from relatum.placement._entries import CONTENT_TYPE, CONTROL_BYTES, Control, Fence, Marker, encode, entry_of
-from relatum.placement._search import scan
+from relatum.placement._entries import CONTROL_BYTES, Control, Fence, Marker, entry_of
+from relatum.placement._search import publish_control, scan
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.serial.moving._steps import FindControl
 
@@ -41,10 +39,7 @@ class ControlStreams:
             PublishNacked: the broker refused it.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
         """
-        headers, body = encode(control)
-        self._publisher.publish(
-            stream, body, BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
-        )
+        publish_control(self._publisher, stream, control)
 
     def find(self, wanted: FindControl) -> int | None:
         """Where the first fence or marker of a move and an epoch lies, up to where the stream ends now.
