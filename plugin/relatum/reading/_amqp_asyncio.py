@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ssl
 import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from typing import Any, Final, TypeVar
 
@@ -33,6 +34,7 @@ from relatum.reading._amqp_operations import (
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
+from relatum.reading._refusal import is_refusal
 from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
 from relatum.reading._window import Result, Window
 
@@ -60,6 +62,18 @@ class _Properties:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._properties, name)
+
+
+def _closed_with(error: BaseException) -> tuple[int | None, str]:
+    """The reply code and text of the Close that ended an opening; None where there was none.
+
+    aiormq takes a Close for a frame out of turn, and keeps it nowhere but in the frame of the call that met it.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        met = frame.f_locals.get("frame")
+        if isinstance(met, aiormq.spec.Connection.Close):
+            return met.reply_code, met.reply_text
+    return None, ""
 
 
 class _Consumer:
@@ -229,8 +243,7 @@ class AsyncAmqp:
         except (aiormq.exceptions.ProbableAuthenticationError, aiormq.exceptions.AuthenticationError) as error:
             raise AccessRefused(f"The broker at {where} refuses the user {address.user!r}.") from error
         except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
-            # aiormq takes the broker's answer to a refused virtual host for a frame out of turn.
-            if isinstance(error, aiormq.exceptions.InvalidFrameError) and "Connection.Close" in str(error):
+            if is_refusal(*_closed_with(error)):
                 message = f"The broker at {where} refuses the user {address.user!r} or the virtual host."
                 raise AccessRefused(message) from error
             raise (untrusted_inside(error, where) or BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")) from error

@@ -6,6 +6,7 @@ the connection. So this runs a SelectConnection's own loop, step by step.
 
 import contextlib
 import os
+import re
 import socket
 import ssl
 import threading
@@ -17,7 +18,7 @@ import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
-from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum._ids import MessageId
 from relatum.errors import (
@@ -46,6 +47,7 @@ from relatum.reading._amqp_operations import (
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
+from relatum.reading._refusal import is_refusal
 from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
 from relatum.reading._window import Result, Window
 
@@ -107,14 +109,22 @@ def blocking_connection(
 
 
 def connection_error(error: BaseException | None, address: BrokerAddress) -> RelatumError:
-    """The error for a connection that could not be opened."""
+    """The error for a connection that could not be opened.
+
+    pika calls a connection that ended during the opening a "probable" refusal. It is one where the broker said so.
+    """
     where = f"{address.host}:{address.amqp_port}"
-    if isinstance(error, (ProbableAccessDeniedError, ProbableAuthenticationError)) or "(403)" in str(error):
+    closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
+    if closed is not None and is_refusal(int(closed[1]), closed[2]):
         return AccessRefused(f"The broker at {where} refuses the user {address.user!r} or the virtual host.")
     untrusted = untrusted_inside(error, where)
     if untrusted is not None:
         return untrusted
     return BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")
+
+
+_CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
+"""What pika's errors keep of a Close frame: the reply code and the text."""
 
 
 class _Loop(IOLoop):  # type: ignore[misc]
