@@ -150,3 +150,24 @@ def test_what_is_no_database_is_a_clear_error() -> None:
     with pytest.raises(DatabaseUnavailable) as absent:
         relatum_migrations.upgrade("postgresql://user:secret@127.0.0.1:1/name")
     assert "secret" not in str(absent.value)
+
+
+def test_coverage_that_was_written_over_amqp_is_known_to_be_so(empty_database_url: str) -> None:
+    """Ranges recorded over AMQP 0.9.1 before the column was there are marked, and no others."""
+    relatum_migrations.upgrade(empty_database_url)
+    relatum_migrations.downgrade(empty_database_url, "0004")
+    engine = make_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("INSERT INTO relatum.streams (name) VALUES ('s')"))
+        connection.execute(
+            sa.text(
+                "INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, last_offset,"
+                " last_fingerprint, last_chunk_ms) SELECT stream_id, 0, 1, '{}', false, c.* FROM relatum.streams,"
+                " (VALUES (0, 7, NULL), (0, 7, 1000), (NULL, NULL, NULL)) AS c (a, b, c)"
+            )
+        )
+    relatum_migrations.upgrade(empty_database_url)
+    with engine.connect() as connection:
+        marks = connection.execute(sa.text("SELECT over_amqp FROM relatum.coverage ORDER BY coverage_id")).scalars()
+        assert list(marks) == [True, False, False]
+    engine.dispose()

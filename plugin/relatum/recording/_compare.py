@@ -66,7 +66,7 @@ class Expected:
         self.definitions = {definition.key_id: definition for definition in definitions}
         everything = (0, max((row.to_offset for row in covering), default=0))
         self._gaps = unrecorded(covering, everything, [*self.definitions, TIME])
-        self._over_amqp = [(row.from_offset, row.to_offset) for row in covering if row.is_over_amqp]
+        self._over_amqp = [(row.from_offset, row.to_offset) for row in covering if row.over_amqp]
 
     def time(self, message: Message) -> int | None:
         """The time the table should have. AMQP 0.9.1 does not show a chunk's, so what it recorded may lack it."""

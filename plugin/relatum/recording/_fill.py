@@ -143,7 +143,7 @@ class Filler:
 
     def _fill(self, part: Segment) -> None:
         extractor = Extractor([key for key in self._definitions if key.key_id in part.key_ids])
-        work = _Work(self._stream.stream_id, part, extractor)
+        work = _Work(self._stream.stream_id, part, extractor, over_amqp=self._reader.transport == "amqp")
         for records in self._records(part):
             if records.first_offset > work.expected:
                 self._cross(work, records.first_offset)
@@ -252,8 +252,9 @@ class Filler:
 class _Work:
     """How far a part has come: covered to `done_to`, read to `expected`, with the rows between in `batch`."""
 
-    def __init__(self, stream_id: int, part: Segment, extractor: Extractor) -> None:
+    def __init__(self, stream_id: int, part: Segment, extractor: Extractor, *, over_amqp: bool) -> None:
         self.stream_id = stream_id
+        self._over_amqp = over_amqp
         self.key_ids = part.key_ids
         self._extractor = extractor
         self.done_to = self.expected = part.from_offset
@@ -271,7 +272,7 @@ class _Work:
         """What the coverage is to say of the offsets up to one."""
         position = self.batch.position() if self.batch.messages else None
         key_ids = tuple(sorted(self.key_ids - {TIME}))
-        return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position)
+        return Filled(self.done_to, to_offset, key_ids, TIME in self.key_ids, position, over_amqp=self._over_amqp)
 
     def skip_to(self, offset: int) -> None:
         """Go on behind what was committed, or is gone."""

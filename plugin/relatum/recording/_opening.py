@@ -8,6 +8,7 @@ is compared with what lay there.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -72,7 +73,8 @@ def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Ope
         stream, tail = _after_loss(engine, reader, stream, tail, bounds)
     with translated_errors(), engine.begin() as connection:
         definitions = tuple(key_definitions(connection))
-        tail = _continued(connection, stream, tail, definitions, bounds, with_time=indexes_time(stream, reader))
+        reads = _Reads(indexes_time(stream, reader), reader.transport == "amqp")
+        tail = _continued(connection, stream, tail, definitions, bounds, reads)
         _set_bounds(connection, stream, bounds)
         high_us = _latest_time(connection, stream.stream_id)
     return Opened(stream, tail, definitions, high_us)
@@ -84,6 +86,13 @@ def indexes_time(stream: StreamRow, reader: StreamReader) -> bool:
     AMQP 0.9.1 does not show when a chunk was written: a range it recorded cannot claim the times of its messages.
     """
     return stream.record_time and reader.transport == "stream"
+
+
+class _Reads(NamedTuple):
+    """What a range says of how it is recorded."""
+
+    with_time: bool
+    over_amqp: bool
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
@@ -187,7 +196,14 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
         connection.execute(sa.update(coverage).where(of_stream, coverage.c.last_offset >= cut).values(unknown))
         position = agreed if cut == agreed.offset + 1 else None
         new = open_range(
-            connection, stream.stream_id, cut, tail.key_ids, with_time=tail.with_time, is_tail=True, position=position
+            connection,
+            stream.stream_id,
+            cut,
+            tail.key_ids,
+            with_time=tail.with_time,
+            is_tail=True,
+            position=position,
+            over_amqp=tail.over_amqp,
         )
         note(
             connection, stream.stream_id, "tail_lost", (cut, tail.to_offset), "recorded again as the stream has it now"
@@ -225,6 +241,7 @@ def _closed_range(tail: CoverageRow, cut: int) -> dict[str, object]:
         "key_ids": list(tail.key_ids),
         "with_time": tail.with_time,
         "kind": "recorded",
+        "over_amqp": tail.over_amqp,
     }
 
 
@@ -234,16 +251,15 @@ def _continued(
     tail: CoverageRow | None,
     definitions: Sequence[KeyDefinition],
     bounds: StreamBounds,
-    *,
-    with_time: bool,
+    reads: _Reads,
 ) -> CoverageRow:
     """The tail to go on with: the old one, or a new one behind a hole or for other keys."""
     key_ids = tuple(sorted(definition.key_id for definition in definitions))
     first = bounds.first or 0
     if tail is None:
-        return open_range(connection, stream.stream_id, first, key_ids, with_time=with_time, is_tail=True)
+        return _new_tail(connection, stream, first, key_ids, reads)
     hole = tail.to_offset < first
-    if not hole and tail.key_ids == key_ids and tail.with_time == with_time:
+    if not hole and (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, *reads):
         return tail
     close_tail(connection, tail)
     start = tail.to_offset
@@ -253,14 +269,26 @@ def _continued(
             add_hole(connection, stream.stream_id, (tail.to_offset, first))
             note(connection, stream.stream_id, "hole", (tail.to_offset, first), "retention was faster than recording")
             logger.warning("hole", extra={"stream": stream.name, "from": tail.to_offset, "to": first})
+    return _new_tail(connection, stream, start, key_ids, reads, tail.position)
+
+
+def _new_tail(
+    connection: sa.Connection,
+    stream: StreamRow,
+    start: int,
+    key_ids: Sequence[int],
+    reads: _Reads,
+    position: Position | None = None,
+) -> CoverageRow:
     return open_range(
         connection,
         stream.stream_id,
         start,
         key_ids,
-        with_time=with_time,
+        with_time=reads.with_time,
         is_tail=True,
-        position=tail.position,
+        position=position,
+        over_amqp=reads.over_amqp,
     )
 
 

@@ -28,6 +28,7 @@ from relatum.store._coverage import (
     merged,
     missing,
     open_range,
+    proven,
     tail_of,
 )
 from relatum.store._engine import as_engine, make_engine, translated_errors
@@ -101,6 +102,7 @@ __all__ = [
     "open_range",
     "placement_epochs",
     "placements",
+    "proven",
     "receipts",
     "relationships",
     "remove_key",

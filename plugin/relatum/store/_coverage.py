@@ -47,6 +47,8 @@ class CoverageRow:
     last_fingerprint: int | None
     last_chunk_ms: int | None
     recorded_at: datetime
+    over_amqp: bool = False
+    """Whether AMQP 0.9.1 recorded it, which does not show compressed batches: it proves nothing absent."""
 
     @property
     def position(self) -> Position | None:
@@ -55,14 +57,13 @@ class CoverageRow:
             return None
         return Position(self.last_offset, self.last_fingerprint, self.last_chunk_ms)
 
-    @property
-    def is_over_amqp(self) -> bool:
-        """Whether AMQP 0.9.1 recorded it, which does not show when a chunk was written."""
-        return self.last_fingerprint is not None and self.last_chunk_ms is None
-
     def holds(self, key_id: int) -> bool:
         """Whether the range is recorded for a key, or for `TIME`."""
         return self.kind == "recorded" and (self.with_time if key_id == TIME else key_id in self.key_ids)
+
+    def proves(self, key_id: int) -> bool:
+        """Whether what the range does not hold for a key, or for `TIME`, is not in the stream."""
+        return not self.over_amqp and self.holds(key_id)
 
 
 _COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
@@ -106,8 +107,9 @@ def open_range(
     with_time: bool,
     is_tail: bool,
     position: Position | None = None,
+    over_amqp: bool = False,
 ) -> CoverageRow:
-    """A new range that holds nothing yet, [at, at).
+    """A new range that holds nothing yet, [at, at). `over_amqp` says what will be recorded of it is read by AMQP 0.9.1.
 
     Raises:
         CoverageConflict: the stream has a tail already, and this was to be one.
@@ -124,6 +126,7 @@ def open_range(
             last_offset=position and position.offset,
             last_fingerprint=position and position.fingerprint,
             last_chunk_ms=position and position.chunk_ms,
+            over_amqp=over_amqp,
         )
         .on_conflict_do_nothing()
         .returning(*_COLUMNS)
@@ -219,14 +222,14 @@ class Filled:
     with_time: bool
     position: Position | None = None
     kind: str = "recorded"
+    over_amqp: bool = False
 
     def joins(self, row: CoverageRow) -> bool:
         """Whether a range that somebody finished says the same of the offsets just before or behind."""
-        is_over_amqp = self.position is not None and self.position.chunk_ms is None
-        mine = (self.kind, self.key_ids, self.with_time, is_over_amqp)
+        mine = (self.kind, self.key_ids, self.with_time, self.over_amqp)
         return (
             not row.is_tail
-            and mine == (row.kind, row.key_ids, row.with_time, row.is_over_amqp)
+            and mine == (row.kind, row.key_ids, row.with_time, row.over_amqp)
             and (row.to_offset == self.from_offset or row.from_offset == self.to_offset)
         )
 
@@ -261,6 +264,7 @@ def add_filled(connection: sa.Connection, stream_id: int, rows: Sequence[Coverag
             key_ids=list(filled.key_ids),
             with_time=filled.with_time,
             kind=filled.kind,
+            over_amqp=filled.over_amqp,
             last_offset=position and position.offset,
             last_fingerprint=position and position.fingerprint,
             last_chunk_ms=position and position.chunk_ms,
@@ -271,6 +275,11 @@ def add_filled(connection: sa.Connection, stream_id: int, rows: Sequence[Coverag
 def covered(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
     """The offsets recorded for a key (or `TIME`), as disjoint ranges in order. Empty ranges are left out."""
     return merged((row.from_offset, row.to_offset) for row in rows if row.holds(key_id))
+
+
+def proven(rows: Iterable[CoverageRow], key_id: int) -> list[Range]:
+    """The offsets of which it is known what they hold for a key (or `TIME`): those of `covered` but AMQP 0.9.1's."""
+    return merged((row.from_offset, row.to_offset) for row in rows if row.proves(key_id))
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:

@@ -6,6 +6,7 @@ The streams are the truth and these tables are derived from them: they can be dr
   again; it gets a new row, so that no row of the old one can answer for the new one.
 - `keys`: the key definitions in force, and those removed.
 - `coverage`: the offset ranges of a stream that are recorded, each with the keys it holds; holes that retention tore.
+  What was recorded `over_amqp` holds what it found, but proves nothing absent: it is read again by the stream protocol.
 - `relationships`: one row for each value of each message. Its one index answers every look-up by key.
 - `time_blocks`: the sparse index of times, one row for up to 128 messages. See ADR 0003.
 - `checkpoints`: what lay at some recorded offsets, to find how far back a stream that lost its tail still agrees.
@@ -85,6 +86,7 @@ coverage = Table(
     Column("last_fingerprint", BigInteger),
     Column("last_chunk_ms", BigInteger),
     Column("recorded_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("over_amqp", Boolean, nullable=False, server_default=text("false")),
     Index("coverage_stream", "stream_id", "from_offset"),
     # One tail a stream: two recorders that start together cannot both make one.
     Index("coverage_tail", "stream_id", unique=True, postgresql_where=text("is_tail")),
