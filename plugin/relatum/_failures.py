@@ -1,22 +1,67 @@
-"""What work that goes on for ever does about failures: how they are logged, and when it is tried again."""
+"""What work that goes on for ever does about failures: which may be repeated, how they are logged, and when.
+
+Whatever repeats an action asks `may_repeat` and, where an operator's mend is to be waited for, `may_be_mended`. All
+other errors are final for the message they are about: it is named, counted and passed on. docs/retries.md lists every
+loop that repeats something.
+"""
 
 import logging
 import random
 from collections.abc import Iterator
 from typing import Final
 
-from relatum.errors import RelatumError
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    NotAStream,
+    PublishNacked,
+    PublishUnroutable,
+    RelatumError,
+    StreamNotFound,
+    Transient,
+)
 
 BACKOFF_S: Final = (0.05, 5.0)
-"""Least and most seconds before a server that is away is asked again: doubled each time, half of it by chance."""
+"""Least and most seconds before a server that is away is tried again: doubled each time, half of it by chance."""
+
+QUESTION_S: Final = 60.0
+"""Most seconds before a question is asked again that was refused: half of it by chance, so 30 at least in the end.
+
+It also is the longest pause before something is tried again that waits for an operator's mend.
+"""
 
 
-def backoff() -> Iterator[float]:
-    """The pauses between tries, in seconds."""
-    pause, longest = BACKOFF_S
+def may_repeat(error: BaseException) -> bool:
+    """Whether what raised an error may be done again as it is: time alone may cure it.
+
+    Not so: defects (what is no error of Relatum's), bad input, data that cannot be read or written, conflicts, and
+    what only a person mends (`may_be_mended`).
+    """
+    return isinstance(error, Transient)
+
+
+def may_be_mended(error: BaseException) -> bool:
+    """Whether an error is about no message, but about how servers are set up: a person mends it, or nobody does.
+
+    A user without a permission, a schema or a stream that is not there, a queue that takes nothing more: each next
+    message would fail of the same. What runs for ever may wait for it, with pauses up to `QUESTION_S` and a line in the
+    log; what somebody waits for raises it.
+    """
+    # A broker's nack says nothing about the message: a queue is full, or a stream has no leader.
+    mended = (AccessRefused, ConfigurationError, NotAStream, PublishNacked, PublishUnroutable, StreamNotFound)
+    return isinstance(error, mended)
+
+
+def backoff(longest_s: float = BACKOFF_S[1]) -> Iterator[float]:
+    """The pauses between tries, in seconds.
+
+    Args:
+        longest_s: The longest pause; `QUESTION_S` for questions that were refused, by default that for servers away.
+    """
+    pause = BACKOFF_S[0]
     while True:
         yield pause * (0.5 + random.random() / 2)  # noqa: S311 - spreads tries, nothing secret
-        pause = min(pause * 2, longest)
+        pause = min(pause * 2, longest_s)
 
 
 def ended(error: BaseException) -> str:

@@ -50,7 +50,8 @@ RelatumError
 └── DataError                     bytes that are not what they should be
     ├── ProtocolError             a peer broke the stream protocol
     ├── ChunkCorrupt              a chunk's CRC or lengths are wrong
-    └── UndecodableMessage        not an AMQP message, or a codec that is not installed
+    ├── UndecodableMessage        not an AMQP message, or a codec that is not installed
+    └── RowRefused                PostgreSQL cannot hold a value; nothing was written (field: sqlstate)
 ```
 
 Fields say what failed (`stream`, `offset`, `key`, `reason`); no message holds a payload, a credential or a URL.
@@ -389,3 +390,12 @@ class ChunkCorrupt(DataError):
 
 class UndecodableMessage(DataError):
     """A message is not AMQP 1.0, or is compressed by a codec that is not installed."""
+
+
+class RowRefused(DataError):
+    """PostgreSQL refuses a value or a row, and would each time (field `sqlstate`); nothing was written.
+
+    A text too long for an index or without a place in the database's encoding, a number out of range, a constraint.
+    """
+
+    sqlstate: str | None

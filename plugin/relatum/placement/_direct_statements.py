@@ -15,6 +15,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
 from relatum.store import translated_errors
+from relatum.store._engine import REFUSALS
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
 
@@ -81,7 +82,7 @@ class DirectStatements:
                 try:
                     return self._execute(connection, text, parameters, accept)
                 except psycopg.OperationalError as error:
-                    if not tries_left or not (isinstance(error, _PASSING) or not is_new):
+                    if not tries_left or isinstance(error, REFUSALS) or (is_new and not isinstance(error, _PASSING)):
                         raise
                     # Those that are idle may be of a server that was restarted since; a new one tells.
                     self._drop()

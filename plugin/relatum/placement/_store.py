@@ -19,6 +19,7 @@ from relatum.errors import (
     InvalidInput,
     MoveConflict,
     PlacementNotFound,
+    RowRefused,
     StreamNotFound,
     SuperStreamConflict,
     SuperStreamNotFound,
@@ -394,7 +395,9 @@ class PlacementStore:
 
         try:
             rows = self._direct.rows(query, wanted, None if open_sets_max is None else accept)
-        except psycopg.errors.DivisionByZero:
+        except RowRefused as refused:
+            if not isinstance(refused.__cause__, psycopg.errors.DivisionByZero):
+                raise
             return {}
         return {row.name: _placement(row) for row in rows}
 

@@ -9,7 +9,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
-from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, SchemaMissing
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RowRefused, SchemaMissing
 
 _LIBPQ_OPTIONS: dict[str, Any] = {
     "application_name": "relatum",
@@ -22,6 +22,21 @@ _LIBPQ_OPTIONS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+
+REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+"""What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.
+
+Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
+"""
+
+_PASSING: Final = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    # A standby that is not promoted yet, and sessions ended for their time: a new connection does better.
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.TransactionTimeout,
+)
 
 # libpq gives no SQLSTATE for what a server answers before there is a session: only the text tells.
 _NO_DATABASE: Final = re.compile(r'FATAL:\s+database ".*" does not exist')
@@ -74,24 +89,34 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
 
     A class and not a generator: it stands on the path of every look-up and costs a third so.
 
+    Args:
+        theirs_too: Whether the block runs a caller's own statements as well. What PostgreSQL refuses of them stays the
+            driver's error then, which the caller may know better than ours.
+
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer, or ended the connection: nothing was committed, unless the
             connection was lost during the commit itself.
         SchemaMissing: a table or column is not there.
         ConfigurationError: the server has no database of that name.
         AccessRefused: this user may not.
+        RowRefused: PostgreSQL cannot hold a value, however often it is given; nothing was written.
     """
 
-    __slots__ = ()
+    __slots__ = ("_theirs_too",)
+
+    def __init__(self, *, theirs_too: bool = False) -> None:
+        self._theirs_too = theirs_too
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, sa.exc.DBAPIError):
-            raise_translated(error, error.orig, lost=error.connection_invalidated)
+            if not (self._theirs_too and isinstance(error.orig, REFUSALS)):
+                raise_translated(error, error.orig, lost=error.connection_invalidated)
         elif isinstance(error, psycopg.Error):
-            raise_translated(error, error)
+            if not (self._theirs_too and isinstance(error, REFUSALS)):
+                raise_translated(error, error)
         elif isinstance(error, sa.exc.TimeoutError):
             raise DatabaseUnavailable("no connection to PostgreSQL became free in time") from error
 
@@ -106,8 +131,11 @@ def raise_translated(error: BaseException, original: BaseException | None, *, lo
         raise AccessRefused(f"PostgreSQL refuses this user: {_first_line(original)}") from error
     if isinstance(original, psycopg.errors.InvalidCatalogName) or _NO_DATABASE.search(str(original)):
         raise ConfigurationError(f"there is no such database: {_first_line(original)}") from error
-    unavailable = (psycopg.OperationalError, psycopg.InterfaceError)
-    if lost or isinstance(original, unavailable):
+    if isinstance(original, REFUSALS) and not lost:
+        raise RowRefused(
+            f"PostgreSQL refuses a value, and would again: {_first_line(original)}", sqlstate=original.sqlstate
+        ) from error
+    if lost or isinstance(original, _PASSING):
         raise DatabaseUnavailable(f"PostgreSQL does not answer: {_first_line(original)}") from error
 
 

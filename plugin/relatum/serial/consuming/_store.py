@@ -319,7 +319,7 @@ class ConsumerStore:
             PartitionLost: The partition is another member's; all was rolled back.
             CommitInDoubt: The connection was lost during the commit.
         """
-        with translated_errors(), self.engine.connect() as connection:
+        with translated_errors(theirs_too=True), self.engine.connect() as connection:
             transaction = connection.begin()
             with transaction:
                 yield connection
