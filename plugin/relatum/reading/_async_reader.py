@@ -71,7 +71,7 @@ class AsyncStreamReader:
                 if choice is Choice.STREAM:
                     raise
                 streams = None
-        if streams is not None and choice is Choice.STREAM:
+        if streams is not None and (choice is Choice.STREAM or is_same_broker(address, streams.server_properties)):
             return cls(streams, "stream", timeout_s)
         return await cls._over_amqp(address, streams, timeout_s, ssl_context, mechanism, heartbeat_s)
 
@@ -98,7 +98,7 @@ class AsyncStreamReader:
             raise
         if streams is None:
             return cls(amqp, "amqp", timeout_s)
-        if is_same_broker(streams.server_properties, amqp.server_properties):
+        if is_same_broker(address, streams.server_properties, amqp.server_properties):
             await amqp.close()
             return cls(streams, "stream", timeout_s)
         await streams.close()

@@ -96,7 +96,7 @@ class StreamReader:
                 if choice is Choice.STREAM:
                     raise
             else:
-                if choice is Choice.STREAM:
+                if choice is Choice.STREAM or is_same_broker(address, streams.server_properties):
                     return cls(streams, "stream", timeout_s)
                 try:
                     amqp = BlockingAmqp(
@@ -105,7 +105,7 @@ class StreamReader:
                 except RelatumError:
                     streams.close()
                     raise
-                if is_same_broker(streams.server_properties, amqp.server_properties):
+                if is_same_broker(address, streams.server_properties, amqp.server_properties):
                     amqp.close()
                     return cls(streams, "stream", timeout_s)
                 streams.close()
