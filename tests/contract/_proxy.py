@@ -9,9 +9,9 @@ from typing import Self
 class Proxy:
     """Passes connections on to a port of this machine, until told otherwise. A context manager."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, host: str, target_port: int, *, port: int = 0) -> None:
+        self._target = (host, target_port)
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0
         self._passing = threading.Event()

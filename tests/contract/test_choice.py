@@ -5,7 +5,6 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
-from relatum.reading._choice import is_same_broker
 from tests.contract._proxy import Proxy
 
 
@@ -31,15 +30,3 @@ def test_brokers_are_compared_once(amqp_url: str, stream_url: str) -> None:
                 assert reader.transport == "stream"
             assert asyncio.run(opened_async(address)) == "stream"
         assert proxy.accepted == 1
-
-
-def test_another_broker_at_the_guessed_port_is_never_taken_for_the_same() -> None:
-    """What was remembered of an address does not make a stranger at the stream port this broker."""
-    address = BrokerAddress.parse("amqp://nobody.invalid:5672/")
-    assert not is_same_broker(address, {"cluster_name": "a"})
-    assert is_same_broker(address, {"cluster_name": "a"}, {"cluster_name": b"a"})
-    assert is_same_broker(address, {"cluster_name": "a"})
-    assert not is_same_broker(address, {"cluster_name": "b"})
-    assert not is_same_broker(replace(address, vhost="v"), {"cluster_name": "a"})
-    assert not is_same_broker(address, {}, {})
-    assert not is_same_broker(address, {})

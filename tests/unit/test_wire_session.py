@@ -12,7 +12,7 @@ from relatum.errors import AccessRefused, ConfigurationError, ConnectionLost, Da
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk
 from relatum.wire._frames import Broker, Code, Command
-from relatum.wire._session import Answer, CreditRefused, Login, Mechanism, StreamMoved, StreamSession
+from relatum.wire._session import AnotherCluster, Answer, CreditRefused, Login, Mechanism, StreamMoved, StreamSession
 from tests.unit.wire_samples import answered, deliver, record, sized
 
 LOGIN = Login("user", "secret", "vhost", heartbeat_s=10)
@@ -103,6 +103,19 @@ def test_external_login() -> None:
     replies = iter([answered(17, 1, body=PROPERTIES), answered(18, 2, body=only_plain)])
     with pytest.raises(ConfigurationError, match="EXTERNAL"):
         log_in(StreamSession(login), replies)
+
+
+@pytest.mark.parametrize(("meant", "is_told"), [("rabbit@here", True), ("rabbit@there", False), ("", False)])
+def test_only_the_cluster_that_is_meant_is_told_a_login(meant: str, is_told: bool) -> None:
+    """Another cluster, or a server that names none, gets nothing but the greeting."""
+    session = StreamSession(Login("user", "secret", cluster_name=meant or "rabbit@here"))
+    replies = server() if meant else iter([answered(Command.PEER_PROPERTIES, 1, body=frames.table({"version": "9"}))])
+    if is_told:
+        assert Command.SASL_AUTHENTICATE in log_in(session, replies)
+        return
+    with pytest.raises(AnotherCluster):
+        log_in(session, replies)
+    assert session.take_outgoing() == b""
 
 
 def test_frames_arrive_in_any_pieces() -> None:

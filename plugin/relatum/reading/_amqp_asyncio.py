@@ -211,20 +211,20 @@ class AsyncAmqp:
         self._is_closed = False
         self.server_properties: dict[str, Any] = {}
 
-    async def open(self) -> None:
-        """Connect, so that what is wrong shows at once."""
-        connection = await self._connected()
+    async def open(self, timeout_s: float | None = None) -> None:
+        """Connect, so that what is wrong shows at once; within `timeout_s` seconds, or those of each call."""
+        connection = await self._connected(timeout_s)
         self.server_properties = dict(connection.server_properties or {})
 
-    async def _connected(self) -> Any:
+    async def _connected(self, timeout_s: float | None = None) -> Any:
         if self._is_closed:
             raise BrokerUnavailable("The reader is closed.")
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
-                self._connection = await self._connect()
+                self._connection = await self._connect(timeout_s or self._timeout_s)
             return self._connection
 
-    async def _connect(self) -> Any:
+    async def _connect(self, timeout_s: float) -> Any:
         address = self._address
         where = f"{address.host}:{address.amqp_port}"
         try:
@@ -238,7 +238,7 @@ class AsyncAmqp:
                 heartbeat=self._heartbeat_s,
             )
             connection = aiormq.Connection(url, context=self._tls)
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await connection.connect()
         except (aiormq.exceptions.ProbableAuthenticationError, aiormq.exceptions.AuthenticationError) as error:
             raise AccessRefused(f"The broker at {where} refuses the user {address.user!r}.") from error

@@ -346,6 +346,7 @@ class BlockingAmqp:
         tls: ssl.SSLContext | None = None,
         mechanism: str = "PLAIN",
         heartbeat_s: int = HEARTBEAT_S,
+        connect_s: float | None = None,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
@@ -354,7 +355,8 @@ class BlockingAmqp:
         self._idle: list[PikaConnection] = []
         self._lock = threading.Lock()
         self._is_closed = False
-        connection = self._connect()
+        first_s = connect_s or timeout_s
+        connection = PikaConnection(address, pika_parameters(address, tls, first_s, mechanism, heartbeat_s), first_s)
         self.server_properties = connection.server_properties
         self._release(connection)
 

@@ -1,16 +1,19 @@
 """The asyncio reader: the same interface as the blocking one, over both transports."""
 
+import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from relatum._ids import MessageId
-from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout, RelatumError
+from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, TransportName, choose, is_same_broker
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._reader import CREDIT, IDLE_S, credit_of
@@ -18,7 +21,7 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._window import WINDOW_MESSAGES, Result
-from relatum.wire._session import Mechanism
+from relatum.wire._session import AnotherCluster, Mechanism
 
 
 class AsyncTransport(Protocol):
@@ -60,48 +63,35 @@ class AsyncStreamReader:
         if isinstance(address, str):
             address = BrokerAddress.parse(address)
         choice = choose(address, transport)
-        streams: AsyncStreams | None = None
+        within = ConnectingTime(timeout_s)
+        meant: str | None = None
+        if choice is not Choice.AMQP and address.stream_port_guessed:
+            ask = partial(cluster_meant, address, choice, tls=ssl_context, mechanism=mechanism, timeout_s=timeout_s)
+            meant = await asyncio.to_thread(ask)
+            choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:
             streams = AsyncStreams(
-                address, timeout_s=timeout_s, tls=ssl_context, mechanism=Mechanism(mechanism), heartbeat_s=heartbeat_s
+                address,
+                timeout_s=timeout_s,
+                tls=ssl_context,
+                mechanism=Mechanism(mechanism),
+                heartbeat_s=heartbeat_s,
+                cluster_name=meant,
+                connect_s=within.of_streams(choice),
             )
             try:
                 await streams.open()
-            except (BrokerUnavailable, ProtocolError, ReadTimeout):
+                return cls(streams, "stream", timeout_s)
+            except (BrokerUnavailable, ProtocolError, ReadTimeout) as error:
+                if isinstance(error, AnotherCluster):
+                    forget_cluster(address)
                 if choice is Choice.STREAM:
                     raise
-                streams = None
-        if streams is not None and (choice is Choice.STREAM or is_same_broker(address, streams.server_properties)):
-            return cls(streams, "stream", timeout_s)
-        return await cls._over_amqp(address, streams, timeout_s, ssl_context, mechanism, heartbeat_s)
+        # Imported here: aio-pika is an extra, and the stream protocol does without.
+        from relatum.reading._amqp_asyncio import AsyncAmqp
 
-    @classmethod
-    async def _over_amqp(
-        cls,
-        address: BrokerAddress,
-        streams: AsyncStreams | None,
-        timeout_s: float,
-        tls: ssl.SSLContext | None,
-        mechanism: str,
-        heartbeat_s: int,
-    ) -> Self:
-        """AMQP 0.9.1, unless what answered the guessed stream port proves to be the same broker."""
-        try:
-            # Imported here: aio-pika is an extra, and the stream protocol does without.
-            from relatum.reading._amqp_asyncio import AsyncAmqp
-
-            amqp = AsyncAmqp(address, timeout_s=timeout_s, tls=tls, mechanism=mechanism, heartbeat_s=heartbeat_s)
-            await amqp.open()
-        except RelatumError:
-            if streams is not None:
-                await streams.close()
-            raise
-        if streams is None:
-            return cls(amqp, "amqp", timeout_s)
-        if is_same_broker(address, streams.server_properties, amqp.server_properties):
-            await amqp.close()
-            return cls(streams, "stream", timeout_s)
-        await streams.close()
+        amqp = AsyncAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism, heartbeat_s=heartbeat_s)
+        await amqp.open(within.left_s)
         return cls(amqp, "amqp", timeout_s)
 
     async def read(self, stream: str, offset: int) -> Message:

@@ -1,7 +1,7 @@
 """Which transport reads: decided by the URL and by what answers."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -9,6 +9,9 @@ from relatum.errors import ConfigurationError
 from relatum.reading._address import BrokerAddress
 
 TransportName = Literal["auto", "stream", "amqp"]
+
+CONNECT_S_MIN: Final = 0.5
+"""Seconds a port has to answer at least, however much of the time-out others have taken before."""
 
 
 class Choice(Enum):
@@ -41,31 +44,29 @@ def choose(address: BrokerAddress, transport: TransportName) -> Choice:
     return Choice.EITHER if address.stream_port_guessed else Choice.STREAM
 
 
-def is_same_broker(
-    address: BrokerAddress, stream_properties: Mapping[str, str], amqp_properties: Mapping[str, Any] | None = None
-) -> bool:
-    """True where two connections lead to one cluster: a guessed port may belong to another.
+def cluster_name(amqp_properties: Mapping[str, Any]) -> str | None:
+    """The cluster an AMQP connection leads to: a guessed stream port may be another's. None where it does not say."""
+    name = amqp_properties.get("cluster_name")
+    if isinstance(name, bytes):
+        name = name.decode(errors="replace")
+    return name if isinstance(name, str) and name else None
 
-    What AMQP 0.9.1 says at an address is remembered in this process, so that recorders and look-ups, which open readers
-    all the time, ask once.
+
+class ConnectingTime:
+    """The time a reader has for connecting, whatever it tries one after the other.
 
     Args:
-        address: Where both were opened.
-        stream_properties: What the broker said of itself at the stream port.
-        amqp_properties: What it said at the AMQP port; None to go by what was said there before.
+        timeout_s: Seconds in all.
     """
-    where = replace(address, password="")
-    if amqp_properties is not None:
-        name = amqp_properties.get("cluster_name")
-        if len(_CLUSTERS) >= _CLUSTERS_MAX:
-            _CLUSTERS.clear()
-        _CLUSTERS[where] = name.decode(errors="replace") if isinstance(name, bytes) else name
-    known = _CLUSTERS.get(where)
-    return known is not None and known == stream_properties.get("cluster_name")
 
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline = time.monotonic() + timeout_s
 
-_CLUSTERS: Final[dict[BrokerAddress, str | None]] = {}
-"""The name of the cluster at an address, as AMQP 0.9.1 told it. Another name at the stream port is compared anew."""
+    @property
+    def left_s(self) -> float:
+        """Seconds left; never so few that nobody could answer."""
+        return max(CONNECT_S_MIN, self._deadline - time.monotonic())
 
-_CLUSTERS_MAX: Final = 1000
-"""Addresses remembered; a process has a few."""
+    def of_streams(self, choice: Choice) -> float:
+        """Seconds for the stream port: half of them where AMQP 0.9.1 is still to be tried."""
+        return self.left_s if choice is Choice.STREAM else max(CONNECT_S_MIN, self.left_s / 2)

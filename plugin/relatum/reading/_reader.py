@@ -7,18 +7,19 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
 from relatum._ids import MessageId
-from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, RelatumError
+from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import Choice, TransportName, choose, is_same_broker
+from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
+from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._window import WINDOW_MESSAGES, Result
-from relatum.wire._session import Mechanism
+from relatum.wire._session import AnotherCluster, Mechanism
 
 CREDIT: Final = 16
 """Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
@@ -83,6 +84,11 @@ class StreamReader:
         if isinstance(address, str):
             address = BrokerAddress.parse(address)
         choice = choose(address, transport)
+        within = ConnectingTime(timeout_s)
+        meant: str | None = None
+        if choice is not Choice.AMQP and address.stream_port_guessed:
+            meant = cluster_meant(address, choice, tls=ssl_context, mechanism=mechanism, timeout_s=timeout_s)
+            choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:
             try:
                 streams = BlockingStreams(
@@ -91,26 +97,23 @@ class StreamReader:
                     tls=ssl_context,
                     mechanism=Mechanism(mechanism),
                     heartbeat_s=heartbeat_s,
+                    cluster_name=meant,
+                    connect_s=within.of_streams(choice),
                 )
-            except (BrokerUnavailable, ProtocolError, ReadTimeout):
+                return cls(streams, "stream", timeout_s)
+            except (BrokerUnavailable, ProtocolError, ReadTimeout) as error:
+                if isinstance(error, AnotherCluster):
+                    forget_cluster(address)
                 if choice is Choice.STREAM:
                     raise
-            else:
-                if choice is Choice.STREAM or is_same_broker(address, streams.server_properties):
-                    return cls(streams, "stream", timeout_s)
-                try:
-                    amqp = BlockingAmqp(
-                        address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism, heartbeat_s=heartbeat_s
-                    )
-                except RelatumError:
-                    streams.close()
-                    raise
-                if is_same_broker(address, streams.server_properties, amqp.server_properties):
-                    amqp.close()
-                    return cls(streams, "stream", timeout_s)
-                streams.close()
-                return cls(amqp, "amqp", timeout_s)
-        amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism, heartbeat_s=heartbeat_s)
+        amqp = BlockingAmqp(
+            address,
+            timeout_s=timeout_s,
+            tls=ssl_context,
+            mechanism=mechanism,
+            heartbeat_s=heartbeat_s,
+            connect_s=within.left_s,
+        )
         return cls(amqp, "amqp", timeout_s)
 
     def read(self, stream: str, offset: int) -> Message:

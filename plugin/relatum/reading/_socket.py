@@ -39,9 +39,11 @@ SILENCE_HEARTBEATS: Final = 1.5
 _Result = TypeVar("_Result")
 
 
-def login_for(address: BrokerAddress, mechanism: Mechanism, heartbeat_s: int = HEARTBEAT_S) -> Login:
-    """The login an address holds."""
-    return Login(address.user, address.password, address.vhost, mechanism, heartbeat_s)
+def login_for(
+    address: BrokerAddress, mechanism: Mechanism, heartbeat_s: int = HEARTBEAT_S, cluster_name: str | None = None
+) -> Login:
+    """The login an address holds, for the cluster of that name alone where one is given."""
+    return Login(address.user, address.password, address.vhost, mechanism, heartbeat_s, cluster_name)
 
 
 def tls_context_for(address: BrokerAddress, given: ssl.SSLContext | None) -> ssl.SSLContext | None:
@@ -100,7 +102,7 @@ class SocketConnection:
         """Connect and log in.
 
         Raises:
-            BrokerUnavailable: Nothing answers, or not in time.
+            BrokerUnavailable: Nothing answers, or not in time, or not the cluster that is meant.
             AccessRefused: The broker refuses the user or the virtual host.
             ConfigurationError: The certificate is not trusted, or the mechanism not offered.
         """
@@ -116,6 +118,7 @@ class SocketConnection:
             raise BrokerUnavailable(f"No stream protocol at {host}:{port}: {error.strerror or 'no answer'}.") from error
         try:
             if tls is not None:
+                stream.settimeout(max(SEND_S_MIN, deadline - time.monotonic()))
                 stream = tls.wrap_socket(stream, server_hostname=host)
             connection = cls(stream, login)
             connection.run(connection.session.connecting(), deadline)

@@ -45,10 +45,13 @@ class AsyncStreams:
         tls: ssl.SSLContext | None = None,
         mechanism: Mechanism = Mechanism.PLAIN,
         heartbeat_s: int = HEARTBEAT_S,
+        cluster_name: str | None = None,
+        connect_s: float | None = None,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._login = login_for(address, mechanism, heartbeat_s)
+        self._connect_s = connect_s
+        self._login = login_for(address, mechanism, heartbeat_s, cluster_name)
         self._tls_given = tls
         self._tls = tls_context_for(address, tls)
         self._idle: list[AsyncConnection] = []
@@ -61,7 +64,7 @@ class AsyncStreams:
 
     async def open(self) -> None:
         """Connect once, so that what is wrong shows at once."""
-        connection = await self._connect()
+        connection = await self._connect(self._connect_s)
         self.server_properties = connection.session.server_properties
         await self._release(connection)
         self._keeper = asyncio.create_task(self._keep_alive(), name="relatum-heartbeats")
@@ -74,8 +77,8 @@ class AsyncStreams:
                 with contextlib.suppress(OSError):
                     await connection.keep_alive()
 
-    async def _connect(self) -> AsyncConnection:
-        return await AsyncConnection.open(self._address, self._login, self._tls, self._timeout_s)
+    async def _connect(self, timeout_s: float | None = None) -> AsyncConnection:
+        return await AsyncConnection.open(self._address, self._login, self._tls, timeout_s or self._timeout_s)
 
     async def _acquire(self) -> AsyncConnection:
         if self._is_closed:
@@ -130,6 +133,7 @@ class AsyncStreams:
                     tls=self._tls_given,
                     mechanism=self._login.mechanism,
                     heartbeat_s=self._login.heartbeat_s,
+                    cluster_name=self._login.cluster_name,
                 )
                 try:
                     await node.open()

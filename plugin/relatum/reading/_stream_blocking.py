@@ -42,6 +42,8 @@ class BlockingStreams:
         tls: TLS context, for stream addresses with TLS; None makes a verifying one.
         mechanism: How to log in.
         heartbeat_s: Seconds of heartbeat asked for.
+        cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
+        connect_s: Seconds for the connection that is opened here; None: `timeout_s`.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class BlockingStreams:
         tls: ssl.SSLContext | None = None,
         mechanism: Mechanism = Mechanism.PLAIN,
         heartbeat_s: int = HEARTBEAT_S,
+        cluster_name: str | None = None,
+        connect_s: float | None = None,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._login = login_for(address, mechanism, heartbeat_s)
+        self._login = login_for(address, mechanism, heartbeat_s, cluster_name)
         self._tls_given = tls
         self._tls = tls_context_for(address, tls)
         self._idle: list[SocketConnection] = []
@@ -63,7 +67,7 @@ class BlockingStreams:
         self._nodes: dict[Broker, BlockingStreams] = {}
         self._is_closed = False
         self._lock = threading.Lock()
-        connection = self._connect()
+        connection = self._connect(connect_s)
         self.server_properties = connection.session.server_properties
         self._release(connection)
         self._closing = threading.Event()
@@ -71,8 +75,8 @@ class BlockingStreams:
             arguments = (weakref.ref(self), self._closing, self._login.heartbeat_s / 4)
             threading.Thread(target=_beat, args=arguments, name="relatum-heartbeats", daemon=True).start()
 
-    def _connect(self) -> SocketConnection:
-        return SocketConnection.open(self._address, self._login, self._tls, self._timeout_s)
+    def _connect(self, timeout_s: float | None = None) -> SocketConnection:
+        return SocketConnection.open(self._address, self._login, self._tls, timeout_s or self._timeout_s)
 
     def _acquire(self) -> SocketConnection:
         if self._is_closed:
@@ -149,6 +153,7 @@ class BlockingStreams:
                         tls=self._tls_given,
                         mechanism=self._login.mechanism,
                         heartbeat_s=self._login.heartbeat_s,
+                        cluster_name=self._login.cluster_name,
                     )
                 except BrokerUnavailable:
                     # What a node advertises need not be reachable from here: behind a load balancer it is not.

@@ -55,6 +55,10 @@ Steps = Generator[None, list[Event], _Result]
 """What decides, between exchanges of bytes: yields where they are needed, is sent the events that came of it."""
 
 
+class AnotherCluster(BrokerUnavailable):
+    """Somebody answers who is not the cluster that is meant, or does not say so; nothing of a login was sent."""
+
+
 class Mechanism(Enum):
     """How to log in: with a password, or with the certificate of the TLS connection."""
 
@@ -72,6 +76,8 @@ class Login:
         vhost: Virtual host.
         mechanism: `PLAIN`, or `EXTERNAL` for a client certificate.
         heartbeat_s: Seconds asked for; the smaller of this and the server's is used. 0 switches heartbeats off.
+        cluster_name: The cluster that is meant. Who does not say to be it, in what servers say before a login, is told
+            neither user nor password. None: whoever answers is meant.
     """
 
     user: str
@@ -79,6 +85,7 @@ class Login:
     vhost: str = "/"
     mechanism: Mechanism = Mechanism.PLAIN
     heartbeat_s: int = 60
+    cluster_name: str | None = None
 
     def sasl_response(self) -> bytes:
         """What SaslAuthenticate carries."""
@@ -215,10 +222,14 @@ class StreamSession:
             AccessRefused: User, password, virtual host or mechanism are refused.
             ConfigurationError: The server does not offer the mechanism.
             ProtocolError: The peer does not speak the stream protocol.
+            AnotherCluster: It is not the cluster that is meant; it was told nothing of the login.
         """
         properties = self.next_correlation()
         self.send(frames.peer_properties(properties, CLIENT_PROPERTIES))
         self.server_properties = frames.decode_table(_expect((yield from self.answer_to(properties)), "greets"))
+        meant = self._login.cluster_name
+        if meant is not None and self.server_properties.get("cluster_name") != meant:
+            raise AnotherCluster(f"What answers the stream protocol there is not the cluster {meant!r}.")
         # One at a time: RabbitMQ (3.10 and 4.3 alike) hangs up on frames that are written ahead during the login.
         handshake = self.next_correlation()
         self.send(frames.sasl_handshake(handshake))

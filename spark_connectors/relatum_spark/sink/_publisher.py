@@ -21,6 +21,8 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
+from relatum.reading._choice import Choice
+from relatum.reading._cluster import cluster_meant
 from relatum.reading._socket import SocketConnection, login_for, tls_context_for
 from relatum.wire import _publishing as wire
 from relatum.wire._frames import Code
@@ -245,8 +247,12 @@ class Publisher:
 def connect(broker: Broker, timeout_s: float) -> SocketConnection:
     """A connection of the stream protocol. Errors as of `StreamReader.open`."""
     address = broker.address
-    tls = tls_context_for(address, broker.tls_context())
-    return SocketConnection.open(address, login_for(address, Mechanism.PLAIN), tls, timeout_s)
+    given = broker.tls_context()
+    # A port that is only guessed is told the password by nobody who has not said to be the cluster that is meant.
+    guessed = address.stream_port_guessed
+    meant = cluster_meant(address, Choice.STREAM, tls=given, timeout_s=timeout_s) if guessed else None
+    login = login_for(address, Mechanism.PLAIN, cluster_name=meant)
+    return SocketConnection.open(address, login, tls_context_for(address, given), timeout_s)
 
 
 def _refusal(stream: str, code: int) -> RelatumError:

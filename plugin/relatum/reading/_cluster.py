@@ -1,0 +1,74 @@
+"""Which cluster an address means, asked by AMQP 0.9.1, whose port was given.
+
+A stream port that was not given is a guess: anybody may listen there. Servers of the stream protocol say which cluster
+they are before a login, so who is not the one that AMQP leads to is told neither user nor password.
+"""
+
+import contextlib
+import ssl
+from typing import Final
+
+from relatum.errors import ConfigurationError
+from relatum.reading._address import BrokerAddress
+from relatum.reading._amqp_blocking import BlockingAmqp
+from relatum.reading._choice import Choice, cluster_name
+from relatum.reading._socket import HEARTBEAT_S
+
+ADDRESSES_MAX: Final = 256
+"""Addresses whose cluster is remembered; more than a process has brokers."""
+
+_Key = tuple[str, int | None, bool]
+
+_known: dict[_Key, str] = {}
+"""By AMQP address. Single operations of a dictionary: no lock that a fork could leave locked."""
+
+
+def cluster_meant(
+    address: BrokerAddress,
+    choice: Choice,
+    *,
+    tls: ssl.SSLContext | None = None,
+    mechanism: str = "PLAIN",
+    timeout_s: float,
+) -> str | None:
+    """The cluster that must answer on an address's guessed stream port. It may block; asked once for each address.
+
+    Args:
+        address: The address.
+        choice: What it is asked for.
+        tls: As for readers.
+        mechanism: As for readers.
+        timeout_s: Seconds until AMQP 0.9.1 counts as away.
+
+    Returns:
+        Its name. None: nobody can prove to be it, so only AMQP 0.9.1 is to be used.
+
+    Raises:
+        BrokerUnavailable, AccessRefused: AMQP 0.9.1 cannot be asked.
+        ConfigurationError: the broker does not name its cluster, and nothing but the stream protocol is wanted.
+    """
+    key = _key(address)
+    name = _known.get(key)
+    if name is None:
+        amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=tls, mechanism=mechanism, heartbeat_s=HEARTBEAT_S)
+        with contextlib.closing(amqp):
+            name = cluster_name(amqp.server_properties)
+        if name is not None:
+            if len(_known) >= ADDRESSES_MAX:
+                _known.clear()
+            _known[key] = name
+    if name is None and choice is Choice.STREAM:
+        raise ConfigurationError(
+            "The broker does not say which cluster it is, so the stream port cannot be guessed: give a "
+            "rabbitmq-stream:// URL."
+        )
+    return name
+
+
+def forget_cluster(address: BrokerAddress) -> None:
+    """Ask again the next time: another cluster answered. The broker may have been set up anew."""
+    _known.pop(_key(address), None)
+
+
+def _key(address: BrokerAddress) -> _Key:
+    return address.host, address.amqp_port, address.amqp_tls
