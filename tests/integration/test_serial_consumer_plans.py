@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -41,14 +42,17 @@ INSERT INTO relatum.serial_holds
 """
 
 ME = {"of_consumer": 7, "of_partition": 8, "by": "m9"}
+TOKEN = {"token": UUID(int=7), "tokens_before": [UUID(int=6)]}
 RANGE = {**ME, "from_offset": 100, "to_offset": 1000}
 
 STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "advance": (
         statements.advance,
-        {**ME, "expected": 0, "at": 5, "known_offset": 4, "known_fingerprint": 1, "known_chunk_ms": 2},
+        {**ME, "expected": 0, "at": 5, "known_offset": 4, "known_fingerprint": 1, "known_chunk_ms": 2, **TOKEN},
     ),
+    "advance unread": (statements.advance_unread, {**ME, "expected": 0, "at": 5, **TOKEN}),
     "begin": (statements.begin, ME),
+    "renew member": (statements.renew_member, {**ME, "lease_s": 4.0}),
     "renew partitions": (statements.renew_partitions, {**ME, "lease_s": 4.0}),
     "alive members": (statements.alive_members, ME),
     "remove lapsed": (statements.remove_lapsed, ME),
@@ -66,7 +70,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "move a hold": (statements.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
     "end a hold": (statements.end_hold, {**ME, "of_move": 6}),
-    "settle": (statements.settle, ME),
     "complete holds": (statements.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
     "status": (statements.status, ME),
     "holds shown": (statements.status_holds, ME),
@@ -121,8 +124,7 @@ def test_the_statements_are_all_here() -> None:
         "begin_anew",
         "drop_holds",
         "free_holds",
-        # Where a stream had no record yet, and by primary key.
-        "advance_unread",
+        # By primary key.
         "leave",
     }
     left_out = {

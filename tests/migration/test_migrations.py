@@ -40,7 +40,13 @@ def test_up_and_down_and_up_again(empty_database_url: str) -> None:
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
 
 
-BEGINNINGS = {"0001": "relationships", "0002": "group_states", "0003": "collected_messages", "0004": "placements"}
+BEGINNINGS = {
+    "0001": "relationships",
+    "0002": "group_states",
+    "0003": "collected_messages",
+    "0004": "placements",
+    "0006": "settlements",
+}
 """A table of each revision."""
 
 
@@ -101,6 +107,10 @@ def test_the_roles_may_just_what_they_need(database_url: str) -> None:
                 assert may(role, table, "DELETE"), (role, table)
             assert not may("relatum_recorder", table, "INSERT, UPDATE, DELETE")
         assert not may("relatum_router", "relationships", "SELECT")
+        for role in ("relatum_router", "relatum_consumer", "relatum_recorder", "relatum_collector"):
+            assert may(role, "settlements", "INSERT"), role
+            assert may(role, "settlements", "UPDATE"), role
+            assert may(role, "settlements", "DELETE"), role
         for table in ("group_consumers", "group_scans", "group_states"):
             for role in ("relatum_consumer", "relatum_recorder"):
                 assert may(role, table, "SELECT, INSERT, UPDATE, DELETE"), (role, table)

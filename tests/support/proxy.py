@@ -1,5 +1,6 @@
 """A TCP proxy in a thread, to break the line between a client and a server in the ways networks do."""
 
+import select
 import selectors
 import socket
 import threading
@@ -15,6 +16,7 @@ class Proxy:
         pass: both ways.
         blackhole_replies: what the client sends arrives; what the server sends is thrown away: a half-open link.
         blackhole: nothing arrives on either side.
+        frozen: nothing arrives on either side for now; what was sent arrives when the mode is another again.
     `reset()` ends all connections with a TCP reset.
     """
 
@@ -78,6 +80,9 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._closing:
+            if self.mode == "frozen":
+                select.select([self._wake_reader], [], [], 0.01)
+                continue
             for key, _ in self._selector.select(0.2):
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
@@ -102,7 +107,7 @@ class Proxy:
     def _forward(self, one: socket.socket) -> None:
         with self._lock:
             peer = self._peers.get(one)
-            if peer is None:
+            if peer is None or self.mode == "frozen":
                 return
             try:
                 data = one.recv(65536)

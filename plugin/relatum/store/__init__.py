@@ -43,6 +43,18 @@ from relatum.store._placement_tables import (
 )
 from relatum.store._rows import copy_lines, copy_text, count_skips, needs_escape
 from relatum.store._serial_tables import serial_consumers, serial_holds, serial_members, serial_positions
+from relatum.store._settlement_tables import settlements
+from relatum.store._settling import (
+    SETTLE_S,
+    CommitInDoubt,
+    Tokens,
+    forget_settlements,
+    joined,
+    marked,
+    rolled_back,
+    settle,
+    write_token,
+)
 from relatum.store._tables import (
     SCHEMA,
     checkpoints,
@@ -59,12 +71,15 @@ from relatum.store._tables import (
 
 __all__ = [
     "SCHEMA",
+    "SETTLE_S",
     "TIME",
+    "CommitInDoubt",
     "CoverageRow",
     "Filled",
     "Position",
     "Range",
     "StreamRow",
+    "Tokens",
     "add_filled",
     "add_hole",
     "add_keys",
@@ -86,14 +101,17 @@ __all__ = [
     "current_stream",
     "ensure_stream",
     "events",
+    "forget_settlements",
     "group_consumers",
     "group_scans",
     "group_states",
+    "joined",
     "key_definitions",
     "keys",
     "last_position",
     "lock_stream",
     "make_engine",
+    "marked",
     "merged",
     "metadata",
     "missing",
@@ -106,11 +124,14 @@ __all__ = [
     "receipts",
     "relationships",
     "remove_key",
+    "rolled_back",
     "serial_consumers",
     "serial_holds",
     "serial_members",
     "serial_positions",
     "set_record_time",
+    "settle",
+    "settlements",
     "skips",
     "streams",
     "streams_named",
@@ -119,4 +140,5 @@ __all__ = [
     "tail_of",
     "time_blocks",
     "translated_errors",
+    "write_token",
 ]

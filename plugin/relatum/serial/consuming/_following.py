@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from relatum._names import CONTROL_HEADER, PLACED_HEADER
 from relatum.errors import UndecodableMessage
@@ -223,7 +224,7 @@ class Following:
         self.outstanding: Step | None = None
         self.is_leaving = False
         self.is_over = False
-        self.is_in_doubt = False
+        self.in_doubt: UUID | None = None
         self.stored_holds: set[int] = set(begun_at or ())
         self.pauses: list[Pause] = []
         self._begun_at = dict(begun_at or {})
@@ -440,7 +441,7 @@ class Following:
     def committed(self, step: Step, now: float) -> None:
         """Note that a step is stored."""
         self.version += 1
-        self.is_in_doubt = False
+        self.in_doubt = None
         self.outstanding = None
         self.position = step.position
         self.stored_holds.update(hold.move_id for hold in step.begun)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
+from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum._failures import backoff
 from relatum._names import CONTEXT_HEADER
 from relatum.errors import (
     DatabaseUnavailable,
@@ -23,8 +23,9 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._options import ConsumerOptions, Start
 from relatum.serial.consuming._partition_reading import PartitionReader
-from relatum.serial.consuming._state import Complaints, Shared, log_defect
-from relatum.serial.consuming._store import CommitInDoubt, ConsumerStore, lost
+from relatum.serial.consuming._state import Complaints, Shared, log_defect, logger
+from relatum.serial.consuming._store import ConsumerStore, lost
+from relatum.store import SETTLE_S, CommitInDoubt, rolled_back
 from relatum.superstreams import Layout, describe_super_stream
 
 GIVE_UP_S: Final = 10.0
@@ -35,9 +36,6 @@ POLL_S: Final = 0.01
 
 POLL_SLOWEST_S: Final = 0.1
 """How often at least."""
-
-SETTLE_S: Final = 10.0
-"""How long it is tried to find out whether a commit came through; then the partition is opened anew."""
 
 Tell = Callable[[str], None]
 """Is told of a partition by its stream's name."""
@@ -80,6 +78,7 @@ class Member:
         self._complaints = Complaints()
         self._poll_at = 0.0
         self._surplus = 0
+        self._holder: str | None = None
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +187,9 @@ class Member:
     def _tick(self) -> None:
         """Renew the lease; begin with partitions that were gained, and end those that were lost."""
         share = self.store.share(self._options.lease_s)
+        if share.holder != self._holder:
+            self._holder = share.holder
+            self._begin_anew()
         for partition_id, reader in list(self._readers.items()):
             if partition_id not in share.partitions:
                 self._end(reader)
@@ -199,6 +201,14 @@ class Member:
                 self._begin(partition_id, stream)
         self._surplus = share.surplus
         self._choose_surplus()
+
+    def _begin_anew(self) -> None:
+        """Let go of all: the lease had run out. What others have not taken is opened anew, where it is stored to be."""
+        if self._readers:
+            logger.warning("lease of a member of %r had run out: its partitions are opened anew", self.store.name)
+        for reader in self._readers.values():
+            self._end(reader)
+        self._readers.clear()
 
     def _begin(self, partition_id: int, stream: str) -> None:
         assert self.header is not None, "it was agreed on at the start"
@@ -295,71 +305,76 @@ class Member:
             DatabaseUnavailable: PostgreSQL is away; to be repeated.
         """
         self._check(following, step)
+        if self._was_committed(following, step):
+            return
+        token = self.store.tokens.new()
         try:
-            if following.is_in_doubt and self._was_committed(following, step):
-                return
-            is_stored = self.store.commit(following, step)
+            is_stored = self.store.commit(following, step, token)
         except DatabaseUnavailable:
-            following.is_in_doubt = True
+            following.in_doubt = token
             raise
         if not is_stored:
             self.shared.drop(following)
             raise lost(following.stream, self.store.name)
+        self._committed(following, step, token)
+
+    def _committed(self, following: Following, step: Step, token: UUID) -> None:
+        self.store.tokens.committed(token)
         self.shared.committed(following, step)
 
     def _check(self, following: Following, step: Step) -> None:
         if following.is_over or following.outstanding is not step:
             raise lost(following.stream, self.store.name)
 
-    def _was_committed(self, following: Following, step: Step) -> bool:
-        """Whether an earlier try came through."""
-        committed = self.store.is_committed(following, step)
-        if committed is None:
-            self.shared.drop(following)
-            raise lost(following.stream, self.store.name)
-        following.is_in_doubt = False
-        if committed:
-            self.shared.committed(following, step)
-        return committed
+    def _was_committed(self, following: Following, step: Step, *, within_s: float = 0.0) -> bool:
+        """Whether an earlier try came through whose commit nobody answered; False where there was none.
+
+        Raises:
+            DatabaseUnavailable: There was no answer.
+        """
+        token = following.in_doubt
+        if token is None:
+            return False
+        came_through = self.store.came_through(token, within_s=within_s, stop=self.shared.stopping)
+        following.in_doubt = None
+        if came_through:
+            self._committed(following, step, token)
+        return came_through
 
     @contextmanager
     def transaction(self, following: Following, step: Step) -> Iterator[sa.Connection]:
         """A transaction that stores a step at its end; see `SerialBatch.transaction`."""
         self._check(following, step)
-        if following.is_in_doubt and self._was_committed(following, step):
+        if self._was_committed(following, step):
             raise lost(following.stream, self.store.name)
+        token = self.store.tokens.new()
         try:
-            with self.store.joined(following, step) as connection:
+            with self.store.joined(following, step, token) as connection:
                 yield connection
         except CommitInDoubt as error:
-            following.is_in_doubt = True
+            following.in_doubt = token
             if not self._settled(following, step):
-                raise DatabaseUnavailable(
-                    "the connection to PostgreSQL was lost during the commit; nothing was committed of this batch of "
-                    f"{following.stream!r}"
-                ) from error
+                raise rolled_back(f" of this batch of {following.stream!r}") from error
             return
         except PartitionLost:
             self.shared.drop(following)
             raise
-        self.shared.committed(following, step)
+        self._committed(following, step, token)
 
     def _settled(self, following: Following, step: Step) -> bool:
-        """Whether a commit that nobody answered came through; asked until there is an answer.
+        """Whether a commit that nobody answered came through; asked for ten seconds.
+
+        It is told whoever has the partition by then: what was committed is consumed, and what was not is delivered
+        again, by this member or another.
 
         Raises:
-            PartitionLost: Another member has the partition; whether this commit came through before is not known here.
             DatabaseUnavailable: There was no answer. The partition is opened anew, where the database says it is.
         """
-        until, pauses = time.monotonic() + SETTLE_S, backoff()
-        while True:
-            try:
-                return self._was_committed(following, step)
-            except DatabaseUnavailable:
-                if time.monotonic() >= until or self.shared.stopping.is_set():
-                    self.shared.drop(following)
-                    raise
-            self.shared.stopping.wait(next(pauses))
+        try:
+            return self._was_committed(following, step, within_s=SETTLE_S)
+        except DatabaseUnavailable:
+            self.shared.drop(following)
+            raise
 
 
 def _beginning(reader: StreamReader, stream: str, start: Start) -> int:

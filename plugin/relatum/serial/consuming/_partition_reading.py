@@ -103,7 +103,7 @@ class PartitionReader:
                 if opened is None:
                     return False
                 following = self._opened(reader, opened)
-                if following is None:
+                if following is None or self._must_stop():
                     return True
                 self._begin(following)
                 try:

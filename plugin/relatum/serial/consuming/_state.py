@@ -58,6 +58,9 @@ class Shared:
     def add(self, following: Following) -> None:
         """Open a partition."""
         with self.changed:
+            before = self._followings.get(following.partition_id)
+            if before is not None:
+                before.is_over = True
             self._followings[following.partition_id] = following
             self._look(following)
 

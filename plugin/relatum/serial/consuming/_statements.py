@@ -7,6 +7,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store import (
     context_moves,
+    marked,
     moved_contexts,
     serial_consumers,
     serial_holds,
@@ -89,11 +90,14 @@ add_new_partitions: Final = (
 
 # Members and their shares
 
+# Only while it holds: a member whose lease has run out is another one from then on, and joins anew.
 renew_member: Final = (
-    insert(serial_members)
-    .values(consumer_id=_of_consumer, holder=_by, lease_expires_at=_expires)
-    .on_conflict_do_update(constraint="serial_members_holder", set_={"lease_expires_at": _expires})
+    sa.update(serial_members)
+    .where(_members.consumer_id == _of_consumer, _members.holder == _by, _members.lease_expires_at >= _now)
+    .values(lease_expires_at=_expires)
 )
+
+join_member: Final = sa.insert(serial_members).values(consumer_id=_of_consumer, holder=_by, lease_expires_at=_expires)
 
 _lapsed: Final = (
     sa.select(_members.holder)
@@ -136,7 +140,7 @@ _free: Final = (
     .where(
         _positions.consumer_id == _of_consumer,
         _positions.position < DRAINED,
-        _positions.holder.is_(None) | (_positions.lease_expires_at < _now),
+        _positions.holder.is_(None) | ((_positions.lease_expires_at < _now) & (_positions.holder != _by)),
     )
     .order_by(_positions.partition_id)
     .limit(sa.bindparam("at_most", type_=sa.Integer))
@@ -251,7 +255,7 @@ free_holds: Final = (
 
 # What a step stores
 
-advance: Final = (
+advance: Final = marked(
     sa.update(serial_positions)
     .where(*_mine, _positions.version == sa.bindparam("expected", type_=sa.BigInteger))
     .values(
@@ -263,7 +267,7 @@ advance: Final = (
     )
 )
 
-advance_unread: Final = (
+advance_unread: Final = marked(
     sa.update(serial_positions)
     .where(*_mine, _positions.version == sa.bindparam("expected", type_=sa.BigInteger))
     .values(position=sa.bindparam("at", type_=sa.BigInteger), version=_positions.version + 1)
@@ -309,13 +313,6 @@ move_hold: Final = (
 )
 
 end_hold: Final = sa.delete(serial_holds).where(*_this_hold)
-
-settle: Final = (
-    sa.select(_positions.version, _positions.position)
-    .where(*_mine)
-    # Where the commit in doubt is still under way, this waits until it has ended.
-    .with_for_update()
-)
 
 # Which holds are complete
 

@@ -1,17 +1,21 @@
 """A serial consumer's positions and holds in PostgreSQL. Blocking, thread-safe.
 
 Exactly once rests on one statement: a position moves only where its row still names this member and the version that
-this member wrote last. What an application writes in the same transaction is committed with it, or not at all.
+this member wrote last. What an application writes in the same transaction is committed with it, or not at all. Whether
+it was committed, where nobody answered, is told by the token that each try writes, and by nothing else: the row may
+have been changed since, by this very member, too. A member whose lease has run out joins anew, under another name.
 """
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum.errors import ConfigurationError, DatabaseUnavailable, PartitionLost
+from relatum.errors import PartitionLost
 from relatum.placement._entries import Control, Fence, Marker
 from relatum.recording import new_holder
 from relatum.recording._batch import position_of
@@ -20,10 +24,14 @@ from relatum.serial.consuming import _statements as statements
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._shares import target
 from relatum.serial.consuming._starts import MovedBefore, consistent_starts
-from relatum.store import Position, make_engine, translated_errors
+from relatum.store import Position, Tokens, forget_settlements, joined, make_engine, settle, translated_errors
 
 POOL: Final = 4
 """Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
+
+
+_SHARES_MAX: Final = 3
+"""How often a share is begun anew since the lease has run out meanwhile; then the member has none for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +60,12 @@ class Share:
     """What a member has.
 
     Attributes:
+        holder: Its name. Another one than before where its lease had run out: what it had, it has no more.
         partitions: The streams of the partitions it has, by their ids.
         surplus: How many of them others should have.
     """
 
+    holder: str
     partitions: Mapping[int, str]
     surplus: int
 
@@ -79,6 +89,7 @@ class ConsumerStore:
         self.name = name
         self.vhost = vhost
         self.holder = new_holder()
+        self.tokens = Tokens()
         self._is_own = not isinstance(database, sa.Engine)
         self.engine = (
             database if isinstance(database, sa.Engine) else make_engine(database, pool_size=POOL, is_bounded=False)
@@ -141,6 +152,7 @@ class ConsumerStore:
                 ]
                 connection.execute(statements.add_positions, rows)
             connection.execute(statements.add_new_partitions, self._me)
+            forget_settlements(connection)
 
     def find(self) -> bool:
         """Whether this consumer name is known. It is not made where it is not."""
@@ -156,26 +168,44 @@ class ConsumerStore:
     # --- this member ------------------------------------------------------------------------------------------------
 
     def share(self, lease_s: float) -> Share:
-        """Renew the lease, and take what this member should have and nobody has."""
+        """Renew the lease, and take what this member should have and nobody has.
+
+        Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
+        """
+        for _ in range(_SHARES_MAX):
+            with self._transaction() as connection:
+                share = self._share(connection, lease_s)
+                if share is not None:
+                    return share
+                # It ran out amid these statements: one of them had to wait, or this process stood still.
+                connection.rollback()
+        return Share(self.holder, {}, 0)
+
+    def _share(self, connection: sa.Connection, lease_s: float) -> Share | None:
+        """The share, taken in a transaction; None where the lease has run out in it."""
         lease = {**self._me, "lease_s": lease_s}
-        with self._transaction() as connection:
-            connection.execute(statements.renew_member, lease)
-            connection.execute(statements.remove_lapsed, self._me)
-            connection.execute(statements.add_new_partitions, self._me)
-            connection.execute(statements.renew_partitions, lease)
-            alive = list(connection.scalars(statements.alive_members, self._me))
-            rows = connection.execute(statements.shares, self._me).all()
-            held = dict.fromkeys({*alive, self.holder}, 0)
-            for row in rows:
-                if row.is_held and row.holder in held:
-                    held[row.holder] += 1
-            mine = {row.partition_id: row.stream for row in rows if row.is_held and row.holder == self.holder}
-            wanted = target(held, self.holder, len(rows))
-            if len(mine) < wanted:
-                streams = {row.partition_id: row.stream for row in rows}
-                taken = connection.scalars(statements.take, {**lease, "at_most": wanted - len(mine)})
-                mine |= {partition_id: streams[partition_id] for partition_id in taken if partition_id in streams}
-        return Share(mine, max(0, len(mine) - wanted))
+        if connection.execute(statements.renew_member, lease).rowcount == 0:
+            self.holder = new_holder()
+            lease = {**self._me, "lease_s": lease_s}
+            connection.execute(statements.join_member, lease)
+        connection.execute(statements.remove_lapsed, self._me)
+        connection.execute(statements.add_new_partitions, self._me)
+        connection.execute(statements.renew_partitions, lease)
+        alive = list(connection.scalars(statements.alive_members, self._me))
+        rows = connection.execute(statements.shares, self._me).all()
+        if any(row.holder == self.holder and not row.is_held for row in rows):
+            return None
+        held = dict.fromkeys({*alive, self.holder}, 0)
+        for row in rows:
+            if row.is_held and row.holder in held:
+                held[row.holder] += 1
+        mine = {row.partition_id: row.stream for row in rows if row.is_held and row.holder == self.holder}
+        wanted = target(held, self.holder, len(rows))
+        if len(mine) < wanted:
+            streams = {row.partition_id: row.stream for row in rows}
+            taken = connection.scalars(statements.take, {**lease, "at_most": wanted - len(mine)})
+            mine |= {partition_id: streams[partition_id] for partition_id in taken if partition_id in streams}
+        return Share(self.holder, mine, max(0, len(mine) - wanted))
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""
@@ -255,18 +285,18 @@ class ConsumerStore:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def commit(self, following: Following, step: Step) -> bool:
+    def commit(self, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction of its own; False where the partition is another member's now."""
         if not (step.begun or step.ended or step.holds):
             # One statement, one round trip.
             with translated_errors(), self._single.connect() as connection:
-                return self._advance(connection, following, step)
+                return self._advance(connection, following, step, token)
         with self._transaction() as connection:
-            return self.write(connection, following, step)
+            return self._write(connection, following, step, token)
 
-    def write(self, connection: sa.Connection, following: Following, step: Step) -> bool:
+    def _write(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction; False, and nothing is written, where the partition is another member's."""
-        if not self._advance(connection, following, step):
+        if not self._advance(connection, following, step, token):
             return False
         mine = self._mine(following.partition_id)
         begun = {hold.move_id for hold in step.begun}
@@ -291,48 +321,38 @@ class ConsumerStore:
             connection.execute(statements.end_hold, {**mine, "of_move": move_id})
         return True
 
-    def _advance(self, connection: sa.Connection, following: Following, step: Step) -> bool:
+    def _advance(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
         moved = {**self._mine(following.partition_id), "expected": following.version, "at": step.position}
+        moved |= self.tokens.of(token)
         if step.last is None:
-            return connection.execute(statements.advance_unread, moved).rowcount == 1
+            return connection.execute(statements.advance_unread, moved).first() is not None
         known = position_of(step.last)
         moved |= {
             "known_offset": known.offset,
             "known_fingerprint": known.fingerprint,
             "known_chunk_ms": known.chunk_ms,
         }
-        return connection.execute(statements.advance, moved).rowcount == 1
+        return connection.execute(statements.advance, moved).first() is not None
 
-    def is_committed(self, following: Following, step: Step) -> bool | None:
-        """Whether a commit that nobody answered came through; None where the partition is another member's now."""
-        with self._transaction() as connection:
-            row = connection.execute(statements.settle, self._mine(following.partition_id)).one_or_none()
-        if row is None or row.version not in (following.version, following.version + 1):
-            return None
-        return bool(row.version == following.version + 1)
+    def came_through(self, token: UUID, *, within_s: float = 0.0, stop: threading.Event | None = None) -> bool:
+        """Whether a try that nobody answered was committed; see `relatum.store.settle`."""
+        return settle(self.engine, token, within_s=within_s, stop=stop)
 
     @contextmanager
-    def joined(self, following: Following, step: Step) -> Iterator[sa.Connection]:
+    def joined(self, following: Following, step: Step, token: UUID) -> Iterator[sa.Connection]:
         """A transaction that an application writes in, and that stores the step at its end.
 
         Raises:
             PartitionLost: The partition is another member's; all was rolled back.
             CommitInDoubt: The connection was lost during the commit.
         """
-        with translated_errors(theirs_too=True), self.engine.connect() as connection:
-            transaction = connection.begin()
-            with transaction:
-                yield connection
-                if not transaction.is_active:
-                    raise ConfigurationError(
-                        "the block ended the transaction that stores the position: what it wrote is not joined with it"
-                    )
-                if not self.write(connection, following, step):
-                    raise lost(following.stream, self.name)
-                try:
-                    transaction.commit()
-                except sa.exc.DBAPIError as error:
-                    raise CommitInDoubt from error
+
+        def store(connection: sa.Connection) -> None:
+            if not self._write(connection, following, step, token):
+                raise lost(following.stream, self.name)
+
+        with joined(self.engine, token, store) as connection:
+            yield connection
 
     # --- holds, and what is shown -----------------------------------------------------------------------------------
 
@@ -347,10 +367,6 @@ class ConsumerStore:
         with self._transaction() as connection:
             positions = connection.execute(statements.status, self._me).all()
             return list(positions), list(connection.execute(statements.status_holds, self._me))
-
-
-class CommitInDoubt(DatabaseUnavailable):
-    """The connection was lost during a commit: it is not known yet whether it came through."""
 
 
 def lost(stream: str, name: str) -> PartitionLost:

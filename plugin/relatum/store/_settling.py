@@ -1,0 +1,261 @@
+"""Settling a commit in doubt: whether a transaction came through whose COMMIT nobody answered.
+
+A connection that is lost while a commit is under way leaves open what became of it. Who may conclude it from the rows
+that were written? Nobody: another may have changed them since, this very process among others. So each fenced step
+writes a token of its own, in the same transaction as all else it writes, and settling asks for that token:
+
+- It is there: the step came through, whatever others have written since.
+- It is not there: the one who settles writes it first, as void. Then the step was rolled back, or it is still on its
+  way (in a server that stood still, or a proxy) and fails on that row when it arrives: it comes through no more.
+- Its transaction is still under way: PostgreSQL makes the one who settles wait for its end.
+
+So there is always an answer, no clock and no lease is part of it, and it does not depend on what a failover makes of
+transaction ids: a server that lost the step has lost the token with it. Source: docs/adr/0013.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum._failures import backoff
+from relatum._uuid7 import uuid7
+from relatum.errors import ConfigurationError, DatabaseUnavailable
+from relatum.store._engine import translated_errors
+from relatum.store._settlement_tables import settlements
+
+SETTLE_S: Final = 10.0
+"""Seconds for which it is tried to find out whether a commit came through, by default."""
+
+ASK_S: Final = 3.0
+"""Seconds one such question may take: a server that stands still is asked again over another connection."""
+
+KEEP_S: Final = 86_400.0
+"""Seconds after which a token is removed that its writer left behind. A step that arrives later than that comes
+through though it was found to be rolled back: no connection lives that long without an answer."""
+
+_FORGET_MOST: Final = 10_000
+"""Tokens removed at once, at most."""
+
+_token: Final = settlements.c.token
+_new: Final = sa.bindparam("token", type_=sa.Uuid)
+_before: Final = sa.any_(sa.bindparam("tokens_before", type_=sa.ARRAY(sa.Uuid)))
+
+_forget_before: Final = sa.delete(settlements).where(_token == _before, ~settlements.c.is_void).cte("before")
+
+write_token: Final = sa.insert(settlements).values(token=_new).add_cte(_forget_before)
+"""Writes a step's token, and removes those before it. Parameters: `token`, `tokens_before`."""
+
+
+def marked(step: sa.Update) -> "sa.Insert":
+    """A step of one statement with its token, which is written where the statement changes a row; it gives a row then.
+
+    Parameters: the statement's own, and those of `write_token`.
+    """
+    done = step.returning(sa.literal(1).label("one")).cte("done")
+    wanted = sa.select(_new).select_from(done).limit(1)
+    return sa.insert(settlements).from_select(["token"], wanted).add_cte(_forget_before).returning(_token)
+
+
+_voided: Final = insert(settlements).values(token=_new, is_void=True)
+# Waits where the step is under way. The row stays as it is: who asks twice is told the same.
+_settle: Final = _voided.on_conflict_do_update(
+    index_elements=[_token], set_={"is_void": settlements.c.is_void}
+).returning(settlements.c.is_void)
+
+_wait_no_longer: Final = sa.select(sa.func.set_config("lock_timeout", sa.bindparam("limit"), True))
+
+_forget_old: Final = sa.delete(settlements).where(
+    _token
+    == sa.any_(
+        sa.func.array(
+            sa.select(_token)
+            .where(
+                settlements.c.written_at
+                < sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("older_s", type_=sa.Float))
+            )
+            .limit(_FORGET_MOST)
+            .scalar_subquery()
+        )
+    )
+)
+
+
+class CommitInDoubt(DatabaseUnavailable):
+    """The connection was lost during a commit: it is not known yet whether it came through.
+
+    Attributes:
+        token: What the step has written; `settle` tells by it.
+    """
+
+    token: UUID
+
+
+class Tokens:
+    """The tokens of one writer's steps: a new one for each try, and which are to be removed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: list[UUID] = []
+
+    @staticmethod
+    def new() -> UUID:
+        """A token that nobody else has. Each try of a step takes another."""
+        return UUID(uuid7(time.time_ns()))
+
+    def of(self, token: UUID) -> dict[str, Any]:
+        """The parameters of `write_token` and `marked`: this token, and those that nobody asks for any more."""
+        with self._lock:
+            # Taken by one step alone: two that remove the same row would wait for each other.
+            known, self._known = self._known, []
+        return {"token": token, "tokens_before": known}
+
+    def write(self, connection: sa.Connection, token: UUID) -> None:
+        """Write a step's token in the step's transaction."""
+        connection.execute(write_token, self.of(token))
+
+    def committed(self, token: UUID) -> None:
+        """Note that a step came through: its token is removed with the next one."""
+        with self._lock:
+            self._known.append(token)
+
+    @contextmanager
+    def transaction(
+        self, engine: sa.Engine, *, within_s: float = SETTLE_S, stop: threading.Event | None = None
+    ) -> Iterator[sa.Connection]:
+        """A transaction that was committed when the block has been left without an error, and not otherwise.
+
+        Args:
+            engine: The database.
+            within_s: Seconds for which a commit in doubt is settled.
+            stop: Ends that, too.
+
+        Raises:
+            CommitInDoubt: PostgreSQL gave no answer in that time: settle `error.token` later.
+            DatabaseUnavailable: PostgreSQL is away; nothing was committed.
+            ConfigurationError: The block ended the transaction itself.
+        """
+        token = self.new()
+        try:
+            with joined(engine, token, lambda connection: self.write(connection, token)) as connection:
+                yield connection
+        except CommitInDoubt as error:
+            try:
+                came_through = settle(engine, token, within_s=within_s, stop=stop)
+            except DatabaseUnavailable:
+                raise error from error.__cause__
+            if not came_through:
+                raise rolled_back() from error
+        self.committed(token)
+
+
+@contextmanager
+def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
+    """A transaction that others write in, and that stores a step at its end. It says where its commit is in doubt.
+
+    Args:
+        engine: The database.
+        token: The step's token.
+        store: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. Where it raises, all
+            is rolled back.
+
+    Raises:
+        CommitInDoubt: The connection was lost during the commit: `settle` the token.
+        DatabaseUnavailable: PostgreSQL is away; nothing was committed.
+        ConfigurationError: The block ended the transaction itself.
+    """
+    with translated_errors(theirs_too=True), engine.connect() as connection:
+        transaction = connection.begin()
+        with transaction:
+            yield connection
+            if not transaction.is_active:
+                raise ConfigurationError(
+                    "the block ended the transaction that stores its end: what it wrote is not joined with it"
+                )
+            store(connection)
+            try:
+                transaction.commit()
+            except sa.exc.DBAPIError as error:
+                if not _is_lost(error):
+                    raise
+                raise CommitInDoubt(
+                    "the connection to PostgreSQL was lost during the commit, whose outcome is not known", token=token
+                ) from error
+
+
+def rolled_back(what: str = "") -> DatabaseUnavailable:
+    """The error of a commit that did not come through."""
+    return DatabaseUnavailable(f"the connection to PostgreSQL was lost during the commit; nothing was committed{what}")
+
+
+def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: threading.Event | None = None) -> bool:
+    """Whether the step that wrote a token came through. Where it did not, it does not come through any more.
+
+    It blocks, and is asked again while PostgreSQL is away, stands still, or has the step still under way.
+
+    Args:
+        engine: The database.
+        token: The step's token.
+        within_s: Seconds after which it is given up; 0: asked once.
+        stop: Set: given up after the question under way.
+
+    Raises:
+        DatabaseUnavailable: There was no answer; it may be asked again.
+    """
+    stop = stop or threading.Event()
+    until, pauses = time.monotonic() + within_s, backoff()
+    while True:
+        try:
+            return _ask(engine, token)
+        except DatabaseUnavailable:
+            if time.monotonic() >= until or stop.is_set():
+                raise
+        stop.wait(min(next(pauses), max(0.0, until - time.monotonic())))
+
+
+def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) -> None:
+    """Remove tokens that their writers left behind; 10,000 at most. For those who begin, now and then."""
+    connection.execute(_forget_old, {"older_s": older_s})
+
+
+def _ask(engine: sa.Engine, token: UUID) -> bool:
+    with translated_errors(), engine.connect() as connection, _ended_after(connection, ASK_S):
+        connection.execute(_wait_no_longer, {"limit": f"{ASK_S * 500:.0f}ms"})
+        is_void = connection.execute(_settle, {"token": token}).scalar_one()
+        connection.commit()
+    return not is_void
+
+
+@contextmanager
+def _ended_after(connection: sa.Connection, seconds: float) -> Iterator[None]:
+    """End a connection whose server does not answer: there is nothing else by which a statement ends in time."""
+    driver: Any = connection.connection.driver_connection
+    line = socket.socket(fileno=os.dup(driver.fileno()))
+
+    def end() -> None:
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        line.close()
+
+
+def _is_lost(error: sa.exc.DBAPIError) -> bool:
+    """Whether a commit that failed may have come through all the same: the server did not say what became of it."""
+    # What the server itself says has a code: a constraint, a conflict, an end before the commit began. A session that
+    # is ended by its server says so, too, and may say it behind a commit that is on the disk.
+    code = getattr(error.orig, "sqlstate", None)
+    return error.connection_invalidated or code is None or code.startswith(("57", "08", "XX", "58", "40003"))

@@ -1,0 +1,203 @@
+"""A member that stood still for longer than its lease while a commit was under way neither loses nor repeats anything.
+
+What is frozen is the line to PostgreSQL: for the member that is the same as being stopped (SIGSTOP, a paused machine).
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import sqlalchemy as sa
+
+from relatum import errors
+from relatum.serial import AsyncSerialConsumer, SerialConsumer
+from relatum.store import serial_holds
+from tests.support import wait_until
+from tests.support.commits import AT_COMMIT, committing, end_committing, written
+from tests.support.proxy import Proxy
+from tests.support.serial_consuming import SerialBed, serial_bed
+
+LEASE_S = 1.0
+
+WAITING = sa.text(
+    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    " AND query LIKE 'UPDATE relatum.serial_positions%'"
+)
+"""Whether a member's keeper waits, in the middle of renewing its lease, for the row that its own commit has locked."""
+
+
+@pytest.fixture
+def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+    """A super stream of two partitions, and an application's table whose commits can be held up."""
+    written.create(engine)
+    with engine.begin() as connection:
+        connection.execute(sa.text(AT_COMMIT))
+    with serial_bed(amqp_url, engine) as bed:
+        yield bed
+
+
+@contextmanager
+def frozen_while_committing(engine: sa.Engine, proxy: Proxy, *, comes_through: bool) -> Iterator[None]:
+    """Freezes the member amid the first commit in this block, for longer than its lease; the commit ends meanwhile."""
+
+    def freeze(gate: sa.Connection) -> None:
+        wait_until(lambda: committing(engine), what="the commit is under way")
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            wait_until(lambda: connection.execute(WAITING).first(), what="the keeper waits")
+        proxy.mode = "frozen"
+        if not comes_through:
+            end_committing(engine)
+        gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
+        until = time.monotonic() + 1.5 * LEASE_S
+        wait_until(lambda: time.monotonic() > until)
+        proxy.mode = "pass"
+
+    with engine.connect() as gate:
+        gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
+        thread = threading.Thread(target=freeze, args=(gate,))
+        thread.start()
+        yield
+        thread.join()
+
+
+def rows(engine: sa.Engine) -> list[str]:
+    """What the application wrote."""
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
+
+
+def write_all(member: SerialConsumer, engine: sa.Engine, count: int) -> list[str]:
+    """Consume by joined transactions until so many rows are there, as an application does; what was said of each."""
+    said = []
+    until = time.monotonic() + 20
+    while len(rows(engine)) < count:
+        assert time.monotonic() < until, f"not delivered: {rows(engine)} of {count}; {said}"
+        batch = member.next_batch(0.5)
+        if batch is None:
+            continue
+        try:
+            with batch.transaction() as connection:
+                for message in batch:
+                    connection.execute(sa.insert(written), {"body": message.body.decode()})
+        except (errors.PartitionLost, errors.DatabaseUnavailable) as error:
+            said.append(type(error).__name__)
+            batch.give_back()
+        else:
+            said.append("committed")
+    return said
+
+
+@pytest.mark.parametrize("comes_through", [True, False])
+def test_each_message_is_written_once_whatever_became_of_the_commit(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine, comes_through: bool
+) -> None:
+    """What was rolled back is delivered again, what was committed is not, and `transaction` says which it was."""
+    bed.publish(0, "a", "a1", "a2", "a3")
+    with (
+        Proxy.to(database_url) as proxy,
+        SerialConsumer(
+            bed.name, "test", database=proxy.url(database_url), broker=amqp_url, lease_s=LEASE_S, batch_messages=1
+        ) as member,
+    ):
+        with frozen_while_committing(engine, proxy, comes_through=comes_through):
+            said = write_all(member, engine, 1)
+        said += write_all(member, engine, 3)
+        assert member.next_batch(0.3) is None
+    assert rows(engine) == ["a1", "a2", "a3"]
+    assert (said[0] == "committed") == comes_through, said
+
+
+@pytest.mark.parametrize("comes_through", [True, False])
+def test_each_message_is_written_once_with_asyncio(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine, comes_through: bool
+) -> None:
+    """The asyncio face says the same."""
+    bed.publish(0, "a", "a1", "a2")
+
+    async def consume(member: AsyncSerialConsumer, said: list[str]) -> None:
+        batch = await member.next_batch(10.0)
+        assert batch is not None
+        try:
+            async with batch.transaction() as connection:
+                for message in batch:
+                    row = {"body": message.body.decode()}
+                    await asyncio.to_thread(connection.execute, sa.insert(written), row)
+        except (errors.PartitionLost, errors.DatabaseUnavailable) as error:
+            said.append(type(error).__name__)
+            batch.give_back()
+        else:
+            said.append("committed")
+
+    async def run(url: str, proxy: Proxy) -> list[str]:
+        said: list[str] = []
+        options = {"lease_s": LEASE_S, "batch_messages": 1}
+        async with AsyncSerialConsumer(bed.name, "test", database=url, broker=amqp_url, **options) as member:
+            with frozen_while_committing(engine, proxy, comes_through=comes_through):
+                await consume(member, said)
+            while said.count("committed") < 2:
+                await consume(member, said)
+            assert await member.next_batch(0.3) is None
+        return said
+
+    with Proxy.to(database_url) as proxy:
+        said = asyncio.run(run(proxy.url(database_url), proxy))
+    assert rows(engine) == ["a1", "a2"]
+    assert (said[0] == "committed") == comes_through, said
+
+
+def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(
+    bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine
+) -> None:
+    """The messages of a moved context are delivered though the member stood still as it stored their hold."""
+    hold_commits(engine)
+    with (
+        Proxy.to(database_url) as proxy,
+        SerialConsumer(bed.name, "test", database=proxy.url(database_url), broker=amqp_url, lease_s=LEASE_S) as member,
+    ):
+        bed.publish(0, "a", "a1")
+        first = member.next_batch(10.0)
+        assert first is not None
+        with engine.connect() as gate:
+            gate.execute(sa.text("SELECT pg_advisory_lock(1)"))
+            bed.move(["a"], 0, 1)
+            bed.publish(1, "a", "a2")
+            wait_until(lambda: committing(engine), what="the hold is being stored")
+            proxy.mode = "frozen"
+            end_committing(engine)
+            gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
+            until = time.monotonic() + 1.5 * LEASE_S
+            wait_until(lambda: time.monotonic() > until)
+            proxy.mode = "pass"
+        found = consumed(member, lambda found: "a2" in found)
+    assert found[-1] == "a2"
+
+
+def hold_commits(engine: sa.Engine) -> None:
+    """Have commits that store a hold wait for the lock 1, too."""
+    trigger = (
+        f"CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON relatum.{serial_holds.name} DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION at_commit()"
+    )
+    with engine.begin() as connection:
+        connection.execute(sa.text(trigger))
+
+
+def consumed(member: SerialConsumer, is_enough: Callable[[list[str]], bool]) -> list[str]:
+    """What is delivered, acknowledged as it comes, until it is enough."""
+    found: list[str] = []
+    until = time.monotonic() + 20
+    while not is_enough(found):
+        assert time.monotonic() < until, f"only these came: {found}"
+        batch = member.next_batch(0.5)
+        if batch is None:
+            continue
+        try:
+            batch.acknowledge()
+        except (errors.PartitionLost, errors.DatabaseUnavailable):
+            batch.give_back()
+            continue
+        found += [message.body.decode() for message in batch]
+    return found

@@ -1,0 +1,40 @@
+"""Commits that can be caught in the middle: what an application writes waits, as it is committed, for a test's lock."""
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from tests.support._waiting import wait_until
+
+written: Final = sa.Table(
+    "consumed",
+    sa.MetaData(),
+    sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("body", sa.Text),
+)
+"""A table of an application."""
+
+AT_COMMIT: Final = """
+CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON consumed DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION at_commit()
+"""
+"""Has commits of the application's rows wait while a test holds the lock 1."""
+
+_committing: Final = sa.text(
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'COMMIT' AND state = 'active'"
+)
+
+
+def committing(engine: sa.Engine) -> int | None:
+    """The process of a commit that is under way; None for none."""
+    with engine.connect() as connection:
+        return connection.execute(_committing).scalar()
+
+
+def end_committing(engine: sa.Engine) -> None:
+    """Wait for a commit that is under way, and have the server end its session: it is rolled back."""
+    pid = wait_until(lambda: committing(engine), what="a commit is under way")
+    with engine.connect() as connection:
+        connection.execute(sa.text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
