@@ -15,11 +15,16 @@ class Status(StrEnum):
     FOUND = "found"
     """There is at least one message, and each was read and checked."""
     ABSENT = "absent"
-    """There is none: every message the streams retain was recorded, or read just now, and none is meant."""
+    """There is none: every message that the streams named in the answer retain was recorded, or read just now, and none
+    is meant. Never said of no stream."""
     NOT_RECORDED_YET = "not_recorded_yet"
     """None was found, but a part of the streams is not recorded: there may be one. Ask with `complete=True`."""
     EXPIRED = "expired"
     """There was at least one, and retention has dropped them all."""
+    UNPROVEN = "unproven"
+    """What was found is there, and whether there is more nobody can prove from here: AMQP 0.9.1 alone tells where the
+    streams end, messages could not be unpacked, or the index names some that could not be read. Mostly there is no
+    message; with `complete=True`, and where `unread` names some, there may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +53,21 @@ class Answer(Sequence[Message]):
     It is a sequence of messages: `len(answer)`, `answer[0]`, `for message in answer`; true where there is one.
 
     Attributes:
-        status: Found, absent, not recorded yet, or expired.
+        status: Found, absent, not recorded yet, expired, or unproven.
         hits: The messages with the keys they share.
         expired: Where messages lay that were recorded as sought and that retention has dropped since, as far as the
             look-up met them.
+        streams: The names of the streams that the answer holds over, in order; a super stream's partitions, not itself.
+            With `FOUND` they are the recorded ones, as they were known within the last second: of others nothing is
+            said. There is at least one.
+        unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
     """
 
     status: Status
     hits: tuple[Hit, ...] = ()
-    expired: tuple[MessageId, ...] = field(default=())
+    expired: tuple[MessageId, ...] = ()
+    streams: tuple[str, ...] = field(default=(), kw_only=True)
+    unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -89,4 +100,4 @@ class Answer(Sequence[Message]):
         return self.hits[index].message
 
     def __repr__(self) -> str:
-        return f"<Answer {self.status}: {len(self.hits)} messages>"
+        return f"<Answer {self.status}: {len(self.hits)} messages of {len(self.streams)} streams>"

@@ -25,7 +25,7 @@ from relatum.reading import AsyncStreamReader, BrokerAddress, Message
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import Bounds, Partitions, Pause, Read, Request, Scan, Select, Steps
+from relatum_consumer._requests import Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps
 from relatum_consumer._statements import Order
 from relatum_consumer.grouping._asyncio import AsyncGroupMethods
 from relatum_consumer.grouping._lookups import GroupLookups
@@ -196,7 +196,12 @@ class AsyncRelations(AsyncGroupMethods):
             return await self._read(request.ids)
         if type(request) is Pause:
             return await asyncio.sleep(request.seconds)
-        reader = await self._open_reader()
+        return await self._ask(await self._open_reader(), request)
+
+    async def _ask(self, reader: AsyncStreamReader, request: Request) -> Any:
+        """Carry out what the broker answers; to have reached it is an answer, too."""
+        if type(request) is Reach:
+            return None
         if type(request) is Bounds:
             return await reader.bounds(request.stream)
         if type(request) is Partitions:

@@ -1,17 +1,18 @@
 """Key definitions and stream names, kept for a second; and which values of which keys a look-up means."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined
+from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import _statements as statements
 from relatum_consumer._limits import CATALOG_AGE_S
-from relatum_consumer._requests import Bounds, Partitions, Select, Steps
+from relatum_consumer._requests import Bounds, Partitions, Reach, Select, Steps
 
 
 class PresentStream(NamedTuple):
@@ -43,7 +44,8 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
     definitions: Mapping[str, KeyDefinition]
-    names: frozenset[str]
+    streams: tuple[str, ...]
+    by_name: Mapping[str, tuple[str, ...]]
     read_at: float
 
 
@@ -76,7 +78,7 @@ class Catalog:
         if snapshot is None or fresh or now - snapshot.read_at > CATALOG_AGE_S:
             keys = yield Select(statements.definitions(), {})
             streams = yield Select(statements.present_streams(None), {"vhost": self.vhost})
-            self._snapshot = snapshot = _Snapshot(_definitions(keys), _names(streams), now)
+            self._snapshot = snapshot = _Snapshot(_definitions(keys), *_names(streams), now)
         return snapshot
 
     def definition(self, key: str) -> Steps[KeyDefinition]:
@@ -99,11 +101,15 @@ class Catalog:
         """The message's own values of the keys, or of every key defined where None; keys it has no value of left out.
 
         Raises:
-            KeyNotDefined: no key of that name is in force.
+            KeyNotDefined: no key of that name is in force, or none at all.
         """
         if keys is None:
             snapshot = yield from self._current()
+            if not snapshot.definitions:
+                snapshot = yield from self._current(fresh=True)
             definitions = list(snapshot.definitions.values())
+            if not definitions:
+                raise KeyNotDefined("no key is defined, so nothing can be related: see `relatum keys add`", key="")
         else:
             definitions = []
             for key in dict.fromkeys(keys):
@@ -134,12 +140,52 @@ class Catalog:
         if names is None:
             return
         snapshot = yield from self._current()
-        if snapshot.names.issuperset(names):
+        if all(name in snapshot.by_name for name in names):
             return
         snapshot = yield from self._current(fresh=True)
         for name in names:
-            if name not in snapshot.names and not (yield Partitions(name)):
+            if name not in snapshot.by_name and not (yield Partitions(name)):
                 yield Bounds(name)
+
+    def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> Steps[tuple[str, ...]]:
+        """The names of the recorded streams meant, in order, by the snapshot in hand: without a statement.
+
+        Args:
+            names: Streams and super streams; None for all that are recorded.
+            found_in: Streams that have a place among them whatever the snapshot says: messages were found there.
+        """
+        snapshot = self._snapshot or (yield from self._current())
+        if names is None:
+            streams = snapshot.streams
+        elif len(names) == 1:
+            streams = snapshot.by_name.get(names[0], ())
+        else:
+            streams = tuple(sorted({stream for name in names for stream in snapshot.by_name.get(name, ())}))
+        more = {stream for stream in found_in if stream not in snapshot.by_name}
+        return tuple(sorted((*streams, *more))) if more else streams
+
+    def nothing_recorded(self, gone: Sequence[str] = ()) -> Steps[NoReturn]:
+        """Say that no stream is there of which anything could be known, once the broker was reached.
+
+        Args:
+            gone: Streams that were recorded and that the broker has no more.
+
+        Raises:
+            NothingRecorded: always, unless the broker cannot be reached or refuses this user the virtual host.
+        """
+        yield Reach()
+        others = yield Select(statements.other_vhosts(), {"vhost": self.vhost})
+        if gone:
+            what = f"all {len(gone)} recorded streams of the virtual host {self.vhost!r} are gone from the broker"
+        else:
+            what = f"no stream of the virtual host {self.vhost!r} is recorded"
+        told = ", ".join(f"{count} of {vhost!r}" for vhost, count in others)
+        raise NothingRecorded(
+            f"{what}, so nobody can say what there is or is not: let something record (`relatum record STREAM…`, or "
+            "relatum.intercept(…, database=…) in the publisher), or name the streams to look in and ask for "
+            "completeness" + (f"; recorded are streams of other virtual hosts: {told}" if others else ""),
+            vhost=self.vhost,
+        )
 
     def streams(self, names: Sequence[str] | None) -> Steps[list[PresentStream]]:
         """The recorded streams of those names and super streams, or all, as the database has them now."""
@@ -155,10 +201,14 @@ def _definitions(rows: Iterable[Sequence[Any]]) -> dict[str, KeyDefinition]:
     }
 
 
-def _names(rows: Iterable[Sequence[Any]]) -> frozenset[str]:
-    streams = [PresentStream(*row) for row in rows]
-    supers = {stream.super_stream for stream in streams if stream.super_stream is not None}
-    return frozenset({stream.name for stream in streams} | supers)
+def _names(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """The streams' names in order; and for each name of a stream or super stream those it stands for."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    streams = sorted((PresentStream(*row) for row in rows), key=lambda stream: stream.name)
+    for stream in streams:
+        for name in {stream.name, stream.super_stream} - {None}:
+            by_name[str(name)].append(stream.name)
+    return tuple(stream.name for stream in streams), {name: tuple(held) for name, held in by_name.items()}
 
 
 def in_partition_order(name: str) -> tuple[int, str]:

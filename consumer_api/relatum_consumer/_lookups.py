@@ -9,10 +9,10 @@ from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, timestamp_us
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message
-from relatum_consumer._answer import Answer, Status
+from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog, Wanted
 from relatum_consumer._moments import Moment, Search, Side, Window, beside, window
-from relatum_consumer._related import Question, answer, wait
+from relatum_consumer._related import Question, answer, wait, without_values
 from relatum_consumer._requests import Steps
 from relatum_consumer._statements import Order
 
@@ -93,7 +93,7 @@ class Lookups:
         at = _moment(moment)
         search = yield from self._search(moment, stream, by)
         if search is None:
-            return Answer(Status.ABSENT)
+            return (yield from without_values(self.catalog, [stream]))
         sides = tuple(Side(side.direction, side.inclusive or inclusive) for side in _SIDES[where])
         return (yield from beside(search, at, sides, complete=complete))
 
@@ -113,7 +113,7 @@ class Lookups:
         at = _moment(moment)
         search = yield from self._search(moment, stream, by)
         if search is None:
-            return Answer(Status.ABSENT)
+            return (yield from without_values(self.catalog, [stream]))
         span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), at.id)
         return (yield from window(search, span, complete=complete))
 

@@ -16,8 +16,8 @@ from relatum_consumer._answer import Answer, Hit
 from relatum_consumer._blocks import FIRST_OF_ITS_TIME, Block, Place
 from relatum_consumer._catalog import Catalog, PresentStream, Wanted, in_partition_order
 from relatum_consumer._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
-from relatum_consumer._proof import Uncovered, replaced, uncovered
-from relatum_consumer._related import check, first_retained, status_of
+from relatum_consumer._proof import Evidence, evidence, replaced
+from relatum_consumer._related import check, concluded, first_retained, recorded_answer
 from relatum_consumer._requests import Bounds, Read, Scan, Select, Steps
 from relatum_consumer._statements import WIDTH_CLASSES, WIDTHS_US, Direction
 
@@ -61,11 +61,13 @@ class Lost:
     Attributes:
         floors: The first offset retained, by stream, where it mattered.
         ids: Where messages lay that were sought.
+        unread: Where messages lie that were sought, that could not be read, and that are not surely gone.
         is_sure: Whether a message that was sought has expired, its id known or not.
     """
 
     floors: dict[str, int] = field(default_factory=dict)
     ids: dict[MessageId, None] = field(default_factory=dict)
+    unread: dict[MessageId, None] = field(default_factory=dict)
     is_sure: bool = False
 
 
@@ -89,21 +91,28 @@ class Search:
                 raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
         return streams
 
-    def uncovered(self) -> Steps[list[Uncovered]]:
-        """The retained ranges that are not recorded as this look-up needs them."""
+    def evidence(self) -> Steps[Evidence]:
+        """What is known of the streams, for the times and the key this look-up needs."""
         key_ids = [TIME] if self.by is None else [TIME, self.by.key_id]
-        return uncovered(self.catalog, [self.name], key_ids)
+        return evidence(self.catalog, [self.name], key_ids)
 
     def shares_key(self, message: Message) -> bool:
         """Whether a message carries the key's value, where one is asked by."""
         return self.by is None or self.by.is_of(message)
 
-    def answer(self, messages: Iterable[Message], lost: Lost, *, is_covered: bool) -> Answer:
-        """The answer those messages make."""
+    def recorded_answer(self, messages: Iterable[Message], lost: Lost) -> Steps[Answer]:
+        """The answer that messages make which the table knows."""
+        return recorded_answer(self.catalog, [self.name], self._hits(messages), tuple(lost.ids), tuple(lost.unread))
+
+    def concluded(self, known: Evidence, messages: Iterable[Message], lost: Lost, *, was_read: bool) -> Steps[Answer]:
+        """The answer that evidence and those messages make."""
+        expired, unread = tuple(lost.ids), tuple(lost.unread)
+        hits = self._hits(messages)
+        return concluded(self.catalog, known, hits, expired, unread, was_read=was_read, has_expired=lost.is_sure)
+
+    def _hits(self, messages: Iterable[Message]) -> tuple[Hit, ...]:
         keys = () if self.by is None else (self.by.definition.name,)
-        hits = tuple(Hit(message, keys) for message in messages)
-        status = status_of(bool(hits), is_covered=is_covered, has_expired=lost.is_sure)
-        return Answer(status, hits, tuple(lost.ids))
+        return tuple(Hit(message, keys) for message in messages)
 
 
 def rank(message: Message) -> Rank:
@@ -135,21 +144,21 @@ def beside(search: Search, moment: Moment, sides: Sequence[Side], *, complete: b
 def _beside(search: Search, moment: Moment, sides: Sequence[Side], *, complete: bool) -> Steps[Answer]:
     if not complete:
         lost = Lost()
-        nearest = yield from _nearest(search, moment, sides, (), lost)
+        nearest = yield from _nearest(search, moment, sides, None, lost)
         if nearest is not None:
-            return search.answer([nearest], lost, is_covered=True)
-    ranges = yield from search.uncovered()
+            return (yield from search.recorded_answer([nearest], lost))
+    known = yield from search.evidence()
     lost = Lost()
-    nearest = yield from _nearest(search, moment, sides, ranges if complete else (), lost)
-    is_covered = complete or not ranges
-    return search.answer([] if nearest is None else [nearest], lost, is_covered=is_covered)
+    nearest = yield from _nearest(search, moment, sides, known if complete else None, lost)
+    return (yield from search.concluded(known, [] if nearest is None else [nearest], lost, was_read=complete))
 
 
 def _nearest(
-    search: Search, moment: Moment, sides: Sequence[Side], ranges: Sequence[Uncovered], lost: Lost
+    search: Search, moment: Moment, sides: Sequence[Side], known: Evidence | None, lost: Lost
 ) -> Steps[Message | None]:
+    """The nearest message: of those recorded and, where evidence is given, of those that are not."""
     targets = yield from search.targets()
-    among = {stream.name for stream in targets} | {each.stream for each in ranges}
+    among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
     found: list[Message] = []
     for side in sides:
         candidates: list[Message] = []
@@ -158,13 +167,21 @@ def _nearest(
             look = _by_blocks if search.by is None else _by_key
             message = yield from look(search, stream, edge, side.direction, lost)
             candidates += [] if message is None else [message]
-        for each in ranges:
-            nearest = Nearest(search, moment.edge(each.stream, among, side), side.direction)
-            yield Scan(each.stream, each.start, each.stop, nearest.consider)
-            candidates += [] if nearest.message is None else [nearest.message]
+        if known:
+            candidates += yield from _unrecorded_beside(search, moment, side, known, among)
         if candidates:
             found.append(min(candidates, key=rank) if side.direction == "after" else max(candidates, key=rank))
     return min(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)), default=None)
+
+
+def _unrecorded_beside(
+    search: Search, moment: Moment, side: Side, known: Evidence, among: Collection[str]
+) -> Steps[list[Message]]:
+    """The nearest message of each stream, of what is not recorded of it."""
+    streams = {each.stream for each in known.uncovered}
+    nearest = {stream: Nearest(search, moment.edge(stream, among, side), side.direction) for stream in streams}
+    yield from known.scan(lambda message: nearest[message.stream].consider(message))
+    return [each.message for each in nearest.values() if each.message is not None]
 
 
 @dataclass(slots=True)
@@ -351,14 +368,13 @@ def _window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
         lost = Lost()
         found = yield from _recorded_within(search, span, lost)
         if found:
-            return search.answer(_ordered(found), lost, is_covered=True)
-    ranges = yield from search.uncovered()
+            return (yield from search.recorded_answer(_ordered(found), lost))
+    known = yield from search.evidence()
     lost = Lost()
     found = yield from _recorded_within(search, span, lost)
-    for each in ranges if complete else ():
-        found += yield Scan(each.stream, each.start, each.stop, lambda message: span.holds(search, message))
-        _check_size(found)
-    return search.answer(_ordered(found), lost, is_covered=complete or not ranges)
+    if complete:
+        found += yield from known.scan(lambda message: span.holds(search, message), check=_check_size)
+    return (yield from search.concluded(known, _ordered(found), lost, was_read=complete))
 
 
 def _ordered(found: Iterable[Message]) -> list[Message]:

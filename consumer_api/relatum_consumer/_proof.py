@@ -3,20 +3,32 @@
 The order of the steps is the argument. The streams' ends are taken from the broker first, the coverage from the
 database after that, and the index is probed once more after both: whatever lay in the streams when the ends were taken
 is then either in an uncovered range or in the index.
+
+The rule of statuses, the first line that fits:
+
+- A message was found: `found`; that is what is recorded. Where what is not recorded was read as well (`complete=True`),
+  `found` says that it is all, and is `unproven` where a stream proves nothing. It is `unproven`, too, where the index
+  names a message that could not be read and is not surely gone: what was found may be a part.
+- None, and a range is not recorded and was not read: `not_recorded_yet`.
+- None, and a stream proves nothing: `unproven`. That is one whose end no leader told (AMQP 0.9.1 cannot ask it), or one
+  in which a batch was met that cannot be unpacked.
+- None, but rows of messages that retention surely took: `expired`.
+- None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from relatum._ids import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
-from relatum.reading import Message, StreamBounds
-from relatum.store import CoverageRow, Position, Range, covered, last_position, merged, missing
+from relatum.reading import Message, StreamBounds, UnreadableRecord
+from relatum.store import CoverageRow, Position, Range, covered, last_position, merged, missing, proven
 from relatum.wire._identity import fingerprint
 from relatum_consumer import _statements as statements
+from relatum_consumer._answer import Status
 from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._requests import Bounds, Partitions, Read, Select, Steps
+from relatum_consumer._requests import Bounds, Partitions, Read, Scan, Select, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +40,87 @@ class Uncovered:
     stop: int
 
 
-def uncovered(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Steps[list[Uncovered]]:
-    """The retained ranges of the streams meant that are not recorded for each of the keys.
+@dataclass(slots=True)
+class Evidence:
+    """What is known of the streams meant, from before the index was asked.
+
+    Attributes:
+        streams: Those that are there, in order of their names. What is proven is proven of these.
+        gone: Those that were recorded and that the broker surely has no more.
+        uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
+        unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
+    """
+
+    streams: tuple[str, ...]
+    gone: tuple[str, ...] = ()
+    uncovered: list[Uncovered] = field(default_factory=list)
+    unproven: set[str] = field(default_factory=set)
+
+    def scan(
+        self, keep: Callable[[Message], bool], *, check: Callable[[Sequence[Message]], None] = lambda _: None
+    ) -> Steps[list[Message]]:
+        """Read what is not recorded; the messages to keep. What cannot be unpacked makes its stream unproven.
+
+        Args:
+            keep: Whether a message is meant.
+            check: Called with all messages kept after each range; raises where that is enough.
+        """
+
+        def look(message: Message) -> bool:
+            if isinstance(message.raw, UnreadableRecord):
+                self.unproven.add(message.stream)
+                return False
+            return keep(message)
+
+        messages: list[Message] = []
+        for each in self.uncovered:
+            messages += yield Scan(each.stream, each.start, each.stop, look)
+            check(messages)
+        return messages
+
+    def status(self, *, is_found: bool, was_read: bool, has_expired: bool, is_whole: bool) -> Status:
+        """What an answer may say; the rule is told where this module begins.
+
+        Args:
+            is_found: Whether there is a message.
+            was_read: Whether what is not recorded was read.
+            has_expired: Whether retention has taken one that was meant.
+            is_whole: Whether everything that the index names could be read, or surely expired.
+        """
+        is_proven = is_whole and not (was_read and self.unproven)
+        if is_found:
+            return Status.FOUND if is_proven else Status.UNPROVEN
+        if self.uncovered and not was_read:
+            return Status.NOT_RECORDED_YET
+        if not is_proven or self.unproven:
+            return Status.UNPROVEN
+        return Status.EXPIRED if has_expired else Status.ABSENT
+
+
+def uncovered(
+    catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], *, is_proof: bool = True
+) -> Steps[list[Uncovered]]:
+    """The uncovered ranges of `evidence`. That there is none is no proof: it takes all of the evidence.
+
+    Args:
+        catalog: Of the database.
+        names: As for `evidence`.
+        key_ids: As for `evidence`.
+        is_proof: False counts what was recorded over AMQP 0.9.1, too: its rows are right, but some may lack.
+    """
+    return (yield from evidence(catalog, names, key_ids, is_proof=is_proof)).uncovered
+
+
+def evidence(
+    catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], *, is_proof: bool = True
+) -> Steps[Evidence]:
+    """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
 
     Args:
         catalog: Of the database.
         names: Streams and super streams, which stand for their partitions; None for all that are recorded.
         key_ids: The keys that must be recorded; `relatum.store.TIME` for times.
+        is_proof: As for `uncovered`.
 
     Raises:
         StreamNotFound: a named stream is unknown to the database and to the broker, or was deleted.
@@ -42,31 +128,46 @@ def uncovered(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[i
     """
     recorded = yield from catalog.streams(names)
     ends: dict[str, StreamBounds] = {}
+    gone: list[str] = []
     for stream in (yield from all_names(recorded, names)):
         try:
             ends[stream] = yield Bounds(stream)
         except StreamNotFound:
             if names is not None:
                 raise
-            # A stream that was recorded once and is gone holds nothing.
+            # A stream that was recorded once and is gone holds nothing, and proves nothing either.
+            gone.append(stream)
     ranges = yield from coverage_by_stream(recorded)
     keys = tuple(key_ids)
-    result: list[Uncovered] = []
+    result = Evidence(tuple(ends), tuple(gone))
     by_name = {stream.name: stream.stream_id for stream in recorded}
     for stream, bounds in ends.items():
         rows = ranges.get(by_name.get(stream, 0), [])
         yield from _check_identity(stream, rows, bounds)
-        result += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys)]
+        ranges_held = proven if is_proof else covered
+        result.uncovered += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys, recorded_as=ranges_held)]
     return result
 
 
-def gaps(bounds: StreamBounds, rows: Sequence[CoverageRow], key_ids: Iterable[int]) -> list[Range]:
-    """The retained offsets that are not recorded for every one of the keys."""
+def gaps(
+    bounds: StreamBounds,
+    rows: Sequence[CoverageRow],
+    key_ids: Iterable[int],
+    recorded_as: Callable[[Iterable[CoverageRow], int], list[Range]] = proven,
+) -> list[Range]:
+    """The retained offsets that are not recorded for every one of the keys.
+
+    Args:
+        bounds: The first and the last offset retained.
+        rows: What is recorded of the stream.
+        key_ids: The keys.
+        recorded_as: `proven`, or `covered` to count what was recorded over AMQP 0.9.1 as well.
+    """
     first, last = bounds
     if first is None or last is None:
         return []
     retained = (first, last + 1)
-    return merged(gap for key_id in key_ids for gap in missing(retained, covered(rows, key_id)))
+    return merged(gap for key_id in key_ids for gap in missing(retained, recorded_as(rows, key_id)))
 
 
 def all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) -> Steps[list[str]]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from relatum._ids import MessageId
@@ -14,8 +14,8 @@ from relatum_consumer import _statements as statements
 from relatum_consumer._answer import Answer, Hit, Status
 from relatum_consumer._catalog import Catalog, Wanted
 from relatum_consumer._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN
-from relatum_consumer._proof import replaced, uncovered
-from relatum_consumer._requests import Pause, Read, Scan, Select, Steps
+from relatum_consumer._proof import Evidence, evidence, replaced
+from relatum_consumer._requests import Partitions, Pause, Read, Select, Steps
 from relatum_consumer._statements import Order
 
 _Result = TypeVar("_Result")
@@ -91,48 +91,98 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the index gave, each hit checked."""
+    """What the index gave, each hit checked; where retention took some; where some could not be read."""
 
     hits: tuple[Hit, ...] = ()
     expired: tuple[MessageId, ...] = ()
+    unread: tuple[MessageId, ...] = ()
 
 
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Steps[Answer]:
     """Answer a question, once more from the start where the recorder replaced the stream under our hands."""
     yield from catalog.check_names(question.names)
     if not question.wanted:
-        return Answer(Status.ABSENT)
+        return (yield from without_values(catalog, question.names))
     try:
         return (yield from _answer(catalog, question, complete=complete))
     except StreamReplaced:
         return (yield from _answer(catalog, question, complete=complete))
 
 
+def without_values(catalog: Catalog, names: Sequence[str] | None) -> Steps[Answer]:
+    """The answer for a message that has no value to be shared: no message of any stream can share it.
+
+    Args:
+        catalog: Of the database.
+        names: Streams and super streams that are there; None for all that are recorded.
+    """
+    streams: set[str] = set((yield from catalog.recorded(names)))
+    for name in names or ():
+        if not (yield from catalog.recorded([name])):
+            streams.update((yield Partitions(name)) or [name])
+    if not streams:
+        yield from catalog.nothing_recorded()
+    return Answer(Status.ABSENT, streams=tuple(sorted(streams)))
+
+
 def _answer(catalog: Catalog, question: Question, *, complete: bool) -> Steps[Answer]:
     if not complete:
         found = yield from probe(catalog, question)
         if found.hits:
-            return Answer(Status.FOUND, found.hits, found.expired)
+            return (yield from recorded_answer(catalog, question.names, found.hits, found.expired, found.unread))
     key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
-    ranges = yield from uncovered(catalog, question.names, key_ids)
+    known = yield from evidence(catalog, question.names, key_ids)
     found = yield from probe(catalog, question)
+    hits = found.hits
     if complete:
-        scanned: list[Message] = []
-        for each in ranges:
-            scanned += yield Scan(each.stream, each.start, each.stop, question.is_meant)
-        found = replace(found, hits=_with(question, found.hits, scanned))
-        ranges = []
-    status = status_of(bool(found.hits), is_covered=not ranges, has_expired=bool(found.expired))
-    return Answer(status, found.hits, found.expired)
+        hits = _with(question, hits, (yield from known.scan(question.is_meant)))
+    return (yield from concluded(catalog, known, hits, found.expired, found.unread, was_read=complete))
 
 
-def status_of(is_found: bool, *, is_covered: bool, has_expired: bool) -> Status:
-    """The status that what was found, what is covered, and what retention took amount to."""
-    if is_found:
-        return Status.FOUND
-    if not is_covered:
-        return Status.NOT_RECORDED_YET
-    return Status.EXPIRED if has_expired else Status.ABSENT
+def recorded_answer(
+    catalog: Catalog,
+    names: Sequence[str] | None,
+    hits: tuple[Hit, ...],
+    expired: tuple[MessageId, ...],
+    unread: tuple[MessageId, ...],
+) -> Steps[Answer]:
+    """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
+    streams = yield from catalog.recorded(names, (hit.message.stream for hit in hits))
+    return Answer(Status.UNPROVEN if unread else Status.FOUND, hits, expired, streams=streams, unread=unread)
+
+
+def concluded(
+    catalog: Catalog,
+    known: Evidence,
+    hits: tuple[Hit, ...],
+    expired: tuple[MessageId, ...],
+    unread: tuple[MessageId, ...] = (),
+    *,
+    was_read: bool,
+    has_expired: bool | None = None,
+) -> Steps[Answer]:
+    """The answer that evidence and what was found after it amount to.
+
+    Args:
+        catalog: Of the database.
+        known: From before the index was asked.
+        hits: What was found.
+        expired: Where retention took some.
+        unread: Where some could not be read.
+        was_read: Whether what is not recorded was read.
+        has_expired: Whether retention has taken some; None where `expired` says so.
+
+    Raises:
+        NothingRecorded: there is no stream to say anything of.
+    """
+    lost = bool(expired) if has_expired is None else has_expired
+    if not known.streams and not (hits or lost):
+        yield from catalog.nothing_recorded(known.gone)
+    status = known.status(is_found=bool(hits), was_read=was_read, has_expired=lost, is_whole=not unread)
+    # What was recorded of a stream that is gone has expired: the answer holds over it, too.
+    gone = {where.stream for where in expired}.intersection(known.gone)
+    streams = tuple(sorted((*known.streams, *gone))) if gone else known.streams
+    return Answer(status, hits, expired, streams=streams, unread=unread)
 
 
 def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:
@@ -272,7 +322,7 @@ def wait(catalog: Catalog, question: Question, timeout_s: float) -> Steps[Answer
             break
         found = yield from _probe_again(catalog, question)
         if found.hits:
-            return Answer(Status.FOUND, found.hits, found.expired)
+            return (yield from recorded_answer(catalog, question.names, found.hits, found.expired, found.unread))
         yield Pause(min(pause, max(0.0, left)))
         pause = min(2 * pause, POLL_S_MAX)
     return (yield from answer(catalog, question))

@@ -45,6 +45,11 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """See that the broker is there and lets this user in. Answer: None."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """Read a stream's messages from `start` to before `stop`. Answer: the list of those to keep."""
 
@@ -61,7 +66,7 @@ class Pause:
     seconds: float
 
 
-Request: TypeAlias = Select | Read | Bounds | Partitions | Scan | Pause
+Request: TypeAlias = Select | Read | Bounds | Partitions | Reach | Scan | Pause
 Steps: TypeAlias = Generator[Request, Any, _Result]
 
 

@@ -68,6 +68,15 @@ def present_streams(names: int | None) -> str:
     return compiled(sa.select(*columns).where(*_meant(names)).order_by(streams.c.name))
 
 
+@lru_cache
+def other_vhosts() -> str:
+    """Virtual hosts other than `vhost` that have recorded streams: name, number of streams; a few at most."""
+    statement = sa.select(streams.c.vhost, sa.func.count()).where(
+        streams.c.vhost != _VHOST, streams.c.replaced_at.is_(None)
+    )
+    return compiled(statement.group_by(streams.c.vhost).order_by(streams.c.vhost).limit(sa.literal_column("5")))
+
+
 COVERAGE_COLUMNS: Final = (
     "coverage_id",
     "stream_id",
@@ -81,6 +90,7 @@ COVERAGE_COLUMNS: Final = (
     "last_fingerprint",
     "last_chunk_ms",
     "recorded_at",
+    "over_amqp",
 )
 
 

@@ -1,5 +1,6 @@
 """`relatum find` and `relatum related`, and what commands of groups share with them."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -28,13 +29,22 @@ _CODES: Final = {
     Status.ABSENT: ExitCode.NOT_THERE,
     Status.EXPIRED: ExitCode.NOT_THERE,
     Status.NOT_RECORDED_YET: ExitCode.NOT_YET,
+    Status.UNPROVEN: ExitCode.UNPROVEN,
 }
 _WORDS: Final = {
     Status.FOUND: "found",
-    Status.ABSENT: "absent: all the streams retain is recorded, and there is none",
+    Status.ABSENT: "absent: all that these streams retain is recorded, or was read, and there is none",
     Status.EXPIRED: "expired: there was one, and retention has dropped it",
     Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded; --complete reads that part",
+    Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (AMQP 0.9.1 alone "
+    "cannot, nor can batches that are not to be unpacked)",
 }
+
+STREAMS_SHOWN: Final = 5
+"""Streams named in the last line of an answer; the line counts the others."""
+
+STREAMS_LISTED: Final = 100
+"""Streams listed in an answer's document; `streams_count` counts all."""
 
 _FORMATS: Final = [
     f"%Y-%m-%d{time}" for time in ("", *(f"T%H:%M{rest}" for rest in ("", ":%S", ":%S.%f", ":%S%z", ":%S.%f%z")))
@@ -93,7 +103,8 @@ def find(
 ) -> None:
     """Find the messages whose KEY has this VALUE.
 
-    Ends with 0 (found), 6 (absent, or expired) or 8 (not recorded yet). `--json` prints one document: status, messages.
+    Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
+    status, messages, streams.
     """
     with open_relations(broker, stream_url, database) as relations:
         answer = relations.find(
@@ -135,7 +146,8 @@ def related(
 ) -> None:
     """Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.
 
-    Ends with 0 (found), 6 (absent, or expired) or 8 (not recorded yet). `--json` prints one document: status, messages.
+    Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
+    status, messages, streams.
     """
     if in_time and len(to or ()) != 1:
         raise typer.BadParameter("--time looks in one stream: give --to once")
@@ -170,11 +182,22 @@ def _print(answer: Answer, as_json: bool) -> None:
     else:
         if answer:
             print_messages(answer)
-        else:
+        if answer and answer.status is Status.UNPROVEN:
+            console.print("unproven: there may be more, which nobody can prove or rule out")
+        elif not answer:
             console.print(_WORDS[answer.status])
+        if answer.unread:
+            console.print(f"could not be read: {_some([str(place) for place in answer.unread])}", markup=False)
+        console.print(f"in {_some(answer.streams)}", markup=False)
     code = _CODES[answer.status]
     if code:
         raise typer.Exit(code)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of names, and how many more there are."""
+    more = len(names) - STREAMS_SHOWN
+    return ", ".join(names[:STREAMS_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _document(answer: Answer) -> dict[str, Any]:
@@ -182,4 +205,7 @@ def _document(answer: Answer) -> dict[str, Any]:
         "status": str(answer.status),
         "messages": [message_document(hit.message) | {"keys": list(hit.keys)} for hit in answer.hits],
         "expired": [{"stream": place.stream, "offset": place.offset} for place in answer.expired],
+        "unread": [{"stream": place.stream, "offset": place.offset} for place in answer.unread],
+        "streams": list(answer.streams[:STREAMS_LISTED]),
+        "streams_count": len(answer.streams),
     }

@@ -4,6 +4,7 @@
 RelatumError
 ├── ConfigurationError            change a URL, an option or an installation
 │   ├── SchemaMissing             run `relatum migrate`
+│   ├── NothingRecorded           no stream of the virtual host is recorded: let something record (field: vhost)
 │   ├── ServerStartFailed         a private server of `relatum.local` did not start
 │   └── TimeNotRecorded           times are switched off for that stream
 ├── InvalidInput                  the call is wrong; nothing was sent or written
@@ -85,6 +86,12 @@ class ConfigurationError(RelatumError):
 
 class SchemaMissing(ConfigurationError):
     """The database has no schema `relatum`, or an older one: run `relatum migrate`."""
+
+
+class NothingRecorded(ConfigurationError):
+    """A look-up among all recorded streams of a virtual host (field `vhost`) that has none: nothing can be known."""
+
+    vhost: str
 
 
 class ServerStartFailed(ConfigurationError):

@@ -66,6 +66,20 @@ def test_publisher_and_consumer_work_as_shown(environment: dict[str, str]) -> No
     assert second == "a second parcel? no"
 
 
+def test_the_first_look_of_a_new_user_is_answered_as_shown(
+    environment: dict[str, str], amqp_url: str, stream_url: str, empty_database_url: str
+) -> None:
+    """`migrate`, `keys add`, `find`: nothing is recorded, which is said, with what to do."""
+    relatum = Relatum(amqp_url, stream_url, empty_database_url)
+    relatum.ok("migrate")
+    relatum.ok("keys", "add", "order_id", "host")
+    ended = relatum.run("find", "order_id", "4711")
+    shown = re.search(r"<!-- example:first-look -->\n```\n(.*?)```", README, re.DOTALL)
+    assert shown, "the README shows it"
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr.split() == shown[1].split()
+
+
 def test_groups_come_whole_as_shown(environment: dict[str, str]) -> None:
     """Two groups put among each other come one after the other, each in its order."""
     assert run_example("groups", environment) == ["4 chairs, 1 table, 2 lamps", "4 CHAIRS, 1 TABLE"]

@@ -109,7 +109,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     key_id = yield from group_key(catalog)
     yield from catalog.check_names(names)
     bounds = yield from _bounds(catalog, names)
-    gaps = yield from uncovered(catalog, names, [key_id])
+    gaps = yield from uncovered(catalog, names, [key_id], is_proof=complete)
     recorded = yield from catalog.streams(names)
     view = View(
         key_id,

@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """A wrong option or argument, or a value that cannot be a key's: nothing was done."""
     CONFIGURATION = 3
-    """A URL, a missing schema, a refused user, an installation."""
+    """A URL, a missing schema, a refused user, an installation; or nothing is recorded that could be looked in."""
     BROKER = 4
     """RabbitMQ does not answer; repeat it later."""
     DATABASE = 5
@@ -31,6 +31,8 @@ class ExitCode(IntEnum):
     """Bytes in a stream that are not what they should be."""
     UNSUCCESSFUL = 10
     """A message that was asked for failed, or is in the dead-letter stream."""
+    UNPROVEN = 11
+    """A look-up whose answer is `unproven`: nobody can prove from here that there is nothing, or nothing more."""
 
 
 # The first class that fits counts, so leaves stand before their parents.
@@ -57,5 +59,6 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 
 EPILOG: Final = (
     "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
-    "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead."
+    "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
+    "11 unproven."
 )
