@@ -118,12 +118,13 @@ class Relations(GroupMethods):
             complete: True also reads what is retained and not recorded yet, so that the answer is definite.
 
         Returns:
-            The messages, each read and checked, and the status. `FOUND` says what is recorded; with `complete` it is
-            all there is. `ABSENT` is said only when every retained message of the streams was recorded for all the
-            keys asked by, or read.
+            The messages, each read and checked, the status, and the streams it holds over. `FOUND` says what is
+            recorded; with `complete` it is all there is. `ABSENT` is said only when every retained message of those
+            streams was recorded for all the keys asked by, or read; `UNPROVEN` where that cannot be known.
 
         Raises:
-            KeyNotDefined: no key of that name is defined.
+            KeyNotDefined: no key of that name is defined, or, by every key, none at all.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
             StreamNotFound: neither the database nor the broker knows a stream of `to`, or it was deleted.
             InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
         """
@@ -155,6 +156,7 @@ class Relations(GroupMethods):
 
         Raises:
             KeyNotDefined: no key of that name is defined.
+            NothingRecorded: as for `related`.
             InvalidRelationshipKey: no message can carry that value.
             StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
             InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
@@ -185,11 +187,11 @@ class Relations(GroupMethods):
 
         Returns:
             The messages recorded when the first was seen. When the time is over, the answer of `related` at that
-            moment: mostly without a message, `ABSENT` or `NOT_RECORDED_YET`. That is no error. A message without any
-            of the keys has no relata, and the answer is `ABSENT` at once.
+            moment: mostly without a message, `ABSENT`, `NOT_RECORDED_YET` or `UNPROVEN`. That is no error. A message
+            without any of the keys has no relata, and the answer is `ABSENT` at once.
 
         Raises:
-            KeyNotDefined, StreamNotFound, InvalidInput: as for `related`.
+            KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
         return self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s))
 

@@ -7,12 +7,13 @@ import sqlalchemy as sa
 
 from relatum.reading import StreamReader
 from relatum.store import TIME
+from relatum_consumer import Status
 from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import Uncovered, uncovered
+from relatum_consumer._proof import evidence
 from relatum_consumer._requests import Bounds, Partitions, Read, Request, Select, Steps, run
 
 
-def not_recorded(
+def status_of_missing(
     reader: StreamReader,
     connection: sa.Connection,
     vhost: str,
@@ -20,8 +21,8 @@ def not_recorded(
     keys: Sequence[str],
     *,
     with_time: bool,
-) -> list[Uncovered]:
-    """The retained ranges of streams that are not recorded for each of the keys. To be asked before the table is read.
+) -> Status:
+    """What may be said of a row without relata in these streams. To be asked before the table is read.
 
     Args:
         reader: Where the streams end.
@@ -31,24 +32,27 @@ def not_recorded(
         keys: Names of keys.
         with_time: Whether times must be recorded as well.
 
+    Returns:
+        `ABSENT` where it is proven that all they retain is recorded for each of the keys; else `NOT_RECORDED_YET` or
+        `UNPROVEN`: there may be one.
+
     Raises:
         KeyNotDefined: a key is not in force.
         StreamNotFound: a stream is unknown to the database and to the broker, or was deleted.
         StreamReplaced: what lies at a stream's last recorded offset is not what was recorded there.
     """
-    steps = _not_recorded(Catalog(vhost), names, keys, with_time)
+    steps = _status(Catalog(vhost), names, keys, with_time)
     return run(steps, lambda request: _carry_out(request, reader, connection))
 
 
-def _not_recorded(
-    catalog: Catalog, names: Sequence[str], keys: Sequence[str], with_time: bool
-) -> Steps[list[Uncovered]]:
+def _status(catalog: Catalog, names: Sequence[str], keys: Sequence[str], with_time: bool) -> Steps[Status]:
     yield from catalog.check_names(names)
     key_ids = {TIME} if with_time else set()
     for key in keys:
         definition = yield from catalog.definition(key)
         key_ids.add(definition.key_id)
-    return (yield from uncovered(catalog, names, key_ids))
+    known = yield from evidence(catalog, names, key_ids)
+    return known.status(is_found=False, was_read=False, has_expired=False, is_whole=True)
 
 
 def _carry_out(request: Request, reader: StreamReader, connection: sa.Connection) -> Any:

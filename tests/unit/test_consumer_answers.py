@@ -1,6 +1,7 @@
 """Answers and proofs, without servers."""
 
 import pickle
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -9,12 +10,13 @@ from hypothesis import strategies as st
 
 from relatum import MessageId
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced
-from relatum.reading import Message, Properties, StreamBounds
-from relatum.store import TIME, CoverageRow, Position, last_position
+from relatum.reading import Message, Properties, StreamBounds, UnreadableRecord
+from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Status
-from relatum_consumer._proof import agrees, gaps
+from relatum_consumer._proof import Evidence, Uncovered, agrees, gaps
 from relatum_consumer._related import first_retained
+from relatum_consumer._requests import Scan
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
@@ -79,6 +81,50 @@ def test_a_gap_is_what_some_key_is_not_recorded_for(
     found = gaps(StreamBounds(first, last), rows, keys)
     assert {offset for start, stop in found for offset in range(start, stop)} == expected
     assert found == sorted(found)
+
+
+def test_what_was_recorded_over_amqp_is_no_proof() -> None:
+    """It is a gap for whoever proves that there is nothing, and none for whoever takes what there is."""
+    rows = [replace(covers(0, 5, 1), over_amqp=True), covers(5, 8, 1)]
+    assert gaps(StreamBounds(0, 9), rows, [1]) == [(0, 5), (8, 10)]
+    assert gaps(StreamBounds(0, 9), rows, [1], recorded_as=covered) == [(8, 10)]
+
+
+GAP = [Uncovered("s", 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("known", "options", "status"),
+    [
+        (Evidence(("s",)), {"is_found": True}, Status.FOUND),
+        (Evidence(("s",), uncovered=GAP, unproven={"s"}), {"is_found": True}, Status.FOUND),
+        (Evidence(("s",), unproven={"s"}), {"is_found": True, "was_read": True}, Status.UNPROVEN),
+        (Evidence(("s",)), {"is_found": True, "is_whole": False}, Status.UNPROVEN),
+        (Evidence(("s",)), {"is_whole": False, "has_expired": True}, Status.UNPROVEN),
+        (Evidence(("s",), uncovered=GAP, unproven={"s"}), {}, Status.NOT_RECORDED_YET),
+        (Evidence(("s",), uncovered=GAP), {"has_expired": True}, Status.NOT_RECORDED_YET),
+        (Evidence(("s",), uncovered=GAP), {"was_read": True}, Status.ABSENT),
+        (Evidence(("s",), uncovered=GAP, unproven={"s"}), {"was_read": True}, Status.UNPROVEN),
+        (Evidence(("s",), unproven={"s"}), {"has_expired": True}, Status.UNPROVEN),
+        (Evidence(("s",)), {"has_expired": True}, Status.EXPIRED),
+        (Evidence(("s",)), {}, Status.ABSENT),
+    ],
+)
+def test_the_rule_of_statuses(known: Evidence, options: dict[str, bool], status: Status) -> None:
+    """What may be said of what was found, by what is recorded, read and proven."""
+    facts = {"is_found": False, "was_read": False, "has_expired": False, "is_whole": True} | options
+    assert known.status(**facts) is status
+
+
+def test_a_batch_that_cannot_be_unpacked_proves_nothing() -> None:
+    """A scan that meets one leaves its stream unproven, and keeps what it could read."""
+    known = Evidence(("s",), uncovered=GAP)
+    steps = known.scan(lambda each: each.offset == 4)
+    request = next(steps)
+    assert isinstance(request, Scan)
+    packed = Message.from_record("s", 3, UnreadableRecord("no codec"), None)
+    assert [request.keep(each) for each in (packed, message(4), message(5))] == [False, True, False]
+    assert known.unproven == {"s"}
 
 
 def test_an_empty_stream_has_no_gap() -> None:

@@ -91,7 +91,7 @@ class World:
             return [(number, name, self.super_stream, True) for number, name in enumerate(self.times, 1)]
         if sql == statements.coverage_rows():
             names = [
-                (n, n, 0, len(times), [], True, "recorded", True, None, None, None, None)
+                (n, n, 0, len(times), [], True, "recorded", True, None, None, None, None, False)
                 for n, times in enumerate(self.times.values(), 1)
             ]
             return [row for row in names if row[1] in given["stream_ids"]]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from relatum.keys import KeyDefinition
 from relatum.reading import Message, StreamReader
-from relatum_consumer import Answer, Relations
+from relatum_consumer import Answer, Relations, Status
 from relatum_consumer.demo._data import FLIGHTS, PLANES, WEATHER, Dataset
 
 KEYS: Final = (
@@ -45,9 +45,8 @@ class Question:
     rows: Callable[[Dataset, Any], pd.DataFrame]
 
     def by_relatum(self, relations: Relations, flight: Message, stream: str) -> Found:
-        """What Relatum answers."""
-        first = self.ask(relations, flight, stream).first
-        return first.properties.message_id if first else None
+        """What Relatum answers; the status where it does not know, which is no data frame's answer."""
+        return said(self.ask(relations, flight, stream))
 
     def by_scanning(self, reader: StreamReader, flight: Message, stream: str) -> Found:
         """What a reader finds that looks at each message of the stream."""
@@ -66,6 +65,13 @@ class Question:
             return None
         row = rows.sort_values("time_us", kind="stable").iloc[-1] if self.is_latest else rows.iloc[0]
         return str(row["message_id"])
+
+
+def said(answer: Answer) -> Found:
+    """What an answer says: a message, that there is none, or the status where neither is known."""
+    if answer.first is not None:
+        return answer.first.properties.message_id
+    return None if answer.status is Status.ABSENT else f"({answer.status})"
 
 
 def _at(message: Message) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from relatum.reading import BrokerAddress
 from relatum_consumer import Status
 from relatum_spark._broker import Broker
-from relatum_spark._evidence import not_recorded
+from relatum_spark._evidence import status_of_missing
 from relatum_spark.joins._inputs import Inputs
 from relatum_spark.joins._pairs import Span, paired, span_of
 from relatum_spark.joins._sides import (
@@ -71,8 +71,9 @@ def unmatched(
     Returns:
         Columns value, left_stream, left_offset, left_time and status, in no order of rows. The status is "absent"
         where every message that the right streams retained when this was called is recorded for the keys (and, with a
-        span of time, for times): there is none. Else it is "not_recorded_yet" for all rows: there may be one. With
-        payloads also left_value, left_headers, left_properties and left_status.
+        span of time, for times): there is none. Else it is "not_recorded_yet" for all rows, or "unproven" where nobody
+        can prove what the streams hold (AMQP 0.9.1 alone cannot): there may be one. With payloads also left_value,
+        left_headers, left_properties and left_status.
 
     Raises:
         InvalidInput: an argument is wrong; nothing was run.
@@ -86,23 +87,23 @@ def unmatched(
     age_us = None if older_than is None else span_us("older_than", older_than)
     inputs = Inputs.of(database, broker, stream_url, snapshot, partitions, needs_broker=True)
     # First the ends of the streams and the coverage, then the rows: what is covered then is among the rows.
-    is_covered = _is_covered(inputs, _streams_of(sides[1]), keys, with_time=span is not None)
+    status = _status(inputs, _streams_of(sides[1]), keys, with_time=span is not None)
     lefts, rights = inputs.sides(spark, sides, keys, unrecorded=("right",))
     if age_us is not None:
         lefts = lefts.where(F.col("time_us") <= time.time_ns() // 1000 - age_us)
     alone = without(lefts, rights, key_columns(keys), span)
     alone, more = inputs.with_payloads(alone, keys, "left", wanted=payloads)
-    status = Status.ABSENT if is_covered else Status.NOT_RECORDED_YET
     return presented(alone.withColumn("status", F.lit(str(status))), on, "left", more=["status", *more])
 
 
-def _is_covered(inputs: Inputs, names: list[str], keys: Sequence[str], *, with_time: bool) -> bool:
-    """Whether all that the streams retain now is recorded."""
+def _status(inputs: Inputs, names: list[str], keys: Sequence[str], *, with_time: bool) -> Status:
+    """What may be said of a left message without a right one."""
     if not names:
-        return True
+        # A right frame without any place: there is nothing to be found among the places that were given.
+        return Status.ABSENT
     assert inputs.broker is not None, "the ends of streams are the broker's to tell"
     with inputs.broker.open() as reader, inputs.connect() as connection:
-        return not not_recorded(reader, connection, inputs.vhost, names, keys, with_time=with_time)
+        return status_of_missing(reader, connection, inputs.vhost, names, keys, with_time=with_time)
 
 
 def without(left: DataFrame, right: DataFrame, keys: list[str], span: Span | None) -> DataFrame:

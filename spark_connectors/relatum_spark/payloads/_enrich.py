@@ -23,7 +23,7 @@ from relatum.reading import BrokerAddress
 from relatum.store import as_engine, translated_errors
 from relatum_spark._broker import Broker, database_url
 from relatum_spark._definitions import definitions_of
-from relatum_spark._evidence import not_recorded
+from relatum_spark._evidence import status_of_missing
 from relatum_spark.payloads._decisions import Decisions
 from relatum_spark.payloads._lookup import CARRIED, DECIDED, Lookup
 from relatum_spark.payloads._resolve import resolve
@@ -54,12 +54,14 @@ class Enrichment:
     `related_value`, `related_headers`, `related_properties`, and:
 
     - `status`: `found`; `absent`: there is none, the coverage proves it; `not_recorded_yet`: none was found, but a part
-      of the streams is not recorded; `expired`: there was one, and retention has dropped it; `replaced`: the stream was
+      of the streams is not recorded; `unproven`: none was found, and nobody can prove from here that there is none;
+      `expired`: there was one, and retention has dropped it; `replaced`: the stream was
       deleted and declared again; `no_stream`, `refused`, `unreadable`: as of `resolve`.
     - `attempts`: how often the row was looked up.
 
     A row with several relata comes once for each. One without any waits, and is looked up again in later batches; when
-    that was enough it comes with `absent` or `not_recorded_yet`. A row without a value of the key never waits.
+    that was enough it comes with `absent`, `not_recorded_yet` or `unproven`. A row without a value of the key never
+    waits.
 
     Exactly once: a batch that is run again, after a kill or an error of `write`, gives the same rows, so a `write` that
     can be repeated by `batch_id` makes no duplicate. Waiting rows move on with batches only: Spark makes none while
@@ -228,11 +230,13 @@ class Enrichment:
             stack.enter_context(translated_errors())
             connection = stack.enter_context(engine.connect())
             try:
-                gaps = not_recorded(reader, connection, vhost, self._names, [definition.name], with_time=with_time)
+                missing = status_of_missing(
+                    reader, connection, vhost, self._names, [definition.name], with_time=with_time
+                )
             except StreamReplaced:
                 # The rows of the table are another stream's, until the recorder puts that right.
                 return _Verdict("not_recorded_yet", is_trusted=False)
-        return _Verdict("not_recorded_yet" if gaps else "absent", is_trusted=True)
+        return _Verdict(str(missing), is_trusted=True)
 
     # --- giving out ---------------------------------------------------------------------------------------
 
