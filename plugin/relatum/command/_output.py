@@ -1,17 +1,67 @@
-"""What goes to the terminal: data to stdout, everything else to stderr."""
+"""What goes to the terminal: data to stdout, everything else to stderr.
+
+Where stdout is a pipe or a file, nothing is cut, folded, boxed or coloured, and tables are tab-separated: the other end
+is a program, or somebody who reads it later, whatever the width of the terminal was.
+"""
 
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, Literal
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Column, Table
+from rich.text import Text
 
-console = Console(highlight=False)
-"""Data for people."""
+_LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
+"""A row is a line and a tab ends a cell: neither may stand in a cell."""
 
-errors = Console(stderr=True, highlight=False)
+
+def _colors() -> Literal["auto"] | None:
+    """None, for no escape sequences at all, where NO_COLOR is set to anything.
+
+    Source: https://no-color.org
+    """
+    return None if os.environ.get("NO_COLOR") else "auto"
+
+
+class _DataConsole(Console):
+    """A console whose tables are tab-separated lines and whose lines are whole, where it is no terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As `rich.console.Console.print`."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        for each in objects:
+            if isinstance(each, Table):
+                # Not by rich, which makes spaces of tabs.
+                self.file.writelines(f"{line}\n" for line in tab_separated(each))
+        rest = [each for each in objects if not isinstance(each, Table)]
+        if rest or not objects:
+            super().print(*rest, **{"soft_wrap": True, **options})
+
+
+def tab_separated(table: Table) -> Iterator[str]:
+    """A table's lines as programs read them: its title where it has one, its columns' names, a line for each row."""
+    if table.title is not None:
+        yield _plain_text([table.title])
+    if table.show_header:
+        yield _plain_text(column.header for column in table.columns)
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        yield _plain_text(cells)
+
+
+def _plain_text(cells: Iterable[RenderableType]) -> str:
+    texts = (cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in cells)
+    return "\t".join(text.plain.translate(_LINE_BREAKS) for text in texts)
+
+
+console: Console = _DataConsole(highlight=False, color_system=_colors())
+"""Data for people; for programs where stdout is no terminal."""
+
+errors = Console(stderr=True, highlight=False, color_system=_colors())
 """Errors and progress."""
 
 
