@@ -41,6 +41,8 @@ STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
         OURS | MOVE | {"named": NAMES, "to_partition": 4, "to_epoch": 5, "at_generation": 5},
     ),
     "attend": (statements.attend, MOVE | {"held_by": "me", "holds_s": 5.0}),
+    "keep attending": (statements.keep_attending, MOVE | {"held_by": "me", "holds_s": 5.0}),
+    "take abandoned": (statements.take_abandoned, OURS | {"held_by": "me", "holds_s": 5.0}),
     "placed in": (statements.placed_in, {"of_partition": 2}),
     "moves of": (statements.moves_of, OURS | {"of_partition": 2}),
 }

@@ -17,6 +17,7 @@ from relatum.placement._core import RouterOptions
 from relatum.placement._model import PartitionRow
 from relatum.placement._publication import WhenAway
 from relatum.placement._router import Router, require_confirms
+from relatum.serial.moving._abandoned import attend_for
 from relatum.superstreams import Balance, BalanceName
 from relatum.superstreams._protocol import channel_of
 
@@ -105,6 +106,7 @@ class AffinityRouter(Router):
             names_are_new=True,
         )
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
+        attend_for(self._core)
         self._sets = Keeping(self._core, self._settle_set, idle_s=idle_s, predecessors_max=predecessors_max)
 
     def publish(
@@ -245,6 +247,7 @@ class AsyncAffinityRouter(AsyncRouter):
             names_are_new=True,
         )
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
+        attend_for(self._core)
         self._sets = Keeping(self._core, self._settle_set, idle_s=idle_s, predecessors_max=predecessors_max)
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -29,7 +29,7 @@ from relatum.placement._publication import (
 )
 from relatum.placement._search import Strays
 from relatum.placement._store import PlacementStore
-from relatum.reading import StreamReader
+from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import reach_of
@@ -140,6 +140,7 @@ class RouterCore:
         self._is_closed = False
         self._candidates: Sequence[PartitionRow] = ()
         self._has_layout = False
+        self._closers: list[Callable[[], None]] = []
         if broker is not None:
             reach_of(broker, stream_url)
         self._performers: dict[type, Callable[[Any], Any]] = {
@@ -182,6 +183,11 @@ class RouterCore:
     def vhost(self) -> str:
         """The broker's virtual host. Known after `open`."""
         return self._stray_keeper.address.vhost
+
+    @property
+    def address(self) -> BrokerAddress:
+        """The broker's address. Known after `open`."""
+        return self._stray_keeper.address
 
     @property
     def reader(self) -> StreamReader:
@@ -241,6 +247,16 @@ class RouterCore:
         self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
         self._is_open = True
 
+    def when_waiting(self, tell: Callable[[], None], close: Callable[[], None]) -> None:
+        """Have it told when messages wait for a move, from then on again and again.
+
+        Args:
+            tell: Is told; it must not block.
+            close: Called as the router is closed, before its connections are.
+        """
+        self.publications.when_waiting = tell
+        self._closers.append(close)
+
     def check_vhost(self, vhost: str) -> None:
         """Refuse a channel of another virtual host: a super stream of this name is another one there.
 
@@ -262,6 +278,8 @@ class RouterCore:
         """Give the connections back."""
         if self._looks is not None:
             self._looks.close()
+        for close in self._closers:
+            close()
         with self._lock:
             self._is_closed = True
             self._is_open = self._has_layout = False

@@ -34,6 +34,9 @@ POLL_S: Final = 0.005
 RETRY_S: Final = 0.1
 """Seconds between two tries to reach a database that is away."""
 
+WAITED_S: Final = 1.0
+"""Seconds to wait for a move before it is looked whether anybody goes on with it."""
+
 AWAY_S: Final = 1.0
 """Seconds for which a database that was away is not asked again by those who can go on without it."""
 
@@ -202,6 +205,8 @@ class Publications:
         self._checked_at: float | None = None
         self._checked_mark = 0
         self._away_until = 0.0
+        self.when_waiting: Callable[[], None] = lambda: None
+        """Called each time a message that has waited for a move for a second looks again; it must not block."""
 
     def publish(self, name: str, *, stream: str | None = None) -> Steps[Published]:
         """Publish one message of a name.
@@ -262,7 +267,7 @@ class Publications:
 
     def _placed(self, name: str, deadline: float, stream: str | None = None) -> Steps[Known]:
         """The open placement of a name."""
-        must_look = False
+        must_look, began = False, self._clock()
         while True:
             if must_look or self._is_stale():
                 yield from self._look(deadline, must=self.unchecked.is_full)
@@ -278,6 +283,8 @@ class Publications:
                     context=name,
                     move_id=placement.move_id,
                 )
+            if self._clock() - began >= WAITED_S:
+                self.when_waiting()
             yield Sleep(POLL_S)
             must_look = True
 

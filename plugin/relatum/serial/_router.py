@@ -11,6 +11,7 @@ from relatum.errors import ConfigurationError
 from relatum.placement._async_router import AsyncRouter
 from relatum.placement._core import RouterOptions
 from relatum.placement._router import Router
+from relatum.serial.moving._abandoned import attend_for
 from relatum.superstreams import Balance, BalanceName
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class ContextRouter(Router):
     ) -> None:
         options = _options(header, balance, check_s, timeout_s, contexts_max, when_database_away)
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
+        attend_for(self._core)
 
     def publish(
         self,
@@ -138,6 +140,7 @@ class AsyncContextRouter(AsyncRouter):
     ) -> None:
         options = _options(header, balance, check_s, timeout_s, contexts_max, when_database_away)
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
+        attend_for(self._core)
 
     async def publish(
         self,

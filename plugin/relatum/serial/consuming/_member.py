@@ -25,6 +25,7 @@ from relatum.serial.consuming._options import ConsumerOptions, Start
 from relatum.serial.consuming._partition_reading import PartitionReader
 from relatum.serial.consuming._state import Complaints, Shared, log_defect, logger
 from relatum.serial.consuming._store import ConsumerStore, lost
+from relatum.serial.moving._abandoned import Abandoned, Where
 from relatum.store import SETTLE_S, CommitInDoubt, rolled_back
 from relatum.superstreams import Layout, describe_super_stream
 
@@ -79,6 +80,7 @@ class Member:
         self._poll_at = 0.0
         self._surplus = 0
         self._holder: str | None = None
+        self._abandoned = Abandoned(lambda: Where(store.moves(), address))
 
     # --- its life ---------------------------------------------------------------------------------------------------
 
@@ -152,6 +154,7 @@ class Member:
 
     def _run(self) -> None:
         self._keep()
+        self._abandoned.close()
         # Here, so that nobody who closes the consumer waits for a database that does not answer.
         try:
             self.store.leave()
@@ -201,6 +204,8 @@ class Member:
                 self._begin(partition_id, stream)
         self._surplus = share.surplus
         self._choose_surplus()
+        if share.has_abandoned:
+            self._abandoned.look()
 
     def _begin_anew(self) -> None:
         """Let go of all: the lease had run out. What others have not taken is opened anew, where it is stored to be."""

@@ -123,12 +123,25 @@ renew_partitions: Final = (
 DRAINED: Final = 2**63 - 1
 """The position in a stream that was deleted: behind everything."""
 
+# Asked with what is asked anyway; it reads the few moves that have not ended.
+_is_abandoned: Final = sa.exists(
+    sa.select(sa.literal(1))
+    .select_from(context_moves)
+    .join(serial_consumers, _consumers.super_stream_id == _moves.super_stream_id)
+    .where(
+        _consumers.consumer_id == _of_consumer,
+        _moves.ended_at.is_(None),
+        _moves.lease_expires_at < sa.func.statement_timestamp(),
+    )
+)
+
 shares: Final = (
     sa.select(
         _positions.partition_id,
         _partitions.stream,
         _positions.holder,
         (_positions.lease_expires_at >= _now).label("is_held"),
+        _is_abandoned.label("has_abandoned"),
     )
     .join(super_stream_partitions, _partitions.partition_id == _positions.partition_id)
     .where(_positions.consumer_id == _of_consumer, _positions.position < DRAINED)

@@ -24,6 +24,7 @@ from relatum.serial.consuming import _statements as statements
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._shares import target
 from relatum.serial.consuming._starts import MovedBefore, consistent_starts
+from relatum.serial.moving._store import MoveStore
 from relatum.store import Position, Tokens, forget_settlements, joined, make_engine, settle, translated_errors
 
 POOL: Final = 4
@@ -63,11 +64,13 @@ class Share:
         holder: Its name. Another one than before where its lease had run out: what it had, it has no more.
         partitions: The streams of the partitions it has, by their ids.
         surplus: How many of them others should have.
+        has_abandoned: Whether a move has not ended, and nobody attends it.
     """
 
     holder: str
     partitions: Mapping[int, str]
     surplus: int
+    has_abandoned: bool = False
 
 
 Initial = Callable[[Sequence[str]], Mapping[str, int]]
@@ -96,6 +99,12 @@ class ConsumerStore:
         )
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._consumer_id = 0
+
+    def moves(self) -> MoveStore:
+        """The moves of the super stream."""
+        with self._transaction() as connection:
+            super_stream = self._super_stream(connection).super_stream_id
+        return MoveStore(self.engine, super_stream, self.super_stream)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -205,7 +214,7 @@ class ConsumerStore:
             streams = {row.partition_id: row.stream for row in rows}
             taken = connection.scalars(statements.take, {**lease, "at_most": wanted - len(mine)})
             mine |= {partition_id: streams[partition_id] for partition_id in taken if partition_id in streams}
-        return Share(self.holder, mine, max(0, len(mine) - wanted))
+        return Share(self.holder, mine, max(0, len(mine) - wanted), any(row.has_abandoned for row in rows))
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""

@@ -1,10 +1,13 @@
 """Performs the steps of moves: against PostgreSQL and the broker, again and again while they do not answer."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
+from relatum._failures import log_failure
 from relatum._holders import new_holder
 from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.placement._model import MoveInfo
@@ -45,6 +48,7 @@ class Mover:
         streams: Control messages in its partitions.
         retry_s: Seconds for which a step is tried again while the broker or the database does not answer.
         reason: Why the move is turned back, where it is.
+        holder: By which name it was taken; None (default): by a new one.
         tell: Called with the move each time it is further.
     """
 
@@ -55,14 +59,14 @@ class Mover:
         *,
         retry_s: float = RETRY_S,
         reason: str | None = None,
+        holder: str | None = None,
         tell: Callable[[MoveInfo], None] = lambda move: None,
     ) -> None:
         self._store = store
         self._retry_s = retry_s
         self._tell = tell
         # For this move alone: by it a repeated beginning knows the move that the first one began.
-        self._holder = new_holder()
-        self._attended_at = time.monotonic()
+        self._holder = holder or new_holder()
         self._known: MoveStep | None = None
         self._ways: dict[type[Request], Callable[[Any], Any]] = {
             FindEnd: lambda wanted: streams.end_of(wanted.stream),
@@ -84,12 +88,13 @@ class Mover:
                 the field `move_id`.
         """
         try:
-            request = next(steps)
-            while True:
-                answer = self._persist(request)
-                if isinstance(answer, MoveStep):
-                    self._note(answer)
-                request = steps.send(answer)
+            with self._attending():
+                request = next(steps)
+                while True:
+                    answer = self._persist(request)
+                    if isinstance(answer, MoveStep):
+                        self._note(answer)
+                    request = steps.send(answer)
         except StopIteration as end:
             ended: MoveStep = end.value
             return ended
@@ -103,7 +108,6 @@ class Mover:
         give_up_at = time.monotonic() + self._retry_s
         while True:
             try:
-                self._attend()
                 return self._ways[type(request)](request)
             except _PASSING as error:
                 if time.monotonic() >= give_up_at:
@@ -117,12 +121,27 @@ class Mover:
         self._store.attend(wanted.move_id, self._holder)
         return self._store.look(wanted.move_id)
 
-    def _attend(self) -> None:
-        """Say in time that somebody goes on with the move."""
-        now = time.monotonic()
-        if self._known is not None and not self._known.state.is_ended and now - self._attended_at > LEASE_S / 3:
-            self._store.attend(self._known.move_id, self._holder)
-            self._attended_at = now
+    @contextmanager
+    def _attending(self) -> Iterator[None]:
+        """Say, while the block runs, that somebody goes on with the move: a step may take longer than that holds."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._attend, args=(over,), name="relatum attends a move", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _attend(self, over: threading.Event) -> None:
+        while not over.wait(LEASE_S / 3):
+            known = self._known
+            if known is None or known.state.is_ended:
+                continue
+            try:
+                self._store.keep_attending(known.move_id, self._holder)
+            except Exception as error:  # noqa: BLE001 - where it lapses, another goes on with the move
+                if not over.is_set():
+                    log_failure(logger, error, f"not said that move {known.move_id} is gone on with")
 
     def _note(self, found: MoveStep) -> None:
         is_further = self._known is None or found.state is not self._known.state

@@ -2,16 +2,19 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import islice
 from typing import Final, NamedTuple
 
-from relatum.errors import Conflict, MoveConflict
+from relatum._failures import log_failure
+from relatum.errors import Conflict, MoveConflict, RelatumError
 from relatum.placement._model import Placement
 from relatum.placement._store import PlacementStore
 from relatum.serial.moving import _steps as moving
+from relatum.serial.moving._abandoned import go_on_with_abandoned
 from relatum.serial.moving._assignments import Call, Move
 from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import Mover
+from relatum.serial.moving._mover import Mover, logger
 from relatum.serial.moving._store import MoveStore, NothingToMove
 
 MOVES_AT_ONCE: Final = 4
@@ -62,6 +65,7 @@ class Movers:
             MoveConflict: another move has one of them.
             Conflict: some went elsewhere again and again, before their move began.
         """
+        self._go_on_with_abandoned()
         ended: list[Move] = []
         left = dict(contexts)
         for _ in range(ROUNDS_MAX):
@@ -76,6 +80,13 @@ class Movers:
                 if missed.contexts:
                     left[missed.target] = [*left.get(missed.target, ()), *missed.contexts]
         raise Conflict("contexts go elsewhere before they can be moved: others move them, too; repeat it later")
+
+    def _go_on_with_abandoned(self) -> None:
+        """End what others left, so that it is not in the way; where that cannot be, those contexts are a conflict."""
+        try:
+            go_on_with_abandoned(self._moves, lambda: nullcontext(self._streams))
+        except RelatumError as error:
+            log_failure(logger, error, "an abandoned move was not gone on with here")
 
     def perform(self, steps: moving.Steps, call: Call, *, reason: str | None = None) -> Move:
         """Perform one move; gives it as it ended."""

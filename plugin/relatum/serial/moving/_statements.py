@@ -181,6 +181,30 @@ attend: Final = (
     .values(holder=sa.bindparam("held_by", type_=sa.Text), lease_expires_at=_lease)
 )
 
+# Only of one who has it still: another goes on with a move whose holder was not heard of.
+keep_attending: Final = (
+    sa.update(context_moves)
+    .where(_moves.move_id == _move, _open, _moves.holder == sa.bindparam("held_by", type_=sa.Text))
+    .values(lease_expires_at=_lease)
+)
+
+_is_abandoned: Final = (_moves.super_stream_id == _of_super_stream, _open, _moves.lease_expires_at < _now)
+
+take_abandoned: Final = (
+    sa.update(context_moves)
+    .where(
+        _moves.move_id
+        == sa.select(_moves.move_id)
+        .where(*_is_abandoned)
+        .order_by(_moves.move_id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .scalar_subquery()
+    )
+    .values(holder=sa.bindparam("held_by", type_=sa.Text), lease_expires_at=_lease)
+    .returning(_moves.move_id)
+)
+
 # Retiring
 
 lock_super_stream: Final = (

@@ -15,7 +15,7 @@ from relatum.serial.moving._steps import Begin, MoveStep, SetAborting, SetFenced
 from relatum.store import translated_errors
 
 LEASE_S: Final = 5.0
-"""How long a move counts as attended after its mover was last heard of. It is shown; nobody waits for it to lapse."""
+"""How long a move counts as attended after its mover was last heard of; then whoever is there goes on with it."""
 
 _FACTS: Final = len(MoveInfo.__dataclass_fields__)
 
@@ -144,6 +144,17 @@ class MoveStore:
         """Say who goes on with a move, so that others see that somebody does."""
         with self._transaction() as connection:
             connection.execute(statements.attend, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
+
+    def keep_attending(self, move_id: int, holder: str) -> None:
+        """Say that its holder still goes on with a move; nothing where that is another by now."""
+        with self._transaction() as connection:
+            connection.execute(statements.keep_attending, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
+
+    def take_abandoned(self, holder: str) -> int | None:
+        """Take a move that has not ended and that nobody attends, for this holder alone; None where there is none."""
+        taken = {"of_super_stream": self._id, "held_by": holder, "holds_s": LEASE_S}
+        with self._transaction() as connection:
+            return connection.execute(statements.take_abandoned, taken).scalar_one_or_none()
 
     def set_fenced(self, wanted: SetFenced) -> MoveStep:
         """Note where a move's fence lies, if it is at that attempt and not fenced yet."""
