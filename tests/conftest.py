@@ -22,6 +22,7 @@ from relatum.local._identity import free_port
 from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import declare_stream, delete_stream, make_streams_survive, server_version, unique_name
+from tests.support.cluster import Cluster, newer_server
 
 STREAM_OFFSET = -120
 """From a broker's AMQP port to its stream port: 5672 to 5552."""
@@ -33,8 +34,23 @@ DOCKER_PASSWORD = "relatum"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that chooses Docker."""
+    """Add the options that choose Docker, and the long form of tests that have one."""
     parser.addoption("--docker", action="store_true", help="run RabbitMQ and PostgreSQL from docker/compose.yaml")
+    parser.addoption("--long", action="store_true", help="run long tests, and the others' many rounds: takes hours")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `long`, unless asked for."""
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long") is not None:
+                item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
+
+
+@pytest.fixture(scope="session")
+def is_long(pytestconfig: pytest.Config) -> bool:
+    """Whether tests shall run their long form: thousands of rounds instead of a few."""
+    return bool(pytestconfig.getoption("--long"))
 
 
 @dataclass(frozen=True)
@@ -198,6 +214,37 @@ def stream_name(amqp_url: str) -> Iterator[str]:
     declare_stream(amqp_url, name)
     yield name
     delete_stream(amqp_url, name)
+
+
+@pytest.fixture(scope="session")
+def _clusters() -> Iterator[dict[str, Cluster]]:
+    clusters: dict[str, Cluster] = {}
+    yield clusters
+    _close_clusters(clusters)
+
+
+def _close_clusters(clusters: dict[str, Cluster]) -> None:
+    while clusters:
+        _, started = clusters.popitem()
+        started.close()
+        shutil.rmtree(started.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster(
+    request: pytest.FixtureRequest, _clusters: dict[str, Cluster], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Three nodes, whole when the test begins. See `tests.support.cluster`; `on_each_cluster` asks for two versions."""
+    version = getattr(request, "param", "installed")
+    server = newer_server() if version == "newer" else None
+    if version not in _clusters:
+        # One at a time: beside a cluster of 3.10, nodes of 4.3 did not find each other.
+        _close_clusters(_clusters)
+        _clusters[version] = Cluster(tmp_path_factory.mktemp("cluster"), server).__enter__()
+    started = _clusters[version]
+    started.heal()
+    yield started
+    started.heal()
 
 
 @pytest.fixture

@@ -1,0 +1,345 @@
+"""Three RabbitMQ nodes on loopback, for what one node cannot show: leaders, replicas, and what fails between them.
+
+The nodes find each other without epmd, which would be shared with others and outlive the tests: each has an address
+of its own within 127.0.0.0/8 for Erlang's distribution, and all have the same port there. Clients reach all of them
+at 127.0.0.1, on ports of their own.
+"""
+
+import os
+import secrets
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+import pytest
+
+from relatum.errors import RelatumError
+from relatum.local import LocalRabbitMQ
+from relatum.local._files import write_private
+from relatum.local._identity import Identity, free_port
+from relatum.local._rabbitmq import STREAM_OFFSET
+from relatum.reading import BrokerAddress
+from relatum.reading._stream_blocking import BlockingStreams
+from relatum.wire._frames import StreamPlaces
+from tests.support._streams import declare_stream, unique_name
+from tests.support._waiting import wait_until
+
+NEWER_VARIABLE: Final = "RELATUM_TEST_RABBITMQ4_SERVER"
+"""Environment variable that names the server script of a RabbitMQ 4 beside the one the other tests start."""
+
+NODES: Final = (1, 2, 3)
+
+START_S: Final = 240.0
+"""Seconds a node may take to start on a busy machine, the others starting beside it."""
+
+SETTLE_S: Final = 60.0
+"""Seconds a cluster may take to agree again after a fault."""
+
+on_each_cluster = pytest.mark.parametrize("cluster", ["installed", "newer"], indirect=True, scope="session")
+"""Runs a test on the installed RabbitMQ and, where `NEWER_VARIABLE` names one, on a newer one."""
+
+_READERS: Final = (
+    "[P || {_, P, _, _} <- rpc:call(N, supervisor, which_children, [osiris_replica_reader_sup]), is_pid(P), "
+)
+"""The processes that send a stream from its leader's node N to a replica, by their supervisor; a filter follows."""
+
+
+class ClusterNode(LocalRabbitMQ):
+    """One node of a `Cluster`."""
+
+    name = "RabbitMQ node"
+    _port_offsets: ClassVar[Sequence[int]] = (0, STREAM_OFFSET)
+
+    def __init__(self, cluster: "Cluster", number: int) -> None:
+        # The first makes the cluster, the others join it.
+        names = {
+            f"cluster_formation.classic_config.nodes.{each}": cluster.erlang_name(each) for each in {NODES[0], number}
+        }
+        super().__init__(
+            cluster.directory / f"r{number}",
+            configuration={"cluster_formation.peer_discovery_backend": "classic_config", **names},
+            start_timeout_s=START_S,
+        )
+        self._cluster = cluster
+        self.number = number
+
+    def _choose_ports(self) -> None:
+        file = self.directory / "identity.json"
+        if not file.exists():
+            password = f'{{"port": {free_port(self._port_offsets)}, "password": "{self._cluster.password}"}}'
+            write_private(file, password)
+        if self._kept is None:
+            self._kept = Identity.of(file, offsets=self._port_offsets)
+
+    def _command(self) -> list[str]:
+        return [self._cluster.server] if self._cluster.server else super()._command()
+
+    def _environment(self) -> dict[str, str]:
+        cluster = self._cluster
+        return {
+            **super()._environment(),
+            "HOME": str(cluster.directory),
+            "RABBITMQ_USE_LONGNAME": "true",
+            "RABBITMQ_NODENAME": cluster.erlang_name(self.number),
+            "RABBITMQ_DIST_PORT": str(cluster.distribution_port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+                f"-name {cluster.erlang_name(self.number)} {cluster.distribution}"
+                f" -kernel inet_dist_use_interface {{{cluster.address(self.number).replace('.', ',')}}}"
+            ),
+        }
+
+    def run_tool(self, name: str, *arguments: str, timeout_s: float = 60.0) -> str:
+        """Run one of RabbitMQ's tools on this node; gives what it printed."""
+        environment = {
+            **self._environment(),
+            "RABBITMQ_CTL_ERL_ARGS": f"{self._cluster.distribution} -dist_listen false",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "",
+        }
+        script = Path(self._command()[0]).with_name(name)
+        command = [str(script), "--quiet", "--longnames", "--node", self._cluster.erlang_name(self.number), *arguments]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def eval(self, expression: str) -> str:
+        """Evaluate Erlang on this node; gives what it printed, without space around it."""
+        return self.run_tool("rabbitmqctl", "eval", expression + ".").strip()
+
+
+class Cluster:
+    """Three nodes, numbered 1 to 3. A context manager; the nodes end with this process, however it ends.
+
+    Faults stay until `heal`, which the fixture `cluster` calls after each test. A node frozen for about a minute is
+    taken for lost by the others, and must then be started anew.
+
+    Args:
+        directory: Where the nodes keep everything; created where missing.
+        server: The server script; None for the one `LocalRabbitMQ` starts.
+    """
+
+    def __init__(self, directory: Path, server: str | None = None) -> None:
+        self.directory = directory
+        self.server = server
+        self.password = secrets.token_hex(8)
+        self.distribution_port = free_port((0,))
+        self._network = f"127.{secrets.randbelow(255) + 1}.{secrets.randbelow(256)}"
+        self.distribution = f"-start_epmd false -erl_epmd_port {self.distribution_port}"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_private(directory / ".erlang.cookie", secrets.token_hex(10))
+        (directory / ".erlang.cookie").chmod(0o400)
+        self.nodes = {number: ClusterNode(self, number) for number in NODES}
+        self._frozen: set[int] = set()
+        self._is_lagging = False
+        self._had_faults = False
+
+    def address(self, number: int) -> str:
+        """The address of a node for Erlang's distribution."""
+        return f"{self._network}.{number}"
+
+    def erlang_name(self, number: int) -> str:
+        """The Erlang name of a node."""
+        return f"r{number}@{self.address(number)}"
+
+    def amqp_url(self, number: int) -> str:
+        """A node's URL of AMQP 0.9.1."""
+        return self.nodes[number].broker_url
+
+    def stream_url(self, number: int) -> str:
+        """A node's URL of the stream protocol."""
+        return self.nodes[number].stream_url
+
+    # --- start and end ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            # One by one: RabbitMQ 4 looks for the others by helper nodes, which would be in each other's way.
+            for node in self.nodes.values():
+                node.start()
+            self.await_whole()
+            self._make_streams_survive()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all nodes at once."""
+        for node in self.nodes.values():
+            node.kill()
+
+    def await_whole(self) -> None:
+        """Wait until all nodes run and know each other."""
+        names = ", ".join(f"'{self.erlang_name(number)}'" for number in NODES)
+        is_whole = "[rpc:call(N, rabbit, is_running, []) andalso length(rpc:call(N, erlang, nodes, [])) == 2"
+        is_whole += f" || N <- [{names}]] == [true, true, true]"
+
+        def whole() -> bool:
+            try:
+                return self.nodes[1].eval(is_whole) == "true"
+            except (AssertionError, subprocess.TimeoutExpired):
+                return False
+
+        wait_until(whole, SETTLE_S, what="a whole cluster", every_s=0.5)
+
+    def _make_streams_survive(self) -> None:
+        """See `tests.support.make_streams_survive`: as that, for each node."""
+        name = unique_name("first")
+        self.declare(name)
+
+        def is_on_disk(node: ClusterNode) -> bool:
+            return any(b"stream_coordinator" in file.read_bytes() for file in node.data.rglob("names.dets"))
+
+        wait_until(lambda: all(map(is_on_disk, self.nodes.values())), SETTLE_S, what="the coordinator's name on disk")
+
+    # --- streams ------------------------------------------------------------------------------------------
+
+    def declare(self, stream: str, *, leader: int = 1, **arguments: Any) -> None:
+        """Declare a stream whose leader is on a node, and wait until all of its replicas are there.
+
+        Args:
+            stream: Its name.
+            leader: The leader's node.
+            arguments: More of the stream's arguments, as of `declare_stream`; `x_initial_cluster_size=1` for a
+                stream without other replicas.
+        """
+        declare_stream(self.amqp_url(leader), stream, x_queue_leader_locator="client-local", **arguments)
+        self._await_places(stream, replicas=int(arguments.get("x_initial_cluster_size", len(NODES))) - 1)
+
+    def places(self, stream: str, *, asked: int | None = None) -> StreamPlaces | None:
+        """Where a stream lies, as one node knows it (None: the first that answers); None where none answers."""
+        for number in NODES if asked is None else (asked,):
+            if asked is None and (number in self._frozen or not self.nodes[number].running):
+                continue
+            try:
+                streams = BlockingStreams(BrokerAddress.parse(self.stream_url(number)), timeout_s=5.0)
+            except RelatumError:
+                continue
+            try:
+                return streams._ask(lambda operations: operations.places(stream))
+            except RelatumError:
+                continue
+            finally:
+                streams.close()
+        return None
+
+    def leader_of(self, stream: str) -> int | None:
+        """The number of the node that leads a stream; None while there is none."""
+        places = self.places(stream)
+        if places is None or places.leader is None:
+            return None
+        ports = {node.stream_port: number for number, node in self.nodes.items()}
+        return ports[places.leader.port]
+
+    def move_leader(self, stream: str, number: int) -> None:
+        """Make a node the leader of a stream, and wait until it is. All nodes must run.
+
+        RabbitMQ 3.10 has no command for it: the leader's node is killed and started again. Of the other two, if both
+        have all the messages, the first is elected then; so with that version node 3 cannot be asked for.
+        """
+        self._had_faults = True
+        command = ("restart_stream", stream, "--preferred-leader-node", self.erlang_name(number))
+
+        def moved() -> bool:
+            leader = self.leader_of(stream)
+            if leader is not None and leader != number:
+                try:
+                    self.nodes[number].run_tool("rabbitmq-streams", *command)
+                except AssertionError:
+                    assert number != NODES[-1], "RabbitMQ 3.10 cannot make node 3 the leader"
+                    self.stop(leader)
+                    wait_until(lambda: self.leader_of(stream) not in (None, leader), SETTLE_S, what="a new leader")
+                    self.start(leader)
+                self._await_places(stream, replicas=len(NODES) - 1)
+            return self.leader_of(stream) == number
+
+        wait_until(moved, SETTLE_S, what=f"node {number} as the leader of {stream}")
+
+    def _await_places(self, stream: str, *, replicas: int) -> None:
+        def is_there() -> bool:
+            places = self.places(stream)
+            return places is not None and places.leader is not None and len(places.replicas) == replicas
+
+        wait_until(is_there, SETTLE_S, what=f"a leader and {replicas} replicas of {stream}")
+
+    # --- faults -------------------------------------------------------------------------------------------
+
+    def stop(self, number: int) -> None:
+        """Kill a node (SIGKILL)."""
+        self._had_faults = True
+        self._frozen.discard(number)
+        self.nodes[number].kill()
+
+    def start(self, number: int) -> None:
+        """Start a node that was killed, and wait until it answers."""
+        self.nodes[number].start()
+
+    def freeze(self, number: int) -> None:
+        """Suspend a node (SIGSTOP)."""
+        self._had_faults = True
+        self._frozen.add(number)
+        self.nodes[number].freeze()
+
+    def thaw(self, number: int) -> None:
+        """Let a frozen node run on."""
+        self._frozen.discard(number)
+        self.nodes[number].thaw()
+
+    def lag(self, number: int) -> None:
+        """Hold back the replicas on a node of the streams there are now: they keep what they have, get nothing new."""
+        self._had_faults = self._is_lagging = True
+        name = f"'{self.erlang_name(number)}'"
+        to_node = f"lists:member({name}, [node(X) || X <- tuple_to_list(sys:get_state(P)), is_pid(X)])]"
+        held = self._alive(number).eval(
+            f"[begin ok = sys:suspend(P), P end || N <- [node() | nodes()] -- [{name}], P <- {_READERS}{to_node}]"
+        )
+        assert "<" in held, f"no replica of node {number} is there to be held back"
+
+    def follow(self) -> None:
+        """Let all replicas follow again."""
+        self._is_lagging = False
+        self._alive(None).eval(f"[catch sys:resume(P) || N <- [node() | nodes()], P <- {_READERS}true]]")
+
+    def _alive(self, other_than: int | None) -> ClusterNode:
+        """A node that answers."""
+        return next(
+            node
+            for number, node in self.nodes.items()
+            if node.running and number not in self._frozen and number != other_than
+        )
+
+    def heal(self) -> None:
+        """Undo all faults and wait until the cluster is whole."""
+        if not self._had_faults:
+            return
+        for number in list(self._frozen):
+            self.thaw(number)
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.await_answer()
+        if self._is_lagging:
+            self.follow()
+        try:
+            self.await_whole()
+        except AssertionError:
+            # Nodes that took each other for lost stay apart until they are started anew.
+            for number in NODES[1:]:
+                self.nodes[number].kill()
+                self.nodes[number].start()
+            self.await_whole()
+        self._had_faults = False
+
+
+def newer_server() -> str:
+    """The server script of a newer RabbitMQ; skips the test where none is named."""
+    named = os.environ.get(NEWER_VARIABLE)
+    if not named:
+        pytest.skip(f"{NEWER_VARIABLE} names no server script of a RabbitMQ 4")
+    return named
