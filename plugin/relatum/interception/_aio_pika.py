@@ -9,6 +9,7 @@ import asyncio
 import copy
 import weakref
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any, Final
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -62,6 +63,7 @@ class _Publisher:
 
     async def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
         tag = self._underlay.delivery_tag
+        began_s = monotonic()
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
@@ -69,12 +71,12 @@ class _Publisher:
                 raise
             # The confirm's future was cancelled along with the connection. Nobody cancelled the caller.
             lost = AMQPConnectionError("the connection was lost before the broker answered")
-            raise self._outcome(lost, args, kwargs, stamp) from error
+            raise self._outcome(lost, args, kwargs, stamp, began_s) from error
         except Exception as error:
             # aiormq takes the tag back where the message was not handed over.
             if self._underlay.delivery_tag == tag or isinstance(error, (TypeError, ValueError)):
                 raise
-            raise self._outcome(error, args, kwargs, stamp) from error
+            raise self._outcome(error, args, kwargs, stamp, began_s) from error
         if isinstance(result, DeliveredMessage):
             _strip(result, stamp)
         return result
@@ -116,7 +118,9 @@ class _Publisher:
 
         look()
 
-    def _outcome(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> PublishError:
+    def _outcome(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp, began_s: float
+    ) -> PublishError:
         exchange = kwargs.get("exchange", "")
         if isinstance(error, ReturnedError):
             _strip(error.message, stamp)
@@ -124,7 +128,8 @@ class _Publisher:
         if isinstance(error, DeliveryError):
             return outcome(PublishNacked, error, in_stream=None if exchange else False)
         body = args[0] if args else kwargs["body"]
-        sent = Sent.now(exchange, kwargs.get("routing_key", ""), stamp.message_id, stamp.headers, body)
+        routing_key = kwargs.get("routing_key", "")
+        sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
         # After a mere time-out the connection lives on, and what was sent may still arrive at any time.
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)

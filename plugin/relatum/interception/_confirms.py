@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pika import BasicProperties
 from pika.channel import Channel
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ConnectionBlockedTimeout, ConnectionClosedByBroker
 from pika.frame import Method
 from pika.spec import Basic
 
@@ -94,6 +94,8 @@ class Confirms:
         announced = isinstance(reason, (ChannelClosedByBroker, ConnectionClosedByBroker))
         heartbeat = self._publisher.connection.params.heartbeat
         until = final_at(heartbeat if isinstance(heartbeat, int) else 0, announced=announced)
+        if isinstance(reason, ConnectionBlockedTimeout):
+            until = None
         pending, self._pending = self._pending, {}
         self._by_message.clear()
         for receipt in pending.values():

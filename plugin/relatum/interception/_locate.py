@@ -4,10 +4,11 @@ Nothing here stands on the publish path; connections are opened when somebody fi
 """
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -17,6 +18,7 @@ from relatum._names import TIME_HEADER
 from relatum.collecting import AsyncOutcomes, Outcomes
 from relatum.errors import (
     ConfigurationError,
+    DataError,
     NotFound,
     NotRecordedInTime,
     Transient,
@@ -49,7 +51,8 @@ class Sent:
         receipt: What the recorder writes its places down under; None where it was not asked to.
         time_us: The time header it was sent with; None where it has none.
         body: Its body.
-        sent_at: When, UTC.
+        sent_at: When, UTC, by the clock of this machine: a moment before it was handed to the client.
+        monotonic_s: The same moment on `time.monotonic()`'s scale.
     """
 
     exchange: str
@@ -59,21 +62,47 @@ class Sent:
     time_us: int | None
     body: bytes
     sent_at: datetime
+    monotonic_s: float
 
     @classmethod
-    def now(cls, exchange: Any, routing_key: Any, message_id: str, headers: dict[str, Any], body: Any) -> "Sent":
-        """The facts of a message sent just now."""
+    def of(
+        cls,
+        exchange: Any,
+        routing_key: Any,
+        message_id: str,
+        headers: dict[str, Any],
+        body: Any,
+        *,
+        monotonic_s: float | None = None,
+    ) -> "Sent":
+        """The facts of a message.
+
+        Args:
+            exchange: Where it is published to.
+            routing_key: With which routing key.
+            message_id: Its property of that name.
+            headers: Its headers.
+            body: Its body.
+            monotonic_s: `time.monotonic()` before it was handed to the client; None: it is about to be. A lost
+                connection may be noticed minutes later, so who learns of it then must have looked before.
+        """
+        now = time.monotonic()
+        before_s = now if monotonic_s is None else monotonic_s
+        at = datetime.now(UTC) - timedelta(seconds=now - before_s)
         content = body.encode() if isinstance(body, str) else bytes(body)
-        at = datetime.now(UTC)
-        return cls(str(exchange), str(routing_key), message_id, None, headers.get(TIME_HEADER), content, at)
+        return cls(str(exchange), str(routing_key), message_id, None, headers.get(TIME_HEADER), content, at, before_s)
 
     def is_in(self, message: Message) -> bool:
         """Whether that message is this one."""
-        return (
-            message.properties.message_id == self.message_id
-            and (self.time_us is None or message.headers.get(TIME_HEADER) == self.time_us)
-            and message.body == self.body
-        )
+        try:
+            return (
+                message.properties.message_id == self.message_id
+                and (self.time_us is None or message.headers.get(TIME_HEADER) == self.time_us)
+                and message.body == self.body
+            )
+        except DataError:
+            # What the broker took from us by AMQP 0.9.1 it can write: what cannot be read is somebody else's.
+            return False
 
 
 class Locator:
@@ -117,9 +146,8 @@ class Locator:
         It can be where the stream protocol answers in time, but for exchanges that route by headers.
         """
         names: list[str] | None = None
-        with suppress(Transient, NotFound), self._lock:
-            timeout_s = min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s))
-            names = self._with_reader(lambda reader: reader.routes(sent.exchange, sent.routing_key), timeout_s)
+        with suppress(Transient, NotFound):
+            names = self._asked_routes(sent, timeout_s)
         if sent.exchange == "":
             # The default exchange leads to the queue of that name and nowhere else.
             return frozenset([sent.routing_key]) if names is None else frozenset(names)
@@ -152,11 +180,30 @@ class Locator:
         """The asyncio twin of `outcomes`."""
         return AsyncOutcomes(self._database_engine())
 
-    def search(self, sent: Sent, stream: str, start: int | datetime) -> Iterator[tuple[int, bool]]:
-        """Read a stream to its end as it is now: each message's offset, and whether it is the one that was sent."""
-        with StreamReader.open(self._address) as reader:
-            for message in reader.iterate(stream, start):
-                yield message.offset, sent.is_in(message)
+    def destinations(self, sent: Sent, timeout_s: float) -> frozenset[str] | None:
+        """The queues or streams a message must be in if it arrived, or None where that cannot be known.
+
+        Raises:
+            Transient: the broker does not answer.
+            NotFound: there is no such exchange.
+        """
+        if sent.exchange == "":
+            # Not asked for: a broker that starts says of streams, too, that they are none.
+            return frozenset([sent.routing_key])
+        names = self._asked_routes(sent, timeout_s)
+        return frozenset(names) if names else None
+
+    def reader(self, timeout_s: float) -> StreamReader:
+        """A reader of the caller's own, connected within about `timeout_s` seconds."""
+        return StreamReader.open(self._address, timeout_s=min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s)))
+
+    def _asked_routes(self, sent: Sent, timeout_s: float) -> list[str] | None:
+        with self._lock:
+            timeout_s = min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s))
+            names: list[str] | None = self._with_reader(
+                lambda reader: reader.routes(sent.exchange, sent.routing_key), timeout_s
+            )
+            return names
 
     def _with_reader(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
         """Ask through the open reader, and once more through a new one where that has lost its connection."""

@@ -6,6 +6,7 @@ callbacks are given the same channel, and other instrumentation wraps us or is w
 
 import copy
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any, Final
 
 from pika import BasicProperties, BlockingConnection
@@ -13,7 +14,13 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.compat import long
 from pika.connection import Connection
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker, NackError, UnroutableError
+from pika.exceptions import (
+    ChannelClosedByBroker,
+    ConnectionBlockedTimeout,
+    ConnectionClosedByBroker,
+    NackError,
+    UnroutableError,
+)
 
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
 from relatum.interception._interception import ATTRIBUTE, Interception
@@ -115,13 +122,14 @@ class Publisher:
         if self._watches:
             interception.watch(*_destination(args, kwargs))
         frames = self.connection.frames_sent
+        began_s = monotonic()
         try:
             return self.__wrapped__(*args, **kwargs)
         except Exception as error:
             # pika encodes all of a message before it hands over the first frame: no frame, nothing sent.
             if self.connection.frames_sent == frames:
                 raise
-            raise self._outcome(error, args, kwargs, stamp) from error
+            raise self._outcome(error, args, kwargs, stamp, began_s) from error
 
     def stamp(self, given: Any, body: Any, receipt: str | bool | None = None) -> tuple[BasicProperties, Stamp]:
         """A copy of the caller's properties with what is missing added."""
@@ -134,7 +142,9 @@ class Publisher:
             return given, stamp
         return copy_with(given, stamp.headers, stamp.message_id), stamp
 
-    def _outcome(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> PublishError:
+    def _outcome(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp, began_s: float
+    ) -> PublishError:
         """The error of a publish that was sent, as what it says about the message."""
         exchange, routing_key = _destination(args, kwargs)
         if isinstance(error, UnroutableError):
@@ -147,7 +157,7 @@ class Publisher:
         if isinstance(error, ChannelClosedByBroker) and error.reply_code in _REFUSED:
             return outcome(PublishRejected, error, in_stream=False)
         body = args[2] if len(args) > 2 else kwargs["body"]
-        sent = Sent.now(exchange, routing_key, stamp.message_id, stamp.headers, body)
+        sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
         return self.unknown(error, sent)
 
     def unknown(self, error: Exception, sent: Sent) -> PublishOutcomeUnknown:
@@ -155,6 +165,9 @@ class Publisher:
         announced = isinstance(error, (ChannelClosedByBroker, ConnectionClosedByBroker))
         heartbeat = self.connection.params.heartbeat
         until = final_at(heartbeat if isinstance(heartbeat, int) else 0, announced=announced)
+        if isinstance(error, ConnectionBlockedTimeout):
+            # A broker that blocks publishers neither reads nor counts heartbeats: it may take it whenever it goes on.
+            until = None
         unsettled = Unsettled(sent, self.interception.locator, until)
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle)
 

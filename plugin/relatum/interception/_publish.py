@@ -66,7 +66,7 @@ def publish(
     receipt_name, asked = receipt_names(properties.message_id if properties is not None else None)
     stamped, stamp = publisher.stamp(properties, body, asked)
     sent = replace(
-        Sent.now(exchange, routing_key, stamp.message_id, stamp.headers, body),
+        Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body),
         receipt=receipt_name or stamp.message_id,
     )
 

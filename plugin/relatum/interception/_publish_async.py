@@ -73,7 +73,7 @@ async def publish_async(
     ours.headers = stamp.headers
     ours.message_id = stamp.message_id
     sent = replace(
-        Sent.now(exchange.name, routing_key, stamp.message_id, stamp.headers, message.body),
+        Sent.of(exchange.name, routing_key, stamp.message_id, stamp.headers, message.body),
         receipt=receipt_name or stamp.message_id,
     )
     result = await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)

@@ -1,22 +1,39 @@
-"""Settling an outcome that is not known, by reading the streams the message was sent to."""
+"""Settling an outcome that is not known, by reading the streams the message was sent to.
 
+Found is found. "In no stream" is said only with a proof, of three parts: nothing sent by the lost connection can arrive
+any more; after that, the stream's end was taken from its leader; and all from before the send up to that end was read.
+Whatever lacks one of them leaves the outcome unknown.
+"""
+
+import contextlib
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
 
 from relatum._ids import MessageId
-from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, Transient
+from relatum.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    NotAStream,
+    NotFound,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    ReadTimeout,
+    RelatumError,
+    Transient,
+)
 from relatum.interception._locate import Locator, Sent
+from relatum.reading import RecordBatch, StreamBounds, StreamReader
 
 CLOCK_SKEW_S: Final = 60
-"""Seconds the broker's clock may be behind ours: a search begins that long before the message was sent."""
+"""Seconds by which clocks are trusted less than they say: nodes of a cluster among each other, and one that was set."""
 
 WAIT_S: Final = 10.0
 """Seconds to look for a message by default, at least."""
 
-_POLL_S: Final = 0.1
+_POLL_FIRST_S: Final = 0.1
+_POLL_LAST_S: Final = 1.0
 
 _HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
 """Heartbeat intervals without a byte after which RabbitMQ has closed a connection: it closes between 2 and 3."""
@@ -61,38 +78,49 @@ class Unsettled:
 
         Raises:
             PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
-            PublishOutcomeUnknown: not found in time, and it may still arrive, or the streams cannot be read.
-            ConfigurationError: the streams cannot be known: name them.
+            PublishOutcomeUnknown: not found in time, and it may still arrive; or it was not found, and that proves
+                nothing: over AMQP 0.9.1, or where retention has dropped what was written then.
+            BrokerUnavailable: the broker did not answer until the end; nothing is known, settle it again.
+            StreamNotFound: until the end there was no such stream.
+            ConfigurationError: the streams cannot be known, name them; or it is no stream.
         """
         if timeout_s is None:
             timeout_s = WAIT_S if self.final_at is None else max(WAIT_S, self.final_at + 5 - time.monotonic())
         deadline = time.monotonic() + timeout_s
-        searches: dict[str, _Search] = {name: _Search(self, name) for name in streams}
+        searches = {name: _Search(self.sent, name) for name in streams}
+        pause_s = _POLL_FIRST_S
         while True:
-            began = time.monotonic()
-            with suppress(Transient):
-                searches = searches or self._searches()
-                for search in searches.values():
-                    search.go_on()
-                found = tuple(sorted(search.place for search in searches.values() if search.place))
-                if searches and len(found) == len(searches):
-                    return found
-                if self.final_at is not None and began >= self.final_at:
-                    return found or self._raise_absent()
+            is_final = self.final_at is not None and time.monotonic() >= self.final_at
+            failure: RelatumError | None = None
+            try:
+                searches = searches or self._searches(deadline)
+                self._look(searches, deadline)
+            except (Transient, NotFound) as error:
+                # A broker that starts says "no such stream" as well.
+                failure = error
+            found = tuple(sorted(search.place for search in searches.values() if search.place))
+            if searches and len(found) == len(searches):
+                return found
+            if is_final and failure is None and all(search.is_known for search in searches.values()):
+                return found or self._raise_absent()
             if time.monotonic() >= deadline:
-                found = tuple(sorted(search.place for search in searches.values() if search.place))
-                return found or self._raise_unknown(timeout_s)
-            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+                return found or self._raise_unknown(timeout_s, failure, searches)
+            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+            pause_s = min(2 * pause_s, _POLL_LAST_S)
 
-    def _searches(self) -> "dict[str, _Search]":
-        expected = self.locator.routes(self.sent)
+    def _look(self, searches: "dict[str, _Search]", deadline: float) -> None:
+        """Read on in all streams, to their ends as they are now."""
+        with self.locator.reader(deadline - time.monotonic()) as reader:
+            for search in searches.values():
+                search.go_on(reader, deadline)
+
+    def _searches(self, deadline: float) -> "dict[str, _Search]":
+        expected = self.locator.destinations(self.sent, deadline - time.monotonic())
         if expected is None:
             raise ConfigurationError(
                 f"the streams that exchange {self.sent.exchange!r} leads to cannot be known here: settle(streams=…)"
             )
-        if not expected:
-            raise ConfigurationError(f"{self.sent.routing_key!r} is no stream: its messages cannot be read again")
-        return {name: _Search(self, name) for name in expected}
+        return {name: _Search(self.sent, name) for name in expected}
 
     def _raise_absent(self) -> Any:
         raise PublishRejected(
@@ -100,29 +128,119 @@ class Unsettled:
             in_stream=False,
         )
 
-    def _raise_unknown(self, timeout_s: float) -> Any:
+    def _raise_unknown(self, timeout_s: float, failure: RelatumError | None, searches: "dict[str, _Search]") -> Any:
+        name = self.sent.message_id
+        if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
+            raise ConfigurationError(f"the message {name} cannot be read again: {failure}") from failure
+        if isinstance(failure, NotFound):
+            raise failure
+        if isinstance(failure, Transient) and not isinstance(failure, _OutOfTime):
+            raise BrokerUnavailable(
+                f"the message {name} could not be looked for within {timeout_s:.1f} s, settle it again: {failure}"
+            ) from failure
+        why = next((search.doubt for search in searches.values() if search.doubt), "it may still arrive")
         raise PublishOutcomeUnknown(
-            f"the message {self.sent.message_id} was not found within {timeout_s:.1f} s; it may still arrive",
-            in_stream=None,
-            settle=self.settle,
-        )
+            f"the message {name} was not found within {timeout_s:.1f} s; {why}", in_stream=None, settle=self.settle
+        ) from failure
+
+
+class _OutOfTime(ReadTimeout):
+    """The time for settling ended while a stream was read."""
 
 
 class _Search:
-    """One stream's part of settling: reads on from where it last ended."""
+    """One stream's part of settling: reads on from where it last ended.
 
-    def __init__(self, unsettled: Unsettled, stream: str) -> None:
-        self._unsettled = unsettled
+    Attributes:
+        place: Where the message lies; None while it was not found.
+        doubt: Why not finding it proves nothing, in words; empty where it does.
+    """
+
+    def __init__(self, sent: Sent, stream: str) -> None:
+        self._sent = sent
         self._stream = stream
-        self._next: int | datetime = unsettled.sent.sent_at - timedelta(seconds=CLOCK_SKEW_S)
+        self._begin: datetime | None = None
+        self._next: int | datetime | None = None
+        self._is_absent = False
         self.place: MessageId | None = None
+        self.doubt = ""
 
-    def go_on(self) -> None:
-        """Read to the stream's present end, or to the message."""
+    @property
+    def is_known(self) -> bool:
+        """Whether it was found, or the last look proved that the stream did not have it."""
+        return self.place is not None or self._is_absent
+
+    def go_on(self, reader: StreamReader, deadline: float) -> None:
+        """Read to the stream's present end, or to the message.
+
+        Raises:
+            Transient, NotFound: the stream cannot be read now.
+        """
+        self._is_absent = False
         if self.place is not None:
             return
-        for offset, is_it in self._unsettled.locator.search(self._unsettled.sent, self._stream, self._next):
-            if is_it:
-                self.place = MessageId(self._stream, offset)
-                return
-            self._next = offset + 1
+        # Before reading: what is read then has everything up to this end.
+        bounds = reader.bounds(self._stream)
+        if self._next is None:
+            self._begin = begin_of(reader, self._stream, self._sent)
+            self._next = 0 if self._begin is None else self._begin
+        with contextlib.closing(cast("Any", reader.iterate(self._stream, self._next))) as messages:
+            for message in messages:
+                if self._sent.is_in(message):
+                    self.place = MessageId(self._stream, message.offset)
+                    return
+                self._next = message.offset + 1
+                if time.monotonic() >= deadline:
+                    raise _OutOfTime(f"the stream {self._stream!r} was not read to its end in time")
+        self.doubt = self._doubt(reader, bounds)
+        self._is_absent = not self.doubt
+
+    def _doubt(self, reader: StreamReader, bounds: StreamBounds) -> str:
+        """Why the message may be in the stream though it was not met; empty where it cannot."""
+        if not is_proven(reader, bounds):
+            return "the stream's leader was not asked, so it may be there"
+        if bounds.last is None:
+            return ""
+        if not isinstance(self._next, int) or self._next <= bounds.last:
+            return "the stream was not read to its end"
+        if bounds.first and self._begin is not None:
+            first_ms = _chunk_ms(reader, self._stream, "first")
+            if first_ms is None or first_ms > self._begin.timestamp() * 1000:
+                return "and retention has dropped what was written then"
+        return ""
+
+
+def is_proven(reader: StreamReader, bounds: StreamBounds) -> bool:
+    """Whether a stream's ends are its leader's word: AMQP 0.9.1 cannot ask for that."""
+    return bool(getattr(bounds, "is_proven", reader.transport == "stream"))
+
+
+def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:
+    """A moment, by the clock chunks are written by, before which a message was not written. None: the stream is empty.
+
+    The broker's clock showed at least the time of the stream's last chunk just now, so at the send at least that much
+    less what has passed since. That holds however far the clocks of client and broker are apart, and however late the
+    failure was noticed. Over AMQP 0.9.1, which tells no chunk's time, there is the client's clock alone.
+    """
+    latest_ms = _chunk_ms(reader, stream, "last")
+    if latest_ms is None and reader.transport == "stream":
+        return None
+    begin = sent.sent_at
+    if latest_ms is not None:
+        elapsed = timedelta(seconds=time.monotonic() - sent.monotonic_s)
+        begin = min(begin, datetime.fromtimestamp(latest_ms / 1000, UTC) - elapsed)
+    return begin - timedelta(seconds=CLOCK_SKEW_S)
+
+
+def _chunk_ms(reader: StreamReader, stream: str, which: Any) -> int | None:
+    """When the first or the last chunk was written; None for an empty stream, and over AMQP 0.9.1."""
+    if reader.transport != "stream":
+        return None
+    batches = reader.batches(stream, which, follow=False, credit=1)
+    with contextlib.closing(cast("Any", batches)) as found:
+        for batch in found:
+            if batch is None:
+                raise ReadTimeout(f"the stream {stream!r} gave nothing, though it has more")
+            chunk_ms: int | None = cast("RecordBatch", batch).chunk_ms
+            return chunk_ms
+    return None

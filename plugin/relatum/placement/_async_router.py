@@ -335,7 +335,7 @@ class AsyncRouter:
         self, found: Any, sent: Sent, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
     ) -> Places:
         """Find out about a message whose confirm did not come; see `Router._settle_unknown`."""
-        places: Places = await found(timeout_s, streams=streams)
+        places: Places = await found(timeout_s, streams=streams or (sent.stream,))
         if await self._run(self._core.publications.counts(sent)):
             return places
         raise rejected(sent)

@@ -285,8 +285,9 @@ class Router(Target):
         Raises:
             PublishRejected: it is nowhere, or where its context is not any more: nobody reads it there.
             PublishOutcomeUnknown: it is still not known.
+            BrokerUnavailable: the broker did not answer until the end.
         """
-        places: Places = found(timeout_s, streams=streams)
+        places: Places = found(timeout_s, streams=streams or (sent.stream,))
         if self._run(self._core.publications.counts(sent)):
             return places
         raise rejected(sent)

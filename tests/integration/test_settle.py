@@ -1,0 +1,191 @@
+"""What `settle` says of a message whose confirm did not come: found, surely nowhere, or not known."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import aio_pika
+import pika
+import pytest
+from pika import BlockingConnection
+
+import relatum
+from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown, PublishRejected
+from relatum.interception._settle import Unsettled
+from relatum.local import LocalServers
+from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from tests.support.proxy import Proxy
+
+LATE_S = 130.0
+"""Seconds after which pika notices a silent link with RabbitMQ's default heartbeat of 60."""
+
+
+def lost(amqp_url: str, stream: str, *, mode: str, exchange: str = "", **where: Any) -> tuple[Unsettled, float]:
+    """A message whose connection ended before its confirm, and when that was; with the heartbeat brokers ask for.
+
+    It arrived where the proxy's `mode` is "blackhole_replies", and did not where it is "blackhole".
+    """
+    ended: list[float] = []
+    with Proxy.to(amqp_url) as proxy:
+        connection = BlockingConnection(pika.URLParameters(proxy.url(amqp_url)))
+        channel = relatum.intercept(connection, broker_url=where.pop("broker_url", amqp_url), **where).channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", stream, b"first")
+        proxy.mode = mode
+
+        def end() -> None:
+            ended.append(time.monotonic())
+            proxy.reset()
+
+        connection._impl.ioloop.call_later(0.5, end)
+        with pytest.raises(PublishOutcomeUnknown) as caught:
+            channel.basic_publish(exchange, stream, b"second", pika.BasicProperties(message_id=unique_name()))
+    unsettled = caught.value.settle.__self__
+    assert isinstance(unsettled, Unsettled)
+    return unsettled, ended[0]
+
+
+def sure(unsettled: Unsettled, **changed: Any) -> Unsettled:
+    """The same, when nothing can arrive any more; with other facts of what was sent."""
+    return replace(unsettled, sent=replace(unsettled.sent, **changed), final_at=time.monotonic() - 1)
+
+
+def test_the_search_begins_before_the_send(amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """The moment a message was sent is taken before that, not when its connection was found lost."""
+    unsettled, ended = lost(amqp_url, stream_name, mode="blackhole_replies", stream_url=stream_url)
+    assert unsettled.sent.monotonic_s < ended - 0.3
+    (place,) = unsettled.settle()
+    assert place.stream == stream_name
+
+
+def test_with_aio_pika_the_search_begins_before_the_send(amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """As with pika: after a time-out, too, the moment is that of the send."""
+
+    async def scenario() -> float:
+        with Proxy.to(amqp_url) as proxy:
+            connection = await aio_pika.connect(proxy.url(amqp_url))
+            relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
+            channel = await connection.channel()
+            await channel.default_exchange.publish(aio_pika.Message(b"first"), stream_name)
+            proxy.mode = "blackhole_replies"
+            began = time.monotonic()
+            with pytest.raises(PublishOutcomeUnknown) as caught:
+                await channel.default_exchange.publish(aio_pika.Message(b"second"), stream_name, timeout=0.5)
+            settle: Any = caught.value.settle
+            unsettled = next(cell.cell_contents for cell in settle.__closure__)
+            assert unsettled.sent.monotonic_s < began + 0.3
+            (place,) = await settle()
+            assert place.stream == stream_name
+            proxy.mode = "pass"
+            await connection.close()
+            return began
+
+    assert asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ahead_s", [0, LATE_S, 3600, -3600])
+def test_a_stored_message_is_found_however_wrong_the_clock_is(
+    amqp_url: str, stream_url: str, stream_name: str, ahead_s: float
+) -> None:
+    """The begin of the search is told by the broker's chunks: a client's clock may be minutes or hours ahead."""
+    unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", stream_url=stream_url)
+    ahead = unsettled.sent.sent_at + timedelta(seconds=ahead_s)
+    (place,) = sure(unsettled, sent_at=ahead).settle(10)
+    assert place.stream == stream_name
+
+
+def test_a_message_that_never_arrived_may_be_published_again(amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """It is known to be nowhere once nothing can arrive any more, and not a moment before."""
+    unsettled, _ = lost(amqp_url, stream_name, mode="blackhole", stream_url=stream_url)
+    with pytest.raises(PublishOutcomeUnknown):
+        unsettled.settle(0.5)
+    with pytest.raises(PublishRejected):
+        sure(unsettled).settle()
+
+
+def test_amqp_alone_proves_no_absence(amqp_url: str, stream_name: str) -> None:
+    """AMQP 0.9.1 finds a message that is there, and cannot ask a leader whether one is not."""
+    with Proxy.to(amqp_url) as alone:
+        broker_url = alone.url(amqp_url)
+        stored, _ = lost(amqp_url, stream_name, mode="blackhole_replies", broker_url=broker_url)
+        (place,) = stored.settle()
+        assert place.stream == stream_name
+        never, _ = lost(amqp_url, stream_name, mode="blackhole", broker_url=broker_url)
+        with pytest.raises(PublishOutcomeUnknown, match="leader"):
+            sure(never).settle(5.0)
+
+
+def test_what_retention_has_dropped_is_not_known_to_be_nowhere(amqp_url: str, stream_url: str) -> None:
+    """A message may have been stored and dropped since: that it is not there now does not make it safe to repeat."""
+    stream = unique_name()
+    declare_stream(amqp_url, stream, x_max_length_bytes=400_000, x_stream_max_segment_size_bytes=100_000)
+    try:
+        unsettled, _ = lost(amqp_url, stream, mode="blackhole", stream_url=stream_url)
+        with relatum.reading.StreamReader.open(stream_url) as reader:
+
+            def dropped() -> bool:
+                publish_plain(amqp_url, stream, [b"x" * 20_000] * 50)
+                return bool(reader.bounds(stream).first)
+
+            wait_until(dropped, 60)
+        long_ago = sure(unsettled, monotonic_s=time.monotonic() - 3600)
+        with pytest.raises(PublishOutcomeUnknown, match="retention"):
+            long_ago.settle(2.0)
+    finally:
+        delete_stream(amqp_url, stream)
+
+
+@pytest.fixture
+def fanout(amqp_url: str, stream_name: str) -> Iterator[str]:
+    """An exchange that leads to the stream."""
+    name = unique_name()
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(name, "fanout")
+        channel.queue_bind(stream_name, name)
+        yield name
+        channel.exchange_delete(name)
+
+
+@pytest.mark.parametrize("by_default_exchange", [True, False])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_while_the_broker_is_away_it_is_said_so_in_time(
+    amqp_url: str, stream_url: str, stream_name: str, fanout: str, by_default_exchange: bool, is_silent: bool
+) -> None:
+    """A broker that refuses or says nothing is `BrokerUnavailable`, whatever the exchange; the time-out is kept."""
+    exchange = "" if by_default_exchange else fanout
+    with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
+        where = {"broker_url": amqp.url(amqp_url), "stream_url": streams.url(stream_url)}
+        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", exchange=exchange, **where)
+        for proxy in (amqp, streams):
+            proxy.mode, proxy.accepts = ("blackhole", True) if is_silent else ("pass", False)
+            proxy.reset()
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable):
+            sure(unsettled).settle(2.0)
+        assert 1.9 < time.monotonic() - began < 5
+        for proxy in (amqp, streams):
+            proxy.mode, proxy.accepts = "pass", True
+        (place,) = unsettled.settle()
+        assert place.stream == stream_name
+
+
+def test_a_broker_that_starts_is_waited_for(private_servers: LocalServers) -> None:
+    """Just after its boot a broker says of a stream that there is none: that is no answer."""
+    rabbitmq = private_servers.rabbitmq
+    stream = unique_name()
+    declare_stream(rabbitmq.broker_url, stream)
+    unsettled, _ = lost(rabbitmq.broker_url, stream, mode="blackhole_replies")
+    unsettled.settle(10)
+    rabbitmq.kill()
+    starting = threading.Thread(target=rabbitmq.start)
+    starting.start()
+    try:
+        (place,) = sure(unsettled).settle(120)
+        assert place.stream == stream
+    finally:
+        starting.join()
