@@ -14,6 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 import relatum
 from relatum._names import PLACED_HEADER
 from relatum.errors import (
+    BrokerUnavailable,
     ConfigurationError,
     ContextMoving,
     DatabaseUnavailable,
@@ -504,6 +505,25 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
         assert caught.value.settle() == ()
     messages = in_partitions(amqp_url, layout)[layout.route("x").stream]
     assert [each.body for each in messages] == [b"1", b"2"]
+
+
+def test_a_router_settles_in_the_stream_it_knows(router: relatum.ContextRouter, layout: Layout, amqp_url: str) -> None:
+    """Over AMQP 0.9.1 nobody can ask where an exchange leads; the router knows. While the broker is away it says so."""
+    with Proxy.to(amqp_url) as proxy, Proxy.to(amqp_url) as alone:
+        connection = pika.BlockingConnection(pika.URLParameters(proxy.url(amqp_url)))
+        channel = relatum.intercept(connection, broker_url=alone.url(amqp_url)).channel()
+        channel.confirm_delivery()
+        router.publish(channel, b"1", of_context("x"))
+        proxy.mode = "blackhole_replies"
+        connection._impl.ioloop.call_later(0.3, proxy.reset)
+        with pytest.raises(PublishOutcomeUnknown) as caught:
+            router.publish(channel, b"2", of_context("x"))
+        alone.accepts = False
+        with pytest.raises(BrokerUnavailable):
+            caught.value.settle(0.5)
+        alone.accepts = True
+        (place,) = caught.value.settle()
+    assert place.stream == layout.route("x").stream
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
