@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -209,19 +210,58 @@ def test_a_moved_set_is_followed(
     assert partitions.of_set("s1") == {source: [b"1"], target: [b"2"]}
 
 
-def test_idle_sets_are_closed_and_used_ones_are_not(faces: Faces, sets: relatum.AffinitySets) -> None:
+def test_idle_sets_are_closed_and_used_ones_are_not(
+    faces: Faces, layout: Layout, database_url: str, amqp_url: str
+) -> None:
     """A set nobody publishes to is closed after `idle_s`; one that is published to stays."""
     with faces.opened(idle_s=0.8) as router:
         router.publish(b"", "quiet")
         router.publish(b"", "busy")
+        with relatum.AffinitySets(layout.super_stream, database_url, broker=amqp_url) as sets:
+            epoch = sets.inspect("busy").epoch
+
+            def is_closed() -> bool:
+                router.publish(b"", "busy")
+                return not sets.list("quiet")
+
+            wait_until(is_closed, what="the end of the quiet set")
+            assert sets.inspect("busy").epoch == epoch
+
+
+def test_a_router_that_waits_shorter_closes_no_set_in_use(faces: Faces, sets: relatum.AffinitySets) -> None:
+    """A set that another router uses keeps its partition, though that one was told nothing of `idle_s`."""
+    with faces.opened() as long, faces.opened(idle_s=0.4) as short:
+        long.publish(b"", "busy")
         epoch = sets.inspect("busy").epoch
+        short.publish(b"", "its own")
+        until = time.monotonic() + 2.5
 
-        def is_closed() -> bool:
-            router.publish(b"", "busy")
-            return not sets.list("quiet")
+        def is_over() -> bool:
+            long.publish(b"", "busy")
+            assert sets.inspect("busy").epoch == epoch
+            return time.monotonic() > until
 
-        wait_until(is_closed, what="the end of the quiet set")
-        assert sets.inspect("busy").epoch == epoch
+        wait_until(is_over, every_s=0.1)
+
+
+def test_sets_of_a_super_stream_are_closed_after_one_time(faces: Faces, sets: relatum.AffinitySets) -> None:
+    """Who names another `idle_s` than the first is refused, and told which it is; who names none goes by that."""
+    with faces.opened(idle_s=60) as first:
+        first.publish(b"", "s1")
+        with pytest.raises(SuperStreamConflict, match="idle_s=60") as refused, faces.opened(idle_s=30) as other:
+            other.publish(b"", "s1")
+        assert refused.value.reason == "its idle_s is 60"
+        with faces.opened() as other:
+            other.publish(b"", "s1")
+    sets.set_idle(30)
+    with faces.opened(idle_s=30) as other:
+        other.publish(b"", "s1")
+    sets.set_idle(None)
+    with faces.opened(idle_s=5) as other:
+        other.publish(b"", "s1")
+    for wrong in (0, -1, True, "1", float("inf")):
+        with pytest.raises(InvalidInput, match="idle_s"):
+            sets.set_idle(wrong)  # type: ignore[arg-type]
 
 
 def test_only_so_many_sets_may_be_open(faces: Faces, sets: relatum.AffinitySets) -> None:

@@ -34,16 +34,12 @@ class Keeping:
     Args:
         core: The router's placements.
         settle: Sees to it that all that was sent of a set counts; called in a thread of its own.
-        idle_s: Seconds without a message after which sets are closed; None: never.
         predecessors_max: Messages remembered as predecessors.
     """
 
-    def __init__(
-        self, core: RouterCore, settle: Callable[[str], None], *, idle_s: float | None, predecessors_max: int
-    ) -> None:
+    def __init__(self, core: RouterCore, settle: Callable[[str], None], *, predecessors_max: int) -> None:
         self._core = core
         self._settle = settle
-        self._idle_s = idle_s
         self._recent = Recent(predecessors_max)
         self._lock = threading.Lock()
         self._upkeep: Upkeep | None = None
@@ -132,5 +128,5 @@ class Keeping:
     def _begin(self) -> Upkeep:
         with self._lock:
             if self._upkeep is None:
-                self._upkeep = Upkeep(self._core, self._settle, idle_s=self._idle_s)
+                self._upkeep = Upkeep(self._core, self._settle)
             return self._upkeep

@@ -63,8 +63,9 @@ class AffinityRouter(Router):
         timeout_s: Seconds to wait for a move to end, and for what else is waited for. 0: not at all.
         when_database_away: "known" (default): messages of known sets go on, a first message is `DatabaseUnavailable`.
             "wait": all wait up to `timeout_s`. "fail": all are `DatabaseUnavailable`.
-        idle_s: Seconds without a message after which sets are closed, whoever opened them. None (default): never.
-            All routers of a super stream should have the same.
+        idle_s: Seconds without a message after which sets are closed, whoever opened them. It is the super stream's:
+            the first router that names it sets it, one that names another is refused. None (default): as it is stored,
+            never where nobody named it.
         open_sets_max: Sets of the super stream that may be open. None (default): any number. With a number, sets are
             placed one after the other by all routers.
         known_sets_max: Sets whose partitions are remembered; others are asked for again when they are used.
@@ -104,10 +105,11 @@ class AffinityRouter(Router):
             open_sets_max=open_sets_max,
             when_database_away=when_database_away,
             names_are_new=True,
+            idle_s=idle_s,
         )
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
         attend_for(self._core)
-        self._sets = Keeping(self._core, self._settle_set, idle_s=idle_s, predecessors_max=predecessors_max)
+        self._sets = Keeping(self._core, self._settle_set, predecessors_max=predecessors_max)
 
     def publish(
         self,
@@ -245,10 +247,11 @@ class AsyncAffinityRouter(AsyncRouter):
             open_sets_max=open_sets_max,
             when_database_away=when_database_away,
             names_are_new=True,
+            idle_s=idle_s,
         )
         super().__init__(super_stream, database, options, broker=broker, stream_url=stream_url)
         attend_for(self._core)
-        self._sets = Keeping(self._core, self._settle_set, idle_s=idle_s, predecessors_max=predecessors_max)
+        self._sets = Keeping(self._core, self._settle_set, predecessors_max=predecessors_max)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def publish(

@@ -150,6 +150,18 @@ class AffinitySets:
         self._check_closes()
         return close_idle(self._store, idle_s)
 
+    def set_idle(self, idle_s: float | None) -> None:
+        """Set after how many seconds without a message sets are closed; None: never.
+
+        Routers that are up take it over within 15 seconds; nothing is closed by it in the first 30.
+        """
+        if idle_s is not None and (
+            isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not 0 < idle_s < float("inf")
+        ):
+            raise InvalidInput(f"idle_s is a number of seconds above 0, or None, not {idle_s!r}")
+        self._check_closes()
+        self._store.set_idle(idle_s)
+
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of partitions, by stream, for all routers that balance by weight and name none themselves.
 

@@ -12,7 +12,7 @@ from typing import Final
 from relatum._failures import backoff, log_failure
 from relatum.errors import RelatumError
 from relatum.placement._core import RouterCore
-from relatum.placement._store import PlacementStore
+from relatum.placement._store import IDLE_S_MAX, PlacementStore
 
 logger = logging.getLogger("relatum.affinity")
 
@@ -22,7 +22,7 @@ BATCH_S: Final = 0.1
 CHECK_S: Final = 0.5
 """Seconds between two looks for messages that are not checked yet: those a router sent last before it paused."""
 
-USED_S_MAX: Final = 15.0
+USED_S_MAX: Final = IDLE_S_MAX
 """Seconds between two times at which the sets in use are written down, at most."""
 
 USED_SHARE: Final = 4
@@ -38,15 +38,14 @@ class Upkeep:
     Args:
         core: The router's placements.
         settle: Sees to it that all that was sent of a set counts.
-        idle_s: Seconds without use after which a set is closed; None: never.
     """
 
-    def __init__(self, core: RouterCore, settle: Callable[[str], None], *, idle_s: float | None) -> None:
+    def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
         self._settle = settle
-        self._idle_s = idle_s
-        self._use_every_s = USED_S_MAX if idle_s is None else min(USED_S_MAX, idle_s / USED_SHARE)
-        self._use_at = time.monotonic() + self._use_every_s
+        self._use_every_s = 0.0
+        # At once: what is stored says how often from then on.
+        self._use_at = time.monotonic()
         self._changed = threading.Condition()
         self._used: set[str] = set()
         self._ending: dict[str, int] = {}
@@ -123,8 +122,8 @@ class Upkeep:
         self._check()
         is_done = self._end(ending)
         if is_last or time.monotonic() >= self._use_at:
-            self._use_at = time.monotonic() + self._use_every_s
             self._use()
+            self._use_at = time.monotonic() + self._use_every_s
         return is_done
 
     def _check(self) -> None:
@@ -156,8 +155,11 @@ class Upkeep:
         try:
             if used:
                 self._core.store.touch(used)
-            if self._idle_s is not None:
-                close_idle(self._core.store, self._idle_s)
+            # Of the super stream, and not of this router: it may have been set, or changed, since.
+            idle_s, is_known = self._core.store.idle_rule()
+            self._use_every_s = USED_S_MAX if idle_s is None else min(USED_S_MAX, idle_s / USED_SHARE)
+            if idle_s is not None and is_known:
+                close_idle(self._core.store, idle_s)
         except RelatumError:
             with self._changed:
                 self._used |= used

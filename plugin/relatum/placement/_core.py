@@ -57,6 +57,7 @@ class RouterOptions:
         unchecked_max: Messages that may wait for their check while the database is away.
         open_sets_max: Names that may be placed at once; None: any number.
         when_database_away: Whether known placements go on, or publishing waits, or fails.
+        idle_s: Seconds without use after which sets are closed, for all routers; None: as it is stored.
         names_are_new: Whether names this router does not know are mostly placed nowhere yet.
     """
 
@@ -70,6 +71,7 @@ class RouterOptions:
     open_sets_max: int | None = None
     when_database_away: WhenAway = "wait"
     names_are_new: bool = False
+    idle_s: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.header, str) or not self.header:
@@ -239,7 +241,7 @@ class RouterCore:
             self._strays = Strays(reach.address, self.options.header, ssl_context=reach.tls)
         store = self._store or PlacementStore(self._engine, reach.address.vhost, self.super_stream)
         try:
-            rows = store.open(self.options.header, self._candidates)
+            rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
         except BaseException:
             store.close_store()
             raise

@@ -58,6 +58,12 @@ COUNTS_S: Final = 0.1
 _TRIES: Final = 5
 """Times a transaction is tried that another one got in the way of."""
 
+IDLE_S_MAX: Final = 15.0
+"""Seconds between two times at which a router writes down which sets it used, and reads after what time they close."""
+
+IDLE_KNOWN_S: Final = 2 * IDLE_S_MAX
+"""Seconds after which all routers that were up know of a changed time, and have written down what they use."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -109,7 +115,13 @@ class PlacementStore:
         """The header that names the sets."""
         return self._opened()[1]
 
-    def open(self, header: str | None = None, partitions: Iterable[PartitionLike] | None = None) -> list[PartitionRow]:
+    def open(
+        self,
+        header: str | None = None,
+        partitions: Iterable[PartitionLike] | None = None,
+        *,
+        idle_s: float | None = None,
+    ) -> list[PartitionRow]:
         """Make the super stream's rows where they are not there, and see that all mean the same by them.
 
         Where nothing is missing, nothing is written, so that a user who may only read can open it, too.
@@ -118,12 +130,15 @@ class PlacementStore:
             header: The header that names the sets; None: the one that is stored.
             partitions: Its partitions as the broker has them; those that are new are added, those that the broker does
                 not have any more stay as they are. None: those that are stored.
+            idle_s: Seconds without use after which its sets are closed. The first who says so sets it for all; None
+                (default): as it is stored.
 
         Returns:
             All partitions that are stored, in the order of their places, retired ones included.
 
         Raises:
-            SuperStreamConflict: its sets are named by another header, or it has no partition.
+            SuperStreamConflict: its sets are named by another header, or are closed after another time; or it has no
+                partition.
             SuperStreamNotFound: nothing is stored of it, and no header or no partitions were given.
         """
         wanted = None if partitions is None else sorted(partitions, key=lambda partition: partition.place)
@@ -132,7 +147,7 @@ class PlacementStore:
                 f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
             )
         self._rows_until = 0.0
-        return self._run(lambda connection: self._open(connection, header, wanted))
+        return self._run(lambda connection: self._open(connection, header, wanted, idle_s))
 
     def close_store(self) -> None:
         """Give the connections back."""
@@ -327,7 +342,11 @@ class PlacementStore:
         return self._known
 
     def _open(
-        self, connection: sa.Connection, header: str | None, wanted: list[PartitionLike] | None
+        self,
+        connection: sa.Connection,
+        header: str | None,
+        wanted: list[PartitionLike] | None,
+        idle_s: float | None = None,
     ) -> list[PartitionRow]:
         named = {"of_vhost": self._vhost, "of_name": self._name}
         found = connection.execute(statements.find_super_stream, named).one_or_none()
@@ -343,11 +362,41 @@ class PlacementStore:
                 super_stream=self._name,
                 reason=f"its header is {found.header!r}",
             )
+        if idle_s is not None:
+            self._agree_on_idle(connection, found.super_stream_id, idle_s, stored=found.idle_s)
         known = _partitions(connection, found.super_stream_id)
         if wanted is not None and _synced(connection, found.super_stream_id, known, wanted):
             known = _partitions(connection, found.super_stream_id)
         self._known = found.super_stream_id, found.header
         return known
+
+    def _agree_on_idle(
+        self, connection: sa.Connection, super_stream_id: int, idle_s: float, *, stored: float | None
+    ) -> None:
+        """See that sets are closed after this time, for all; who says so first sets it."""
+        if stored is None:
+            new = {"of_super_stream": super_stream_id, "new_idle_s": float(idle_s), "known_in_s": IDLE_KNOWN_S}
+            connection.execute(statements.set_first_idle, new)
+            # Another may have been first, and this one has waited for it.
+            rule = connection.execute(statements.idle_rule, {"of_super_stream": super_stream_id}).one()
+            stored = rule.idle_s
+        if stored != float(idle_s):
+            raise SuperStreamConflict(
+                f"the sets of super stream {self._name!r} are closed after idle_s={stored:g} without use, not after "
+                f"{idle_s:g}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
+                super_stream=self._name,
+                reason=f"its idle_s is {stored:g}",
+            )
+
+    def idle_rule(self) -> tuple[float | None, bool]:
+        """After how many seconds without use sets are closed, None for never; and whether all routers know it."""
+        row = self._select(statements.idle_rule)[0]
+        return row.idle_s, bool(row.is_known)
+
+    def set_idle(self, idle_s: float | None) -> None:
+        """Set after how many seconds without use sets are closed; routers that are up take it over in time."""
+        new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s), known_in_s=IDLE_KNOWN_S)
+        self._run(lambda connection: connection.execute(statements.set_idle, new))
 
     def _set_weights(self, connection: sa.Connection, weights: Mapping[str, float]) -> None:
         ids = {row.stream: row.partition_id for row in _partitions(connection, self.super_stream_id)}

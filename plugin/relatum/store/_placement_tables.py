@@ -53,6 +53,10 @@ super_streams = Table(
     Column("header", Text, nullable=False),
     # Raised by each change that makes a cached placement wrong.
     Column("generation", BigInteger, nullable=False, server_default="1"),
+    # Seconds without use after which sets are closed, for all routers alike; NULL: never.
+    Column("idle_s", Float),
+    # From when on they are: all routers that were up before know it by then.
+    Column("idle_from", DateTime(timezone=True)),
     # Changes up to this generation are not all remembered.
     Column("floor", BigInteger, nullable=False, server_default="0"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
