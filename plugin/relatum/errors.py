@@ -155,10 +155,16 @@ class NotAStream(NotFound):
 
 
 class OffsetNotFound(NotFound):
-    """No message lies at the offset (fields `stream`, `offset`): past the end, or an offset the broker used itself."""
+    """No message lies at the offset (fields `stream`, `offset`): past the end, or an offset the broker used itself.
+
+    Field `is_proven`: True where the stream's leader says so; False is one node's word, which may lag behind. Field
+    `last`: the stream's last offset, None where it is empty.
+    """
 
     stream: str
     offset: int
+    last: int | None = None
+    is_proven: bool = False
 
 
 class OffsetExpired(OffsetNotFound):

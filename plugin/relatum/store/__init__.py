@@ -16,7 +16,6 @@ from relatum.store._coverage import (
     TIME,
     CoverageRow,
     Filled,
-    Position,
     Range,
     add_filled,
     add_hole,
@@ -68,6 +67,7 @@ from relatum.store._tables import (
     streams,
     time_blocks,
 )
+from relatum.wire._identity import Position
 
 __all__ = [
     "SCHEMA",

@@ -10,25 +10,12 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import CoverageConflict
 from relatum.store._tables import coverage
+from relatum.wire._identity import Position
 
 TIME: Final = 0
 """Stands for the message's time among key ids; definitions count from 1."""
 
 Range = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """What lay at the last recorded offset, to know the stream again: offset, fingerprint, chunk time."""
-
-    offset: int
-    fingerprint: int
-    chunk_ms: int | None
-
-    def agrees(self, fingerprint: int, chunk_ms: int | None) -> bool:
-        """Whether what lies there now is what lay there; chunk times count where both are known."""
-        same_chunk = None in (chunk_ms, self.chunk_ms) or chunk_ms == self.chunk_ms
-        return same_chunk and fingerprint == self.fingerprint
 
 
 @dataclass(frozen=True, slots=True)

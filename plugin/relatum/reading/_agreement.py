@@ -1,0 +1,81 @@
+"""Whether a stream is still the one that was read: the same, behind, or another. In one place, for all who remember."""
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
+from relatum.reading._message import Message
+from relatum.wire._identity import Position, fingerprint
+
+if TYPE_CHECKING:
+    from relatum.reading._async_reader import AsyncStreamReader
+    from relatum.reading._reader import StreamReader
+
+
+class Agreement(Enum):
+    """How a stream stands to a message that was once read of it."""
+
+    SAME = "same"
+    """That message lies there: all before it is as it was, too."""
+
+    EXPIRED = "expired"
+    """Retention has taken the offset: whether it was this message cannot be said any more, and nothing speaks against
+    it."""
+
+    OTHER = "other"
+    """Something else lies there: the stream was declared again, or lost its tail and its offsets were used again."""
+
+    ENDS_BEFORE = "ends before"
+    """The stream ends before the offset, and its leader says so: its tail was lost, or it was declared again and is
+    shorter."""
+
+    UNKNOWN = "unknown"
+    """Nobody may conclude anything: a node that lags, starts, or cannot ask the leader. Wait, and ask again."""
+
+
+def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreement:
+    """How a stream stands to what lay at an offset.
+
+    Only `OTHER` and `ENDS_BEFORE` mean that the stream is not what it was; then what agrees is a prefix, and whoever
+    remembers more positions finds the last one that does by halving. Over AMQP 0.9.1, which cannot ask a stream's
+    leader, an end is never proven: it is `UNKNOWN`, until something lies at the offset again.
+
+    Args:
+        reader: An open reader.
+        stream: The stream's name.
+        position: What was read of it.
+
+    Raises:
+        StreamNotFound, NotAStream, AccessRefused: The broker says so of the stream.
+        Transient: As of `StreamReader.read`, other than `StreamUnavailable`, which is `UNKNOWN`.
+    """
+    try:
+        found: Message | OffsetNotFound | StreamUnavailable = reader.read(stream, position.offset)
+    except (OffsetNotFound, StreamUnavailable) as error:
+        found = error
+    return agreement_of(position, found)
+
+
+async def async_agreement(reader: "AsyncStreamReader", stream: str, position: Position) -> Agreement:
+    """As `agreement`, with asyncio."""
+    try:
+        found: Message | OffsetNotFound | StreamUnavailable = await reader.read(stream, position.offset)
+    except (OffsetNotFound, StreamUnavailable) as error:
+        found = error
+    return agreement_of(position, found)
+
+
+def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUnavailable) -> Agreement:
+    """As `agreement`, by what reading the position's offset gave: pure, for those who read many at once."""
+    if isinstance(found, StreamUnavailable):
+        return Agreement.UNKNOWN
+    if isinstance(found, OffsetExpired):
+        return Agreement.EXPIRED
+    if isinstance(found, OffsetNotFound):
+        if not found.is_proven:
+            return Agreement.UNKNOWN
+        last: int | None = found.last
+        # An offset within the stream at which lies no message is the broker's own: it once was a message's.
+        return Agreement.ENDS_BEFORE if last is None or last < position.offset else Agreement.OTHER
+    is_same = position.agrees(fingerprint(found.properties.message_id, found.body), found.chunk_ms)
+    return Agreement.SAME if is_same else Agreement.OTHER
