@@ -2,16 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from relatum.reading._message import Message
 
 
-class StreamBounds(NamedTuple):
-    """Offsets of the first and the last message retained; both None where there is none."""
-
+class _Ends(NamedTuple):
     first: int | None
     last: int | None
+
+
+class StreamBounds(_Ends):
+    """Offsets of the first and the last message retained; both None where there is none.
+
+    Attributes:
+        is_proven: True where they are the word of the stream's leader: all that was confirmed before the question lies
+            between them. False is what one node knows: over AMQP 0.9.1, which cannot ask the leader, and where the
+            leader cannot be reached from here. It is no part of the pair.
+    """
+
+    is_proven: bool
+
+    def __new__(cls, first: int | None, last: int | None, *, is_proven: bool = False) -> Self:
+        """Make one; what is not said to be proven is not."""
+        bounds = super().__new__(cls, first, last)
+        bounds.is_proven = is_proven
+        return bounds
 
 
 @dataclass(frozen=True, slots=True)

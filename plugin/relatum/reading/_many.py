@@ -4,10 +4,8 @@ from collections.abc import Generator
 from enum import Enum
 from typing import Final
 
-from relatum._ids import MessageId
-from relatum.errors import AccessRefused, NotFound, OffsetNotFound
-from relatum.reading._batches import StreamBounds
-from relatum.reading._operations import Attach, StreamNotHere, StreamOperations, not_there
+from relatum.errors import AccessRefused, NotFound
+from relatum.reading._operations import Attach, StreamNotHere, StreamOperations
 from relatum.reading._plan import Density, Request, StreamPlan
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, records_at
@@ -66,7 +64,7 @@ class ManyReader:
                     for stream, offsets in self._window.valid(wanted).items()
                 }
                 yield from self._part()
-                yield from self._explain()
+                self._explain()
                 yield from self._window.ready()
                 self._window.close()
         finally:
@@ -151,25 +149,10 @@ class ManyReader:
             return
         plan.answered(request, None if is_at_end else attach.reached)
 
-    def _explain(self) -> Results:
-        """Say of each id that got no message why there is none; not when the window ran full."""
+    def _explain(self) -> None:
+        """Hand on each id that got no message: who holds the connections asks the leader why."""
         if self._window.is_full:
             return
-        missing = self._window.missing()
-        for stream in dict.fromkeys(stream for stream, _ in missing):
-            bounds = yield from self._operations.bounds(stream)
-            for asked in missing:
-                if asked.stream == stream:
-                    yield from self._explain_one(asked, bounds)
-
-    def _explain_one(self, asked: MessageId, bounds: StreamBounds) -> Results:
-        stream, offset = asked
-        if bounds.first is not None and bounds.last is not None and bounds.first <= offset <= bounds.last:
-            # Between the ends there are few offsets without a message: asked for alone before it is said.
-            try:
-                found = yield from self._operations.read(stream, offset)
-                self._window.put(stream, offset, found)
-            except OffsetNotFound as error:
-                self._window.put(stream, offset, error)
-        else:
-            self._window.put(stream, offset, not_there(stream, offset, bounds))
+        for stream, offset in self._window.missing():
+            message = f"This node has no message at offset {offset} of {stream!r}."
+            self._window.put(stream, offset, StreamNotHere(message, stream=stream, offset=offset))

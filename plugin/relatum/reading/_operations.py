@@ -3,7 +3,8 @@
 The broker handles a connection's commands in order: a Subscribe with a few credits and an Unsubscribe written
 together are answered by the Subscribe's answer, at most that many chunks, and the Unsubscribe's answer. Chunks
 that did not come before the latter are not there. So every question of the kind "what lies at or after" is one
-round trip without a time-out, and many may be in flight.
+round trip without a time-out, and many may be in flight. That nothing came is no proof that nothing is there, though:
+see `_leading`.
 """
 
 from collections.abc import Generator
@@ -23,6 +24,7 @@ from relatum.errors import (
 )
 from relatum.limits import INTEGER_MAX
 from relatum.reading._batches import StreamBounds
+from relatum.reading._leading import LedElsewhere, NotSettled
 from relatum.reading._message import Message
 from relatum.reading._start import Beginning
 from relatum.wire import _frames as frames
@@ -41,6 +43,9 @@ CLOSES_SINCE: Final = (3, 12)
 the connection ends, up to the node's limit, and then the node fails. Source: rabbitmq-server issue 6317, mended in
 patch releases of 3.10 and 3.11 that came after November 2022; those are taken for leaking, too, which costs little."""
 
+STATS_SINCE: Final = (3, 11)
+"""Version from which StreamStats is answered."""
+
 SHORT_SCAN_CREDIT: Final = 2
 """Chunks a scan with a stop is granted at first."""
 
@@ -57,6 +62,7 @@ class Attach:
     """
 
     __slots__ = (
+        "answer",
         "barrier",
         "chunks",
         "chunks_seen",
@@ -78,6 +84,7 @@ class Attach:
         self.granted = granted
         self.chunks: list[Chunk] = []
         self.code: int = Code.OK
+        self.answer = b""
         self.reached: int | None = None
         self.chunks_seen = 0
         self.is_at_barrier = self.is_done = False
@@ -91,7 +98,7 @@ class Attach:
             if event.correlation == self.subscribed:
                 self.code = event.code
             elif event.correlation == self.barrier:
-                self.is_at_barrier = True
+                self.is_at_barrier, self.answer = True, event.body
         elif type(event) is StreamMoved and event.stream == self.stream:
             raise StreamUnavailable(f"The stream {self.stream!r} moved or was deleted.", stream=self.stream)
 
@@ -107,10 +114,10 @@ class StreamNotHere(StreamUnavailable):
     offset: int
 
 
-def _leaks(version: str) -> bool:
-    """Whether a broker keeps a file open for each attach; a version that cannot be read counts as a new one."""
+def _is_before(version: str, release: tuple[int, int]) -> bool:
+    """Whether a broker is older than a release; one whose version cannot be read counts as a new one."""
     parts = version.split(".")[:2]
-    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < CLOSES_SINCE
+    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
 
 
 def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
@@ -148,7 +155,11 @@ class StreamOperations:
     @property
     def is_worn(self) -> bool:
         """True where the connection should be replaced: the broker holds too many files open for it."""
-        return self._attaches >= ATTACHES_MAX and _leaks(self.session.server_properties.get("version", ""))
+        return self._attaches >= ATTACHES_MAX and _is_before(self._version, CLOSES_SINCE)
+
+    @property
+    def _version(self) -> str:
+        return self.session.server_properties.get("version", "")
 
     def _next_subscription(self) -> int:
         self._attaches += 1
@@ -193,18 +204,20 @@ class StreamOperations:
             attach.is_done = True
             self.session.send(frames.unsubscribe(self.session.next_correlation(), attach.subscription))
 
-    def _finish(self, *pairs: Attach) -> Steps[None]:
+    def _until_barriers(self, *pairs: Attach) -> Steps[None]:
         while not all(pair.is_at_barrier for pair in pairs):
             for event in (yield):
                 for pair in pairs:
                     pair.take(event)
-        for pair in pairs:
-            pair.check()
+
+    def _finish(self, pair: Attach) -> Steps[None]:
+        yield from self._until_barriers(pair)
+        pair.check()
 
     # --- single questions ---------------------------------------------------------------------------------
 
-    def read(self, stream: str, offset: int) -> Steps[Message]:
-        """The message at an offset: one round trip, and one more to say why there is none."""
+    def find(self, stream: str, offset: int) -> Steps[Message | None]:
+        """The message at an offset, in one round trip; None where this node has none there."""
         check_offset(stream, offset)
         pair = self.attach(stream, StartSpec(Start.OFFSET, offset))
         yield from self._finish(pair)
@@ -212,15 +225,62 @@ class StreamOperations:
             record = record_at(chunk, offset)
             if record is not None:
                 return Message.from_record(stream, offset, record, chunk.time_ms)
-        raise not_there(stream, offset, (yield from self.bounds(stream)))
+        return None
 
-    def bounds(self, stream: str) -> Steps[StreamBounds]:
-        """The first and the last offset, in one round trip."""
-        first, last = self.attach(stream, FIRST), self.attach(stream, LAST)
-        yield from self._finish(first, last)
-        if not first.chunks or not last.chunks:
-            return StreamBounds(None, None)
-        return StreamBounds(first.chunks[0].first_offset, last.chunks[-1].last_offset)
+    def bounds(self, stream: str, *, any_node: bool = False) -> Steps[StreamBounds]:
+        """The first and the last offset, in one round trip where this node leads.
+
+        Args:
+            stream: The stream's name.
+            any_node: True takes this node's word though it does not lead: they are not proven then.
+
+        Raises:
+            LedElsewhere: this node does not lead the stream.
+            NotSettled: it does, and has nothing to show yet: ask again.
+        """
+        first, last = self.attach(stream, FIRST), self._attach_at_end(stream)
+        yield from self._until_barriers(first, last)
+        others = self._check_leading(last, any_node=any_node)
+        first.check()
+        last.check()
+        if first.chunks and last.chunks:
+            offsets = first.chunks[0].first_offset, last.chunks[-1].last_offset
+            return StreamBounds(*offsets, is_proven=not any_node)
+        if not first.chunks and not any_node and (not others or (yield from self._has_nothing_written(stream))):
+            return StreamBounds(None, None, is_proven=True)
+        raise _not_settled(stream, may_be_empty=not first.chunks)
+
+    def _attach_at_end(self, stream: str) -> Attach:
+        """Ask for the last chunk, and who leads the stream; does not wait."""
+        last = self._subscribe(stream, LAST, 1)
+        self.end(last)
+        self.session.send(frames.metadata(last.barrier, [stream]))
+        return last
+
+    def _check_leading(self, last: Attach, *, any_node: bool) -> int:
+        """See that this node leads the stream, by what came of `_attach_at_end`; the number of other replicas.
+
+        Raises:
+            LedElsewhere: it does not.
+        """
+        if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
+            last.check()
+        places, own = _places_in(last.answer, last.stream), self.own_node()
+        if not any_node and (places.code != Code.OK or places.leader != own):
+            message = f"The stream {last.stream!r} is led by another node, or by none at present."
+            raise LedElsewhere(message, stream=last.stream, leader=places.leader)
+        return len(set(places.replicas) - {own})
+
+    def _has_nothing_written(self, stream: str) -> Steps[bool]:
+        """Whether the leader's log has no message at all, committed or not; False where it cannot be asked."""
+        if _is_before(self._version, STATS_SINCE):
+            return False
+        correlation = self.session.next_correlation()
+        self.session.send(frames.stream_stats(correlation, stream))
+        answer = yield from self.session.answer_to(correlation)
+        if answer.code != Code.OK:
+            return False
+        return frames.decode_stats(answer.body).get("first_chunk_id", 0) < 0
 
     def routes(self, exchange: str, routing_key: str) -> Steps[list[str]]:
         """The streams that an exchange routes a key to."""
@@ -260,10 +320,7 @@ class StreamOperations:
         correlation = self.session.next_correlation()
         self.session.send(frames.metadata(correlation, [stream]))
         answer = yield from self.session.answer_to(correlation)
-        for places in frames.decode_metadata(answer.body):
-            if places.stream == stream:
-                return places
-        raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
+        return _places_in(answer.body, stream)
 
     # --- scanning -----------------------------------------------------------------------------------------
 
@@ -273,12 +330,14 @@ class StreamOperations:
         Raises:
             StreamNotFound, AccessRefused: The broker refuses the subscription.
             StreamUnavailable: The stream moved or was deleted.
+            LedElsewhere, NotSettled: Before the first chunk, without `follow`: where it ends cannot be said here, or
+                not yet.
         """
         end = scan.stop - 1 if scan.follow and scan.stop is not None else None
         if end is not None and end < scan.begin.offset:
             return
         # Asked first, so that the end is known before the first chunk comes; both go out in one write.
-        tail = None if scan.follow else self.attach(stream, LAST)
+        tail = None if scan.follow else self._attach_at_end(stream)
         subscription = _Subscription(self.session, self._next_subscription(), stream, scan)
         try:
             while True:
@@ -286,6 +345,7 @@ class StreamOperations:
                     if tail is not None:
                         tail.take(event)
                         if tail.is_at_barrier:
+                            self._check_leading(tail, any_node=scan.any_node)
                             end, tail = scan.end(tail), None
                             if end is None:
                                 return
@@ -309,18 +369,22 @@ class Scan:
         stop: The offset it ends before; None for none.
         follow: True goes on with what is published later; False ends at what is there.
         credit: Chunks the broker may send ahead of those handled.
+        any_node: True ends, without `follow`, where a node ends that does not lead the stream.
     """
 
     begin: Beginning
     stop: int | None
     follow: bool
     credit: int
+    any_node: bool = False
 
     def end(self, tail: Attach) -> int | None:
         """The last offset to read, given the last chunk; None where nothing is to be read."""
         tail.check()
-        if not tail.chunks or self.begin.spec == NEXT:
+        if self.begin.spec == NEXT:
             return None
+        if not tail.chunks:
+            raise _not_settled(tail.stream, may_be_empty=True)
         chunk = tail.chunks[-1]
         end = chunk.last_offset if self.stop is None else min(chunk.last_offset, self.stop - 1)
         is_past = end < self.begin.offset or not self.wants(chunk)
@@ -377,15 +441,42 @@ class _Subscription:
 def check_offset(stream: str, offset: int) -> None:
     """Raise for a number that no message can lie at."""
     if not 0 <= offset <= INTEGER_MAX:
-        raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None)
+        raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None, is_proven=True)
+
+
+def _not_settled(stream: str, *, may_be_empty: bool) -> NotSettled:
+    message = f"The stream {stream!r} is starting, or what it has is not committed yet."
+    return NotSettled(message, stream=stream, may_be_empty=may_be_empty)
+
+
+def _places_in(body: bytes, stream: str) -> StreamPlaces:
+    for places in frames.decode_metadata(body):
+        if places.stream == stream:
+            return places
+    raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
 
 
 def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
     """The error for an offset without a message: expired, past the end, or one the broker used itself."""
     first, last = bounds
+    proven = bounds.is_proven
     if first is not None and offset < first:
         message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
-        return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last)
+        return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
     where = "is empty" if last is None else f"ends at {last}" if offset > last else "has none there"
     message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
-    return OffsetNotFound(message, stream=stream, offset=offset, last=last)
+    return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
+
+
+def is_inside(offset: int, bounds: StreamBounds) -> bool:
+    """Whether an offset lies between a stream's ends."""
+    return bounds.first is not None and bounds.last is not None and bounds.first <= offset <= bounds.last
+
+
+def proven_not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound | StreamUnavailable:
+    """As `not_there`, after the leader was asked; where it could not be, a node that lags is no proof of an end."""
+    error = not_there(stream, offset, bounds)
+    if bounds.is_proven or isinstance(error, OffsetExpired):
+        return error
+    message = f"This node has no message at offset {offset} of {stream!r}, and the leader cannot be asked from here."
+    return StreamUnavailable(message, stream=stream)

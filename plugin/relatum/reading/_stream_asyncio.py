@@ -9,13 +9,39 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, BrokerUnavailable, ConnectionLost, NotFound, StreamNotFound
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConnectionLost,
+    NotFound,
+    OffsetExpired,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+)
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncConnection
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._leading import (
+    LEADERS_MAX,
+    NODE_CONNECT_S,
+    OUT_OF_REACH_S,
+    LedElsewhere,
+    NotSettled,
+    OutOfReach,
+    Pause,
+    ends_of,
+)
 from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan, StreamNotHere, StreamOperations
+from relatum.reading._operations import (
+    Scan,
+    StreamNotHere,
+    StreamOperations,
+    is_inside,
+    not_there,
+    proven_not_there,
+)
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, login_for, tls_context_for
 from relatum.reading._stream_blocking import CONNECTIONS_KEPT, batches_of, name_missing
@@ -57,6 +83,8 @@ class AsyncStreams:
         self._idle: list[AsyncConnection] = []
         self._densities: dict[str, Density] = {}
         self._nodes: dict[Broker, AsyncStreams] = {}
+        self._leaders: dict[str, Broker | None] = {}
+        self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
         self._turns = asyncio.Semaphore(CONNECTIONS_MAX)
         self._keeper: asyncio.Task[None] | None = None
@@ -126,23 +154,39 @@ class AsyncStreams:
     async def _node_with(self, stream: str) -> "AsyncStreams | None":
         """A reader on another node that has the stream and can be reached; None where there is none."""
         for broker in await self._ask(lambda operations: operations.other_nodes(stream)):
-            if broker not in self._nodes:
-                node = AsyncStreams(
-                    replace(self._address, stream_host=broker.host, stream_port=broker.port),
-                    timeout_s=self._timeout_s,
-                    tls=self._tls_given,
-                    mechanism=self._login.mechanism,
-                    heartbeat_s=self._login.heartbeat_s,
-                    cluster_name=self._login.cluster_name,
-                )
-                try:
-                    await node.open()
-                except BrokerUnavailable:
-                    # What a node advertises need not be reachable from here: behind a load balancer it is not.
-                    continue
-                self._nodes[broker] = node
-            return self._nodes[broker]
+            with contextlib.suppress(OutOfReach):
+                return await self._reach(broker)
         return None
+
+    async def _reach(self, broker: Broker | None) -> "AsyncStreams":
+        """The reader on a node; this one for None.
+
+        Raises:
+            OutOfReach: the node cannot be reached from here: it is down, or advertises a name that only it knows.
+        """
+        if broker is None:
+            return self
+        if broker in self._nodes:
+            return self._nodes[broker]
+        message = f"The node {broker.host}:{broker.port} cannot be reached from here."
+        if time.monotonic() < self._out_of_reach.get(broker, 0.0):
+            raise OutOfReach(message)
+        try:
+            node = AsyncStreams(
+                replace(self._address, stream_host=broker.host, stream_port=broker.port),
+                timeout_s=self._timeout_s,
+                tls=self._tls_given,
+                mechanism=self._login.mechanism,
+                heartbeat_s=self._login.heartbeat_s,
+                cluster_name=self._login.cluster_name,
+                connect_s=min(NODE_CONNECT_S, self._timeout_s),
+            )
+            await node.open()
+        except (BrokerUnavailable, ReadTimeout) as error:
+            self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
+            raise OutOfReach(message) from error
+        self._nodes[broker] = node
+        return node
 
     async def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
@@ -167,10 +211,49 @@ class AsyncStreams:
         return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s, self._tls_given)
 
     async def read(self, stream: str, offset: int) -> Message:
-        return await self._ask_about(stream, lambda operations: operations.read(stream, offset))
+        message = await self._ask_about(stream, lambda operations: operations.find(stream, offset))
+        return message if message is not None else await self._read_at_leader(stream, offset)
+
+    async def _read_at_leader(self, stream: str, offset: int) -> Message:
+        """As `read`, where the connected node has nothing there: it may lag behind."""
+        bounds = await self.bounds(stream)
+        if bounds.is_proven and is_inside(offset, bounds):
+            node = await self._reach(self._leaders.get(stream))
+            message = await node._ask(lambda operations: operations.find(stream, offset))
+            if message is not None:
+                return message
+            # Retention may have taken it since.
+            bounds = await self.bounds(stream)
+        raise proven_not_there(stream, offset, bounds)
 
     async def bounds(self, stream: str) -> StreamBounds:
-        return await self._ask_about(stream, lambda operations: operations.bounds(stream))
+        steps = ends_of(self._leaders.get(stream), time.monotonic, self._timeout_s)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    if isinstance(step, Pause):
+                        await asyncio.sleep(step.seconds)
+                        step = next(steps)
+                        continue
+                    bounds = await self._bounds_at(step.node, stream, any_node=step.any_node)
+                except RelatumError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(bounds)
+        except StopIteration as done:
+            if len(self._leaders) >= LEADERS_MAX:
+                self._leaders.clear()
+            self._leaders[stream] = done.value.node
+            return done.value.bounds  # type: ignore[no-any-return]
+
+    async def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
+        def ask(operations: StreamOperations) -> Steps[StreamBounds]:
+            return operations.bounds(stream, any_node=any_node)
+
+        if any_node:
+            return await self._ask_about(stream, ask)
+        return await (await self._reach(broker))._ask(ask)
 
     async def partitions(self, super_stream: str) -> list[str]:
         return await self._ask(lambda operations: operations.partitions(super_stream))
@@ -195,6 +278,7 @@ class AsyncStreams:
             connection = await stack.enter_async_context(self._connection())
             many = ManyReader(connection.operations, Window(ids, window), self._densities)
             steps = many.run()
+            begins: dict[str, int] = {}
             try:
                 step = next(steps)
                 while True:
@@ -206,7 +290,7 @@ class AsyncStreams:
                         many.use(connection.operations)
                         step = next(steps)
                     else:
-                        yield step if isinstance(step, Message) else await self._settled(step)
+                        yield step if isinstance(step, Message) else await self._settled(step, begins)
                         step = next(steps)
             except StopIteration:
                 return
@@ -214,19 +298,48 @@ class AsyncStreams:
                 steps.close()
                 await connection.put_by()
 
-    async def _settled(self, result: Result | StreamNotHere) -> Result:
-        """What a batched read's result that is no message amounts to: another node's answer, another name."""
+    async def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
+        """What a batched read's result that is no message amounts to: the leader's answer, another name.
+
+        Args:
+            result: The result.
+            begins: First offsets of streams, learned on the way: they only grow, so what is below one has expired.
+        """
         if isinstance(result, StreamNotFound):
             return await self._named(result)
         if not isinstance(result, StreamNotHere):
             return result
+        stream, offset = result.stream, result.offset
+        if offset < begins.get(stream, 0):
+            return not_there(stream, offset, StreamBounds(begins[stream], None, is_proven=True))
         try:
-            return await self.read(result.stream, result.offset)
+            return await self.read(stream, offset)
+        except OffsetExpired as error:
+            if error.is_proven:
+                begins[stream] = error.first
+            return error
         except (NotFound, AccessRefused) as error:
             return error
 
     async def chunks(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[Chunk | None, None]:
         """The chunks of a scan as they come, None when none came for `idle_s`."""
+        node = self
+        while True:
+            try:
+                async with contextlib.aclosing(node._chunks_here(stream, scan, idle_s)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            except (LedElsewhere, NotSettled):
+                # Said before the first chunk. Where it is read is where its end is known.
+                bounds = await self.bounds(stream)
+            else:
+                return
+            if bounds.first is None:
+                return
+            node = await self._reach(self._leaders.get(stream)) if bounds.is_proven else self
+            scan = replace(scan, any_node=not bounds.is_proven)
+
+    async def _chunks_here(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[Chunk | None, None]:
         async with self._connection() as connection:
             steps = connection.operations.chunks(stream, scan)
             try:
@@ -252,7 +365,7 @@ class AsyncStreams:
                 steps.close()
                 await connection.put_by()
         # Refused before the first chunk: begin anew where the stream is.
-        async with contextlib.aclosing(node.chunks(stream, scan, idle_s)) as chunks:
+        async with contextlib.aclosing(node._chunks_here(stream, scan, idle_s)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -11,14 +11,40 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, BrokerUnavailable, ConnectionLost, NotFound, RelatumError, StreamNotFound
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConnectionLost,
+    NotFound,
+    OffsetExpired,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+)
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._amqp_operations import not_a_stream
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._leading import (
+    LEADERS_MAX,
+    NODE_CONNECT_S,
+    OUT_OF_REACH_S,
+    LedElsewhere,
+    NotSettled,
+    OutOfReach,
+    Pause,
+    ends_of,
+)
 from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan, StreamNotHere, StreamOperations
+from relatum.reading._operations import (
+    Scan,
+    StreamNotHere,
+    StreamOperations,
+    is_inside,
+    not_there,
+    proven_not_there,
+)
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for, tls_context_for
 from relatum.reading._window import Result, Window
@@ -65,6 +91,8 @@ class BlockingStreams:
         self._idle: list[SocketConnection] = []
         self._densities: dict[str, Density] = {}
         self._nodes: dict[Broker, BlockingStreams] = {}
+        self._leaders: dict[str, Broker | None] = {}
+        self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
         self._lock = threading.Lock()
         connection = self._connect(connect_s)
@@ -144,22 +172,45 @@ class BlockingStreams:
     def _node_with(self, stream: str) -> "BlockingStreams | None":
         """A reader on another node that has the stream and can be reached; None where there is none."""
         for broker in self._ask(lambda operations: operations.other_nodes(stream)):
-            if broker not in self._nodes:
-                address = replace(self._address, stream_host=broker.host, stream_port=broker.port)
-                try:
-                    self._nodes[broker] = BlockingStreams(
-                        address,
-                        timeout_s=self._timeout_s,
-                        tls=self._tls_given,
-                        mechanism=self._login.mechanism,
-                        heartbeat_s=self._login.heartbeat_s,
-                        cluster_name=self._login.cluster_name,
-                    )
-                except BrokerUnavailable:
-                    # What a node advertises need not be reachable from here: behind a load balancer it is not.
-                    continue
-            return self._nodes[broker]
+            with contextlib.suppress(OutOfReach):
+                return self._reach(broker)
         return None
+
+    def _reach(self, broker: Broker | None) -> "BlockingStreams":
+        """The reader on a node; this one for None.
+
+        Raises:
+            OutOfReach: the node cannot be reached from here: it is down, or advertises a name that only it knows.
+        """
+        if broker is None:
+            return self
+        if broker in self._nodes:
+            return self._nodes[broker]
+        message = f"The node {broker.host}:{broker.port} cannot be reached from here."
+        if time.monotonic() < self._out_of_reach.get(broker, 0.0):
+            raise OutOfReach(message)
+        try:
+            node = BlockingStreams(
+                replace(self._address, stream_host=broker.host, stream_port=broker.port),
+                timeout_s=self._timeout_s,
+                tls=self._tls_given,
+                mechanism=self._login.mechanism,
+                heartbeat_s=self._login.heartbeat_s,
+                cluster_name=self._login.cluster_name,
+                connect_s=min(NODE_CONNECT_S, self._timeout_s),
+            )
+        except (BrokerUnavailable, ReadTimeout) as error:
+            self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
+            raise OutOfReach(message) from error
+        with self._lock:
+            if self._is_closed or broker in self._nodes:
+                # Another thread was faster; what it made is used by others already.
+                surplus, node = node, self._nodes.get(broker, node)
+            else:
+                self._nodes[broker] = surplus = node
+        if surplus is not node or self._is_closed:
+            surplus.close()
+        return node
 
     def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
@@ -184,10 +235,49 @@ class BlockingStreams:
     # --- single questions ---------------------------------------------------------------------------------
 
     def read(self, stream: str, offset: int) -> Message:
-        return self._ask_about(stream, lambda operations: operations.read(stream, offset))
+        message = self._ask_about(stream, lambda operations: operations.find(stream, offset))
+        return message if message is not None else self._read_at_leader(stream, offset)
+
+    def _read_at_leader(self, stream: str, offset: int) -> Message:
+        """As `read`, where the connected node has nothing there: it may lag behind."""
+        bounds = self.bounds(stream)
+        if bounds.is_proven and is_inside(offset, bounds):
+            node = self._reach(self._leaders.get(stream))
+            message = node._ask(lambda operations: operations.find(stream, offset))
+            if message is not None:
+                return message
+            # Retention may have taken it since.
+            bounds = self.bounds(stream)
+        raise proven_not_there(stream, offset, bounds)
 
     def bounds(self, stream: str) -> StreamBounds:
-        return self._ask_about(stream, lambda operations: operations.bounds(stream))
+        steps = ends_of(self._leaders.get(stream), time.monotonic, self._timeout_s)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    if isinstance(step, Pause):
+                        time.sleep(step.seconds)
+                        step = next(steps)
+                        continue
+                    bounds = self._bounds_at(step.node, stream, any_node=step.any_node)
+                except RelatumError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(bounds)
+        except StopIteration as done:
+            if len(self._leaders) >= LEADERS_MAX:
+                self._leaders.clear()
+            self._leaders[stream] = done.value.node
+            return done.value.bounds  # type: ignore[no-any-return]
+
+    def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
+        def ask(operations: StreamOperations) -> Steps[StreamBounds]:
+            return operations.bounds(stream, any_node=any_node)
+
+        if any_node:
+            return self._ask_about(stream, ask)
+        return self._reach(broker)._ask(ask)
 
     def partitions(self, super_stream: str) -> list[str]:
         return self._ask(lambda operations: operations.partitions(super_stream))
@@ -203,6 +293,7 @@ class BlockingStreams:
             connection = stack.enter_context(self._connection())
             many = ManyReader(connection.operations, Window(ids, window), self._densities)
             steps = many.run()
+            begins: dict[str, int] = {}
             try:
                 step = next(steps)
                 while True:
@@ -214,7 +305,7 @@ class BlockingStreams:
                         many.use(connection.operations)
                         step = next(steps)
                     else:
-                        yield step if isinstance(step, Message) else self._settled(step)
+                        yield step if isinstance(step, Message) else self._settled(step, begins)
                         step = next(steps)
             except StopIteration:
                 return
@@ -222,14 +313,26 @@ class BlockingStreams:
                 steps.close()
                 connection.put_by(self._timeout_s)
 
-    def _settled(self, result: Result | StreamNotHere) -> Result:
-        """What a batched read's result that is no message amounts to: another node's answer, another name."""
+    def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
+        """What a batched read's result that is no message amounts to: the leader's answer, another name.
+
+        Args:
+            result: The result.
+            begins: First offsets of streams, learned on the way: they only grow, so what is below one has expired.
+        """
         if isinstance(result, StreamNotFound):
             return self._named(result)
         if not isinstance(result, StreamNotHere):
             return result
+        stream, offset = result.stream, result.offset
+        if offset < begins.get(stream, 0):
+            return not_there(stream, offset, StreamBounds(begins[stream], None, is_proven=True))
         try:
-            return self.read(result.stream, result.offset)
+            return self.read(stream, offset)
+        except OffsetExpired as error:
+            if error.is_proven:
+                begins[stream] = error.first
+            return error
         except (NotFound, AccessRefused) as error:
             return error
 
@@ -245,6 +348,21 @@ class BlockingStreams:
 
     def chunks(self, stream: str, scan: Scan, idle_s: float) -> Generator[Chunk | None, None, None]:
         """The chunks of a scan as they come, None when none came for `idle_s`."""
+        node = self
+        while True:
+            try:
+                yield from node._chunks_here(stream, scan, idle_s)
+            except (LedElsewhere, NotSettled):
+                # Said before the first chunk. Where it is read is where its end is known.
+                bounds = self.bounds(stream)
+            else:
+                return
+            if bounds.first is None:
+                return
+            node = self._reach(self._leaders.get(stream)) if bounds.is_proven else self
+            scan = replace(scan, any_node=not bounds.is_proven)
+
+    def _chunks_here(self, stream: str, scan: Scan, idle_s: float) -> Generator[Chunk | None, None, None]:
         with self._connection() as connection:
             steps = connection.operations.chunks(stream, scan)
             try:
@@ -270,7 +388,7 @@ class BlockingStreams:
                 steps.close()
                 connection.put_by(self._timeout_s)
         # Refused before the first chunk: begin anew where the stream is.
-        yield from node.chunks(stream, scan, idle_s)
+        yield from node._chunks_here(stream, scan, idle_s)
 
     def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]:
         """See `StreamReader.batches`."""
