@@ -212,7 +212,7 @@ class _Search:
 
 def is_proven(reader: StreamReader, bounds: StreamBounds) -> bool:
     """Whether a stream's ends are its leader's word: AMQP 0.9.1 cannot ask for that."""
-    return bool(getattr(bounds, "is_proven", reader.transport == "stream"))
+    return bounds.is_proven
 
 
 def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:

@@ -6,7 +6,8 @@ leads, that is all; else the leader is asked itself, over a connection of its ow
 
 The leader, too, may have nothing to show at once. A subscription begins at a chunk that is written, and is given it
 when a majority has it: under publishing, the last chunk often is on its way. And a leader that has just started gives
-nothing until a replica has confirmed what it has. So "no chunk" is no answer, and is asked again; a stream is empty only
+nothing until a replica has confirmed what it has. So "no chunk" is no answer, and is asked again. A stream is empty
+only
 
 - where the stream has no other replica: its chunks need nobody's confirmation;
 - where StreamStats says so, from RabbitMQ 3.11 on: it counts what is written, committed or not;
