@@ -15,6 +15,7 @@ from relatum.command._options import BrokerOption, DatabaseOption, StreamUrlOpti
 from relatum.errors import ConfigurationError
 from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
+from relatum.recording._recorder import DATABASE_CONNECTIONS_MAX
 
 
 class LogLevel(StrEnum):
@@ -48,6 +49,9 @@ def record(
         str | None,
         typer.Option(help="This recorder's name in `relatum status`; host and process by default.", show_default=False),
     ] = None,
+    database_connections: Annotated[
+        int, typer.Option(help="Connections to PostgreSQL at most, whatever the number of streams.", min=1)
+    ] = DATABASE_CONNECTIONS_MAX,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines look.")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option(help="From which level on to log.")] = LogLevel.INFO,
     broker: BrokerOption = None,
@@ -61,7 +65,14 @@ def record(
     """
     set_up_logging(log_format, log_level)
     address = BrokerAddress.parse(require_broker(broker), stream_url)
-    recorder = Recorder(address, require_database(database), streams, keys=keys or (), holder=holder)
+    recorder = Recorder(
+        address,
+        require_database(database),
+        streams,
+        keys=keys or (),
+        holder=holder,
+        database_connections_max=database_connections,
+    )
     if metrics_port:
         _serve_metrics(recorder, metrics_host, metrics_port)
     with stop_signals() as stop:

@@ -141,7 +141,7 @@ def plan_backfill(
     check_same(reader, name, rows, bounds)
     if to_end and keys is None and bounds.last is not None and tail.to_offset <= bounds.last:
         _leave_to_back_fill(engine, stream, definitions, bounds.last)
-        with translated_errors(), engine.connect() as connection:
+        with translated_errors(), engine.begin() as connection:
             tail = tail_of(connection, stream.stream_id) or tail
             rows = coverage_of(connection, [stream.stream_id])
     if keys is None and indexes_time(stream, reader):

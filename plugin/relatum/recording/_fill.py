@@ -136,7 +136,7 @@ class Filler:
                 return
 
     def _left_of(self, segment: Segment) -> list[Segment]:
-        with translated_errors(), self._engine.connect() as connection:
+        with translated_errors(), self._engine.begin() as connection:
             rows = coverage_of(connection, [self._stream.stream_id])
         check_same(self._reader, self._stream.name, rows, self._reader.bounds(self._stream.name))
         return unrecorded(rows, (segment.from_offset, segment.to_offset), segment.key_ids)

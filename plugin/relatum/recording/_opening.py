@@ -65,7 +65,7 @@ def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Ope
         CoverageConflict: another recorder works on it; try again.
     """
     bounds = reader.bounds(stream.name)
-    with translated_errors(), engine.connect() as connection:
+    with translated_errors(), engine.begin() as connection:
         tail = tail_of(connection, stream.stream_id)
         # Of all ranges: a stream that was only back-filled has nothing in its tail to be known by.
         position = last_position(coverage_of(connection, [stream.stream_id]))
@@ -125,7 +125,7 @@ def _last_agreement(
     """The last checkpoint that the stream still agrees with; found by halving, since agreement is a prefix."""
     if bounds.first is None or bounds.last is None:
         return None
-    with translated_errors(), engine.connect() as connection:
+    with translated_errors(), engine.begin() as connection:
         rows = connection.execute(
             sa.select(checkpoints.c.last_offset, checkpoints.c.fingerprint, checkpoints.c.chunk_ms)
             .where(checkpoints.c.stream_id == stream.stream_id)

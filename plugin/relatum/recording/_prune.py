@@ -65,7 +65,7 @@ def prune(
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
     report = PruneReport()
     with as_engine(database) as engine, StreamReader.open(address) as reader:
-        with translated_errors(), engine.connect() as connection:
+        with translated_errors(), engine.begin() as connection:
             known = streams_named(connection, address.vhost, names)
         floors: dict[int, int] = {}
         for stream in known:

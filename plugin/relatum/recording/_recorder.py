@@ -9,107 +9,43 @@ from typing import Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
-from relatum._failures import ended
-from relatum._holders import new_holder
+from relatum._failures import QUESTION_S, backoff, ended
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, NotFound, RelatumError, Transient
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DatabaseUnavailable,
+    NotFound,
+    RelatumError,
+    StreamNotFound,
+    Transient,
+)
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording._metrics import RecorderMetrics
-from relatum.recording._tail import TailRecorder
-from relatum.recording._writer import RecordedListener
+from relatum.recording._group import STOP_S, RecorderGroup
+from relatum.recording._lease import LEASE_S
+from relatum.recording._outages import Outages
 from relatum.store import add_keys, key_definitions, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
-PARTITIONS_S: Final = 10.0
-"""How often a super stream is asked for new partitions, and a route that is published to for new streams."""
+PARTITIONS_S: Final = 30.0
+"""How often a super stream is asked for new partitions."""
 
-STOP_S: Final = 30.0
-"""How long a stop waits for the batches under way."""
+ROUTES_S: Final = 10.0
+"""How often a route that is published to is asked for new streams."""
 
 DRAIN_S: Final = 2.0
 """How long a recorder beside a publisher goes on for what was published last. What it leaves, the next one records."""
 
-DRAIN_LOOK_S: Final = 0.002
-"""How often it looks; a batch is recorded in about that time."""
+DATABASE_CONNECTIONS_MAX: Final = 8
+"""Connections to PostgreSQL of a recorder, unless it is told otherwise: a dozen recorders fit into its default of 100.
+"""
 
+EMBEDDED_CONNECTIONS_MAX: Final = 2
+"""Connections to PostgreSQL of the recorder beside a publisher, of which there may be hundreds."""
 
-class RecorderGroup:
-    """Recorders of single streams, each in a thread of its own, that start and stop together.
-
-    Args:
-        address: The broker.
-        engine: The database.
-        on_recorded: Called after each commit that holds receipts.
-        holder: Who takes the leases; by default a name made of host and process.
-    """
-
-    def __init__(
-        self,
-        address: BrokerAddress,
-        engine: sa.Engine,
-        *,
-        on_recorded: RecordedListener | None = None,
-        holder: str | None = None,
-    ) -> None:
-        self.metrics = RecorderMetrics()
-        self._address = address
-        self._engine = engine
-        self._on_recorded = on_recorded
-        self._holder = holder or new_holder()
-        self._stop = threading.Event()
-        self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
-
-    def add(self, stream: str, super_stream: str | None = None) -> None:
-        """Record a stream from now on; nothing happens where it is recorded already."""
-        if stream in self._running:
-            return
-        recorder = TailRecorder(
-            self._address,
-            self._engine,
-            stream,
-            holder=self._holder,
-            metrics=self.metrics,
-            super_stream=super_stream,
-            on_recorded=self._on_recorded,
-        )
-        thread = threading.Thread(target=recorder.run, args=[self._stop], name=f"relatum-{stream}", daemon=True)
-        self._running[stream] = recorder, thread
-        thread.start()
-
-    def drain(self, until: float) -> None:
-        """Wait until what is in the streams now is recorded, as far as these recorders are about to record it.
-
-        Args:
-            until: When to give up, by the monotonic clock.
-        """
-        recorders = {stream: recorder for stream, (recorder, _) in self._running.items()}
-        try:
-            with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
-                ends = {stream: _end_of(reader, stream) for stream in recorders}
-        except RelatumError as error:
-            logger.info("not drained: %s", ended(error))
-            return
-        while time.monotonic() < until and any(
-            end >= 0 and recorders[stream].lacks(end) for stream, end in ends.items()
-        ):
-            time.sleep(DRAIN_LOOK_S)
-
-    def stop(self) -> None:
-        """Finish the batches under way and end all threads."""
-        self._stop.set()
-        for _, thread in self._running.values():
-            thread.join(STOP_S)
-
-
-def _end_of(reader: StreamReader, stream: str) -> int:
-    """The offset of a stream's last message; -1 where there is none."""
-    try:
-        last = reader.bounds(stream).last
-    except NotFound:
-        return -1
-    return -1 if last is None else last
+_NAMES: Final = "names of streams"
 
 
 class Recorder:
@@ -117,12 +53,15 @@ class Recorder:
 
     Args:
         broker: The broker's URL or address.
-        database: PostgreSQL's URL, or an engine.
+        database: PostgreSQL's URL, or an engine, whose pool then says how many connections there are.
         streams: Names of streams and super streams; each partition of a super stream is recorded, new ones too. A
             stream that does not exist yet is waited for.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         keys: Keys to define before recording, where they are not defined yet.
         holder: Who takes the leases; by default a name made of host and process.
+        database_connections_max: Connections to PostgreSQL at most, whatever the number of streams; at least 1. Who
+            needs one while all are busy waits.
+        lease_s: Seconds a lease holds without renewal: a recorder that dies is replaced after one to two of them.
     """
 
     def __init__(
@@ -134,20 +73,31 @@ class Recorder:
         stream_url: str | None = None,
         keys: Iterable[str | KeyDefinition] = (),
         holder: str | None = None,
+        database_connections_max: int = DATABASE_CONNECTIONS_MAX,
+        lease_s: float = LEASE_S,
     ) -> None:
+        if database_connections_max < 1:
+            raise ConfigurationError(f"a recorder needs a connection to its database, not {database_connections_max}")
         self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
         self._owns_engine = not isinstance(database, sa.Engine)
-        # Three connections a stream at most: one to commit, one to open, one to keep the lease.
-        pool_size = 2 * len(streams) + 4
-        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=pool_size)
+        self._engine = _engine(database, database_connections_max)
         self._names = list(streams)
         self._keys = as_definitions(keys)
-        self._group = RecorderGroup(self._address, self._engine, holder=holder)
+        self._group = RecorderGroup(
+            self._address,
+            self._engine,
+            holder=holder,
+            committers_max=_committers(database_connections_max),
+            lease_s=lease_s,
+        )
+        self._plain: set[str] = set()
+        """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
+        self._super: set[str] = set()
 
     @property
     def metrics(self) -> CollectorRegistry:
         """What Prometheus scrapes."""
-        return self._group.metrics.registry
+        return self._group.registry
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set, then finish the batches under way.
@@ -160,49 +110,81 @@ class Recorder:
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
         try:
-            define_keys(self._engine, self._keys, stop)
+            define_keys(self._engine, self._keys, stop, self._group.outages)
+            pauses = backoff(QUESTION_S)
             while not stop.is_set():
-                self._find_streams()
-                stop.wait(PARTITIONS_S if self._found_all() else 1.0)
+                if not self._find_streams():
+                    stop.wait(next(pauses))
+                else:
+                    stop.wait(PARTITIONS_S if self._super else None)
         finally:
             self._group.stop()
             if self._owns_engine:
                 self._engine.dispose()
 
-    _resolved: frozenset[str] = frozenset()
-
-    def _found_all(self) -> bool:
-        return self._resolved.issuperset(self._names)
-
-    def _find_streams(self) -> None:
-        """Start a recorder for each stream and each partition; names nobody knows are taken for streams to come."""
+    def _find_streams(self) -> bool:
+        """Start a recorder for each stream and each partition; False where a name is not known for what it is yet."""
         try:
-            with StreamReader.open(self._address) as reader:
-                for name in self._names:
-                    partitions = reader.partitions(name)
-                    for partition in partitions:
-                        self._group.add(partition, super_stream=name)
-                    if not partitions and name not in self._resolved:
-                        self._group.add(name)
-                    self._resolved |= {name}
+            reader = self._group.reader.get()
+            for name in self._names:
+                if name not in self._plain:
+                    self._find(reader, name)
         except (ConfigurationError, AccessRefused):
             raise
         except RelatumError as error:
-            logger.warning("streams not looked up: %s", ended(error))
+            self._group.outages.failed(_NAMES, error)
+            return False
+        self._group.outages.over(_NAMES)
+        return self._plain.union(self._super).issuperset(self._names)
+
+    def _find(self, reader: StreamReader, name: str) -> None:
+        """Record what a name stands for; names nobody knows are taken for streams to come."""
+        partitions = reader.partitions(name)
+        for partition in partitions:
+            self._group.add(partition, super_stream=name)
+        if partitions:
+            self._super.add(name)
+        elif name not in self._super:
+            self._group.add(name)
+            # Over AMQP 0.9.1 nobody can say what is a super stream.
+            if reader.transport == "stream" and _exists(reader, name):
+                self._plain.add(name)
 
 
-def define_keys(engine: sa.Engine, keys: Sequence[KeyDefinition], stop: threading.Event) -> None:
+def _exists(reader: StreamReader, stream: str) -> bool:
+    try:
+        reader.bounds(stream)
+    except StreamNotFound:
+        return False
+    return True
+
+
+def _engine(database: str | sa.Engine, connections_max: int) -> sa.Engine:
+    """The engine itself, or one for a URL that opens so many connections and no more."""
+    if isinstance(database, sa.Engine):
+        return database
+    return make_engine(database, pool_size=connections_max, connections_max=connections_max)
+
+
+def _committers(connections_max: int) -> int:
+    """How many threads commit: two connections are left to renew leases and open streams, if there are so many."""
+    return max(1, connections_max - 2)
+
+
+def define_keys(engine: sa.Engine, keys: Sequence[KeyDefinition], stop: threading.Event, outages: Outages) -> None:
     """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""
+    pauses = backoff()
     while not stop.is_set():
         try:
             if keys:
                 add_keys(engine, keys)
-            with translated_errors(), engine.connect() as connection:
+            with translated_errors(), engine.begin() as connection:
                 key_definitions(connection)
         except DatabaseUnavailable as error:
-            logger.warning("database not ready: %s", ended(error))
-            stop.wait(1.0)
+            outages.failed(_NAMES, error)
+            stop.wait(next(pauses))
         else:
+            outages.over(_NAMES)
             return
 
 
@@ -222,9 +204,11 @@ class EmbeddedRecorder:
     ) -> None:
         self._address = address
         self._owns_engine = not isinstance(database, sa.Engine)
-        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=8)
+        self._engine = _engine(database, EMBEDDED_CONNECTIONS_MAX)
         self._definitions = definitions
-        self._group = RecorderGroup(address, self._engine, on_recorded=self._tell)
+        self._group = RecorderGroup(
+            address, self._engine, on_recorded=self._tell, committers_max=_committers(EMBEDDED_CONNECTIONS_MAX)
+        )
         self._changed = threading.Condition()
         self._watched: set[tuple[str, str]] = set()
         self._wanted: list[tuple[str, str]] = []
@@ -303,7 +287,7 @@ class EmbeddedRecorder:
         forgotten_at = time.monotonic()
         while not self._stop.is_set():
             with self._changed:
-                if time.monotonic() - forgotten_at >= PARTITIONS_S:
+                if time.monotonic() - forgotten_at >= ROUTES_S:
                     # Streams are declared and bound while publishers run: what is still published to is asked again.
                     self._watched.clear()
                     forgotten_at = time.monotonic()

@@ -91,7 +91,7 @@ def status(
     """
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
-        with translated_errors(), engine.connect() as connection:
+        with translated_errors(), engine.begin() as connection:
             known = streams_named(connection, address.vhost, names)
             facts = _Facts(connection, known)
         return [_status_of(stream, facts, reader) for stream in known]

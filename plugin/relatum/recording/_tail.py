@@ -1,189 +1,208 @@
-"""Recording one stream, for ever: take the lease, open, catch up, tail, and begin again after whatever happens."""
+"""Recording one stream, for ever: wait for the lease, open, catch up, tail, and begin again after whatever happens."""
 
 import logging
+import random
 import threading
 import time
-from typing import Final, Literal
+from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._failures import backoff, ended
+from relatum._failures import QUESTION_S, backoff
 from relatum.errors import RelatumError, StreamNotFound
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader
-from relatum.recording._lease import RENEW_S, give_back, take
+from relatum.reading import StreamBounds, StreamReader
+from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import note, open_tail
-from relatum.recording._writer import RecordedListener, Writer
-from relatum.store import StreamRow, ensure_stream, streams, translated_errors
+from relatum.recording._outages import Outages
+from relatum.recording._readers import SharedReader
+from relatum.recording._writer import Committers, RecordedListener, Writer
+from relatum.store import StreamRow, streams, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
 IDLE_S: Final = 0.25
-"""How often a reader with nothing to read looks whether it should stop."""
+"""How often a reader with nothing to read looks whether it should stop, in a process of few streams."""
 
-LOOK_S: Final = 5.0
+IDLE_S_MAX: Final = 2.0
+"""How often it looks in a process of many: 250 looks a second altogether cost little."""
+
+LOOK_S: Final = 30.0
 """How often the stream is asked where it begins and ends: for the metrics, and to prune what retention dropped."""
+
+SETTLED_S: Final = 5.0
+"""Seconds a session lasts, at least, or it records something, before the pauses after failures begin anew."""
+
+
+class Shared:
+    """What all recorders of a process have in common.
+
+    Attributes:
+        engine: The database.
+        reader: The broker.
+        keeper: The leases.
+        committers: Who commits.
+        outages: What is away.
+        metrics: Where to count.
+        on_recorded: Called after each commit that holds receipts.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        reader: SharedReader,
+        keeper: Housekeeping,
+        committers: Committers,
+        outages: Outages,
+        metrics: RecorderMetrics,
+        on_recorded: RecordedListener | None,
+    ) -> None:
+        self.engine = engine
+        self.reader = reader
+        self.keeper = keeper
+        self.committers = committers
+        self.outages = outages
+        self.metrics = metrics
+        self.on_recorded = on_recorded
+        self.streams = 0
 
 
 class TailRecorder:
     """Records one stream until it is told to stop.
 
     Args:
-        address: The broker.
-        engine: The database.
+        shared: What it has in common with the others.
         stream: The stream's name.
-        holder: Who takes the lease.
-        metrics: Where to count.
         super_stream: The super stream it is a partition of.
-        on_recorded: Called after each commit that holds receipts.
     """
 
-    def __init__(
-        self,
-        address: BrokerAddress,
-        engine: sa.Engine,
-        stream: str,
-        *,
-        holder: str,
-        metrics: RecorderMetrics,
-        super_stream: str | None = None,
-        on_recorded: RecordedListener | None = None,
-    ) -> None:
-        self._address = address
-        self._engine = engine
+    def __init__(self, shared: Shared, stream: str, super_stream: str | None = None) -> None:
+        self._shared = shared
         self._stream = stream
-        self._super_stream = super_stream
-        self._holder = holder
-        self._metrics = metrics
-        self._on_recorded = on_recorded
+        self._place = shared.keeper.add(stream, super_stream)
         self._was_missing = False
-        self._writer: Writer | None = None
         self._is_hopeful = True
-        self._observer: StreamReader
-        self._transport: Literal["auto", "stream"] = "auto"
+        self._has_settled = False
 
     def lacks(self, offset: int) -> bool:
         """Whether the offset is not recorded yet, and this recorder is about to do it.
 
         False also where it cannot: another process records the stream, or the last attempt failed.
         """
-        writer = self._writer
-        return self._is_hopeful if writer is None else writer.recorded_to < offset
+        writer = self._place.writer
+        if writer is None:
+            return self._is_hopeful and not self._place.is_refused
+        return writer.recorded_to < offset
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
-        pauses = backoff()
+        pauses = backoff(QUESTION_S)
         while not stop.is_set():
+            row = self._shared.keeper.take(self._place)
+            if row is None:
+                return
+            self._has_settled = False
             try:
-                if self._session(stop):
-                    pauses = backoff()
-                    continue
+                self._record(row, stop)
+            except StreamNotFound:
+                self._note_missing(row)
             except RelatumError as error:
-                logger.warning("session ended: %s", ended(error), extra={"stream": self._stream})
+                self._shared.outages.failed(self._stream, error)
             except Exception:
                 logger.exception("session ended by a defect", extra={"stream": self._stream})
+            else:
+                pauses = backoff(QUESTION_S)
+                continue
             self._is_hopeful = False
-            self._metrics.reconnects.labels(self._stream).inc()
-            stop.wait(next(pauses))
-
-    def _session(self, stop: threading.Event) -> bool:
-        """One lease, from taking it to giving it back. True where it ended in order."""
-        with translated_errors(), self._engine.begin() as connection:
-            row = ensure_stream(connection, self._address.vhost, self._stream, self._super_stream)
-        self._is_hopeful = take(self._engine, row.stream_id, self._holder)
-        if not self._is_hopeful:
-            stop.wait(RENEW_S)
-            return True
-        try:
-            return self._record(row, stop)
-        except StreamNotFound:
-            self._is_hopeful = False
-            self._note_missing(row)
-            stop.wait(RENEW_S)
-            return True
-        finally:
-            self._give_back(row)
-
-    def _give_back(self, row: StreamRow) -> None:
-        try:
-            give_back(self._engine, row.stream_id, self._holder)
-        except RelatumError as error:
-            # The lease runs out by itself; what ended the session matters more.
-            logger.info("lease not given back: %s", ended(error), extra={"stream": self._stream})
+            self._shared.keeper.release(self._place)
+            self._shared.metrics.reconnects.labels(self._stream).inc()
+            if self._has_settled:
+                pauses = backoff(QUESTION_S)
+            self._shared.outages.wait(next(pauses))
 
     def _note_missing(self, row: StreamRow) -> None:
         """Say once that the stream does not exist (yet, or any more); it may be declared at any moment."""
         if self._was_missing:
             return
-        self._was_missing = True
         logger.warning("no such stream", extra={"stream": self._stream})
-        with translated_errors(), self._engine.begin() as connection:
-            connection.execute(sa.update(streams).where(streams.c.stream_id == row.stream_id).values(state="missing"))
-            note(connection, row.stream_id, "missing")
+        try:
+            with translated_errors(), self._shared.engine.begin() as connection:
+                missing = sa.update(streams).where(streams.c.stream_id == row.stream_id).values(state="missing")
+                connection.execute(missing)
+                note(connection, row.stream_id, "missing")
+        except RelatumError as error:
+            self._shared.outages.failed(self._stream, error)
+        else:
+            self._was_missing = True
 
-    def _record(self, row: StreamRow, stop: threading.Event) -> bool:
-        with self._open_reader() as reader, self._open_reader() as self._observer:
-            # A broker that starts answers by AMQP first; going back and forth would record the same range two ways.
-            self._transport = reader.transport if reader.transport == "stream" else self._transport
-            opened = open_tail(self._engine, reader, row)
-            if opened.stream.stream_id != row.stream_id:
-                return True  # A new generation: begin again with a lease of its own.
-            self._was_missing = False
-            start = opened.tail.to_offset
-            logger.info("recording", extra={"stream": self._stream, "from": start})
-            writer = Writer(self._engine, opened, self._holder, self._metrics, self._on_recorded)
-            self._writer = writer
-            try:
-                self._follow(reader, writer, start, stop)
-            except BaseException:
-                self._abandon(writer)
-                raise
-            finally:
-                self._writer = None
-            writer.finish()
-        return True
-
-    def _open_reader(self) -> StreamReader:
-        return StreamReader.open(self._address, transport=self._transport)
+    def _record(self, row: StreamRow, stop: threading.Event) -> None:
+        shared = self._shared
+        reader = shared.reader.get()
+        opened = open_tail(shared.engine, reader, row)
+        if opened.stream.stream_id != row.stream_id:
+            shared.keeper.release(self._place)  # A new generation: begin again with a lease of its own.
+            return
+        self._was_missing = False
+        shared.outages.over(self._stream)
+        start = opened.tail.to_offset
+        logger.info("recording", extra={"stream": self._stream, "from": start})
+        writer = Writer(shared.engine, opened, shared.committers, shared.metrics, shared.on_recorded)
+        self._place.writer = writer
+        began_at = time.monotonic()
+        try:
+            self._follow(reader, writer, start, stop)
+        except BaseException:
+            self._abandon(writer)
+            raise
+        finally:
+            self._place.writer = None
+            self._has_settled = writer.recorded_to >= start or time.monotonic() - began_at >= SETTLED_S
+        writer.finish()
 
     def _abandon(self, writer: Writer) -> None:
         """Commit what was read before the error; the error itself is what is told."""
         try:
             writer.finish()
         except RelatumError as error:
-            logger.info("last batch not written: %s", ended(error), extra={"stream": self._stream})
+            logger.info("last batch not written: %s", error, extra={"stream": self._stream})
 
     def _follow(self, reader: StreamReader, writer: Writer, start: int, stop: threading.Event) -> None:
         """Read from the coverage's end until there is a reason to open anew."""
         expected = start
-        looked_at = time.monotonic()
-        for records in reader.batches(self._stream, start, follow=True, idle_s=IDLE_S):
+        look_at = _next_look()
+        idle_s = min(IDLE_S_MAX, IDLE_S + self._shared.streams / 250)
+        for records in reader.batches(self._stream, start, follow=True, idle_s=idle_s):
             writer.check()
-            if stop.is_set() or writer.must_reopen:
+            if stop.is_set() or writer.must_reopen or not self._shared.reader.is_current(reader):
                 return
-            if time.monotonic() - looked_at >= LOOK_S:
-                looked_at = time.monotonic()
-                self._look(writer, expected)
+            if time.monotonic() >= look_at:
+                look_at = _next_look()
+                self._look(reader, writer, expected)
             if records is None:
-                self._metrics.show_end(self._stream, expected - 1, writer.recorded_to)
+                self._shared.metrics.show_end(self._stream, expected - 1, writer.recorded_to)
                 continue
-            if records.first_offset > expected and self._is_hole(expected):
+            if records.first_offset > expected and self._is_hole(reader, expected):
                 return
             writer.put(records)
             expected = records.last_offset + 1
 
-    def _look(self, writer: Writer, expected: int) -> None:
-        """See where the stream begins and ends now: for the metrics, and for what the writer may prune."""
-        bounds = self._bounds()
-        self._metrics.show_end(self._stream, bounds.last or expected - 1, writer.recorded_to)
+    def _look(self, reader: StreamReader, writer: Writer, expected: int) -> None:
+        """See where the stream begins and ends now: for the metrics, and for what may be pruned."""
+        bounds = self._bounds(reader)
+        self._shared.metrics.show_end(self._stream, bounds.last or expected - 1, writer.recorded_to)
         if bounds.first is not None:
             writer.first_offset = bounds.first
 
-    def _is_hole(self, expected: int) -> bool:
+    def _is_hole(self, reader: StreamReader, expected: int) -> bool:
         """Whether offsets are missing because retention took them; streams have gaps in good health too."""
-        first = self._bounds().first
+        first = self._bounds(reader).first
         return first is not None and first > expected
 
-    def _bounds(self) -> StreamBounds:
-        """The stream's ends, asked on a connection of its own: the reader's is busy with what follows."""
-        return self._observer.bounds(self._stream)
+    def _bounds(self, reader: StreamReader) -> StreamBounds:
+        """The stream's ends, asked on another connection than the one that is busy with what follows."""
+        return reader.bounds(self._stream)
+
+
+def _next_look() -> float:
+    """When the stream is asked for its ends the next time; those of many streams are spread."""
+    return time.monotonic() + LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret

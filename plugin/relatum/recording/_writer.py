@@ -1,48 +1,85 @@
 """The half of a recorder that writes: while one batch is committed, the next one is filled.
 
-Two batches exist at most, the one being committed and the one being filled, so memory is bounded at any backlog. A
-batch is handed over as soon as the writer is free: a lone message is committed at once, and under load batches grow
-to what one transaction's time lets in.
+Two batches of a stream exist at most, the one being committed and the one being filled, so memory is bounded at any
+backlog. A batch is handed over as soon as a committer is free: a lone message is committed at once, and under load
+batches grow to what one transaction's time lets in.
 """
 
-import logging
+import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import StreamReplaced
+from relatum.errors import RelatumError
 from relatum.reading import RecordBatch
 from relatum.recording._batch import Batch
 from relatum.recording._commit import CHECKPOINT_OFFSETS, commit_batch
 from relatum.recording._extract import Extractor
-from relatum.recording._lease import RENEW_S, take
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import Opened
-from relatum.recording._prune import prune_expired, prune_receipts
-from relatum.store import CoverageRow, StreamRow, current_stream, key_definitions, translated_errors
-
-logger = logging.getLogger("relatum.recorder")
+from relatum.store import CoverageRow, StreamRow
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
 """Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for."""
-
-PRUNE_S: Final = 10.0
-"""Seconds between looks for rows to prune; while there are some, a batch a second is deleted."""
 
 _CHECKPOINT_S: Final = 30.0
 """Seconds between two checkpoints of a slow stream."""
 
 
+class Committers:
+    """The threads that commit the batches of all streams of a process: as many as may write at the same time.
+
+    Args:
+        threads_max: How many there may be. They are started when there is work for one more.
+    """
+
+    def __init__(self, threads_max: int) -> None:
+        self._threads_max = threads_max
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._work: queue.SimpleQueue[Writer | None] = queue.SimpleQueue()
+
+    def submit(self, writer: "Writer") -> None:
+        """Let the next free thread commit what a writer has."""
+        with self._lock:
+            if self._idle <= self._work.qsize() and len(self._threads) < self._threads_max:
+                name = f"relatum-committer-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._work.put(writer)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            writer = self._work.get()
+            with self._lock:
+                self._idle -= 1
+            if writer is None:
+                return
+            if writer.commit():
+                self._work.put(writer)
+
+    def stop(self, timeout_s: float) -> None:
+        """End the threads, when what was submitted is committed."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+
 class Writer:
-    """Commits what the reader hands it, in a thread of its own, and keeps the lease and the definitions fresh.
+    """Takes what the reader of one stream hands it, and has it committed.
 
     Args:
         engine: The database.
         opened: Where recording goes on.
-        holder: Who holds the lease.
+        committers: Who commits.
         metrics: Where to count.
         on_recorded: Called after each commit that holds receipts.
     """
@@ -51,32 +88,29 @@ class Writer:
         self,
         engine: sa.Engine,
         opened: Opened,
-        holder: str,
+        committers: Committers,
         metrics: RecorderMetrics,
         on_recorded: RecordedListener | None,
     ) -> None:
         self._engine = engine
         self._stream: StreamRow = opened.stream
         self._row: CoverageRow = opened.tail
-        self._definitions = opened.definitions
+        self._key_ids = [key.key_id for key in opened.definitions]
         self._high_us = opened.high_us
         self._extractor = Extractor(opened.definitions)
-        self._holder = holder
+        self._committers = committers
         self._metrics = metrics
         self._on_recorded = on_recorded
         self._changed = threading.Condition()
         self._filling = self._new_batch()
-        self._finishing = False
+        self._is_submitted = self._is_committing = False
         self._error: Exception | None = None
         self._checkpoint_offset = -1
         self._checkpoint_at = 0.0
-        self._renewed_at = self._pruned_at = time.monotonic()
-        self._pruned_to = 0
+        self.stream = opened.stream.name
         self.first_offset = opened.stream.first_offset or 0
         self.must_reopen = False
         self.recorded_to = opened.tail.to_offset - 1
-        self._thread = threading.Thread(target=self._run, name=f"relatum-writer-{self._stream.name}", daemon=True)
-        self._thread.start()
 
     def _new_batch(self) -> Batch:
         return Batch(self._stream.stream_id, self._extractor, with_time=self._row.with_time)
@@ -89,52 +123,64 @@ class Writer:
         """
         with self._changed:
             while self._filling.is_full and self._error is None:
-                self._changed.wait(1.0)
+                self._changed.wait()
             self._raise_error()
-            # Extraction happens under the lock: the writer only takes it for a moment, to swap batches.
+            # Extraction happens under the lock: a committer only takes it for a moment, to swap batches.
             self._filling.add(records)
-            self._changed.notify_all()
+            is_new, self._is_submitted = not self._is_submitted, True
+        if is_new:
+            self._committers.submit(self)
 
     def check(self) -> None:
-        """Raise what went wrong with a commit, if anything did."""
+        """Raise what went wrong with a commit, or what `end` was told."""
         with self._changed:
             self._raise_error()
 
     def finish(self) -> None:
-        """Commit what was put and end the thread. Errors of a commit are raised here too."""
+        """Wait until what was put is committed. Errors of a commit are raised here too."""
         with self._changed:
-            self._finishing = True
+            while self._is_committing or (self._is_submitted and self._error is None):
+                self._changed.wait()
+            self._raise_error()
+
+    def end(self, error: RelatumError) -> None:
+        """Commit nothing more; the reader meets the error at its next step."""
+        with self._changed:
+            self._error = self._error or error
             self._changed.notify_all()
-        self._thread.join()
-        self._raise_error()
+
+    def check_same(self, key_ids: Sequence[int], with_time: bool | None) -> None:
+        """Open anew where other keys are in force now, or times are recorded no more, or again."""
+        if list(key_ids) != self._key_ids or with_time != self._stream.record_time:
+            self.must_reopen = True
 
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _run(self) -> None:
-        try:
-            while (batch := self._next_batch()) is not None:
-                if batch.messages:
-                    self._commit(batch)
-                if time.monotonic() - self._renewed_at >= RENEW_S:
-                    self._housekeeping()
-        except Exception as error:  # noqa: BLE001 - handed to the reader, which raises it
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def _next_batch(self) -> Batch | None:
-        """The batch to commit now, an empty one when it is time for housekeeping, None at the end."""
+    def commit(self) -> bool:
+        """Commit what is there, in a committer's thread; True where more has come meanwhile."""
         with self._changed:
-            if not self._filling.messages and not self._finishing:
-                self._changed.wait(RENEW_S / 2)
             batch = self._filling
-            if batch.messages:
-                self._filling = self._new_batch()
+            if self._error is not None:
+                return False
+            self._filling = self._new_batch()
+            self._is_committing = True
+            self._changed.notify_all()
+        error: Exception | None = None
+        try:
+            self._commit(batch)
+        except Exception as raised:  # noqa: BLE001 - handed to the reader, which raises it
+            error = raised
+        with self._changed:
+            self._is_committing = False
+            self._error = self._error or error
+            if self._error is not None:
                 self._changed.notify_all()
-                return batch
-            return None if self._finishing else batch
+                return False
+            self._is_submitted = bool(self._filling.messages)
+            self._changed.notify_all()
+            return self._is_submitted
 
     def _commit(self, batch: Batch) -> None:
         started = time.perf_counter()
@@ -167,30 +213,3 @@ class Writer:
             with self._changed:
                 idle = not self._filling.messages
             self._metrics.lag_s.labels(stream).set(0.0 if idle else max(0.0, time.time() - batch.last_chunk_ms / 1000))
-
-    def _housekeeping(self) -> None:
-        """Renew the lease; see whether the keys, or what is recorded of this stream, changed."""
-        self._renewed_at = time.monotonic()
-        if not take(self._engine, self._stream.stream_id, self._holder):
-            raise StreamReplaced(
-                f"stream {self._stream.name!r} is recorded by another process now", stream=self._stream.name
-            )
-        with translated_errors(), self._engine.connect() as connection:
-            definitions = tuple(key_definitions(connection))
-            stream = current_stream(connection, self._stream.vhost, self._stream.name)
-        if [key.key_id for key in definitions] != [key.key_id for key in self._definitions]:
-            self.must_reopen = True
-        if stream is None or stream.record_time != self._stream.record_time:
-            self.must_reopen = True
-        if time.monotonic() - self._pruned_at >= PRUNE_S:
-            self._prune()
-
-    def _prune(self) -> None:
-        """Delete one batch of rows of dropped messages, so that recording never waits long for it."""
-        prune_receipts(self._engine)
-        if self.first_offset > self._pruned_to:
-            first = self.first_offset
-            if prune_expired(self._engine, self._stream, first) == 0:
-                self._pruned_to, self._pruned_at = first, time.monotonic()
-        else:
-            self._pruned_at = time.monotonic()

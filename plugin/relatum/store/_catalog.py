@@ -47,7 +47,7 @@ def key_definitions(connection: sa.Connection) -> list[KeyDefinition]:
 
 
 def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[KeyDefinition]:
-    """Define keys; recorders take them up within about a second, older messages need a back-fill.
+    """Define keys; recorders take them up within two seconds, older messages need a back-fill.
 
     Args:
         engine: The database.
@@ -145,7 +145,7 @@ def streams_named(connection: sa.Connection, vhost: str, names: Sequence[str] | 
 
 
 def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> None:
-    """Switch the recording of a stream's times on or off, from now on; recorders take it up within a second."""
+    """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds."""
     with translated_errors(), engine.begin() as connection:
         row = ensure_stream(connection, vhost, name)
         connection.execute(sa.update(streams).where(streams.c.stream_id == row.stream_id).values(record_time=on))

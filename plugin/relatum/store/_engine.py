@@ -38,17 +38,27 @@ _PASSING: Final = (
     psycopg.errors.TransactionTimeout,
 )
 
+_POOL_S: Final = 30.0
+"""Seconds to wait for a connection of a pool that opens more when all are busy."""
+
+_POOL_BOUNDED_S: Final = 600.0
+"""Seconds to wait for one of a pool that does not: work waits in turn there, and should not fail for it."""
+
 # libpq gives no SQLSTATE for what a server answers before there is a session: only the text tells.
 _NO_DATABASE: Final = re.compile(r'FATAL:\s+database ".*" does not exist')
 
 
-def make_engine(database: str | URL, *, pool_size: int = 5, is_bounded: bool = True) -> sa.Engine:
+def make_engine(
+    database: str | URL, *, pool_size: int = 5, is_bounded: bool = True, connections_max: int | None = None
+) -> sa.Engine:
     """An engine for a PostgreSQL URL, through psycopg 3.
 
     Args:
         database: `postgresql://user:password@host:port/name`; its query may hold any libpq option.
         pool_size: Connections kept; as many again may be opened under load.
         is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
+        connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
+            None for twice `pool_size`, and half a minute.
 
     Raises:
         ConfigurationError: the text is no PostgreSQL URL.
@@ -61,10 +71,14 @@ def make_engine(database: str | URL, *, pool_size: int = 5, is_bounded: bool = T
         raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {url.get_backend_name()!r}")
     url = url.set(drivername="postgresql+psycopg")
     options = {name: value for name, value in _LIBPQ_OPTIONS.items() if name not in url.query}
+    overflow = pool_size if is_bounded else -1
+    if connections_max is not None:
+        pool_size, overflow = min(pool_size, connections_max), max(0, connections_max - pool_size)
     return sa.create_engine(
         url,
         pool_size=pool_size,
-        max_overflow=pool_size if is_bounded else -1,
+        max_overflow=overflow,
+        pool_timeout=_POOL_S if connections_max is None else _POOL_BOUNDED_S,
         pool_use_lifo=True,
         connect_args=options,
         hide_parameters=True,

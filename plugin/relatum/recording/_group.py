@@ -1,0 +1,124 @@
+"""Recorders of single streams in one process: they start and stop together, and share what costs others something."""
+
+import logging
+import threading
+import time
+from typing import Final
+
+import sqlalchemy as sa
+from prometheus_client import CollectorRegistry
+
+from relatum._failures import ended
+from relatum._holders import new_holder
+from relatum.errors import NotFound, RelatumError
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._housekeeping import Housekeeping
+from relatum.recording._lease import LEASE_S
+from relatum.recording._metrics import RecorderMetrics
+from relatum.recording._outages import Outages
+from relatum.recording._readers import SharedReader
+from relatum.recording._tail import Shared, TailRecorder
+from relatum.recording._writer import Committers, RecordedListener
+
+logger = logging.getLogger("relatum.recorder")
+
+STOP_S: Final = 30.0
+"""How long a stop waits for the batches under way."""
+
+DRAIN_LOOK_S: Final = 0.002
+"""How often a drain looks; a batch is recorded in about that time."""
+
+
+class RecorderGroup:
+    """Recorders of single streams, each followed in a thread of its own.
+
+    However many there are: one thread renews all leases, `committers_max` threads commit, and one reader is shared,
+    with one connection to the broker for each stream that is followed.
+
+    Args:
+        address: The broker.
+        engine: The database.
+        on_recorded: Called after each commit that holds receipts.
+        holder: Who takes the leases; by default a name made of host and process.
+        committers_max: How many threads may commit at the same time.
+        lease_s: How long a lease holds without renewal.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        engine: sa.Engine,
+        *,
+        on_recorded: RecordedListener | None = None,
+        holder: str | None = None,
+        committers_max: int,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._address = address
+        self._metrics = RecorderMetrics()
+        self._stop = threading.Event()
+        self.outages = Outages(self._stop)
+        self.reader = SharedReader(address)
+        self._keeper = Housekeeping(engine, address.vhost, holder or new_holder(), lease_s, self.outages)
+        self._committers = Committers(committers_max)
+        shared = (self.reader, self._keeper, self._committers, self.outages, self._metrics, on_recorded)
+        self._shared = Shared(engine, *shared)
+        self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What Prometheus scrapes."""
+        return self._metrics.registry
+
+    def add(self, stream: str, super_stream: str | None = None) -> None:
+        """Record a stream from now on; nothing happens where it is recorded already."""
+        if stream in self._running:
+            return
+        if not self._running:
+            self._keeper.start()
+        recorder = TailRecorder(self._shared, stream, super_stream)
+        thread = threading.Thread(target=recorder.run, args=[self._stop], name=f"relatum-{stream}", daemon=True)
+        self._running[stream] = recorder, thread
+        self._shared.streams = len(self._running)
+        thread.start()
+
+    def drain(self, until: float) -> None:
+        """Wait until what is in the streams now is recorded, as far as these recorders are about to record it.
+
+        Args:
+            until: When to give up, by the monotonic clock.
+        """
+        recorders = {stream: recorder for stream, (recorder, _) in self._running.items()}
+        try:
+            # A reader of its own, which gives up in time.
+            with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
+                ends = {stream: _end_of(reader, stream) for stream in recorders}
+        except RelatumError as error:
+            logger.info("not drained: %s", ended(error))
+            return
+        while time.monotonic() < until and any(
+            end >= 0 and recorders[stream].lacks(end) for stream, end in ends.items()
+        ):
+            time.sleep(DRAIN_LOOK_S)
+
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Finish the batches under way, give the leases back and end all threads, in so many seconds at most."""
+        until = time.monotonic() + timeout_s
+        self._stop.set()
+        self._keeper.leave()
+        self.outages.wake()
+        for _, thread in self._running.values():
+            thread.join(max(0.0, until - time.monotonic()))
+        self._committers.stop(max(0.0, until - time.monotonic()))
+        if self._running:
+            self._keeper.stop()
+        self.reader.close()
+
+
+def _end_of(reader: StreamReader, stream: str) -> int:
+    """The offset of a stream's last message; -1 where there is none."""
+    try:
+        last = reader.bounds(stream).last
+    except NotFound:
+        return -1
+    return -1 if last is None else last

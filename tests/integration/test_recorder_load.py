@@ -1,0 +1,186 @@
+"""What recording costs the servers: connections, threads, transactions, questions."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import ConfigurationError
+from relatum.local import LocalServers
+from relatum.recording import Recorder
+from relatum.recording._recorder import DATABASE_CONNECTIONS_MAX
+from relatum.store import make_engine
+from relatum_migrations import upgrade
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recorded_to,
+    recording,
+    stream_available,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
+
+STREAMS = 60
+REST_S = 8.0
+
+
+@pytest.fixture
+def many_streams(amqp_url: str) -> Iterator[list[str]]:
+    """The names of many streams, each with one message."""
+    prefix = unique_name()
+    names = [f"{prefix}-{n}" for n in range(STREAMS)]
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        for name in names:
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+            channel.basic_publish("", name, b"m")
+    yield names
+    for name in names:
+        delete_stream(amqp_url, name)
+
+
+@contextmanager
+def running(recorder: Recorder) -> Iterator[None]:
+    """Run a recorder in a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=recorder.run, args=[stop])
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def rest(seconds: float) -> None:
+    """Let time pass in which nothing happens: that is what is measured."""
+    until = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= until, limit_s=4 * seconds, what="rest")
+
+
+@pytest.mark.parametrize("connections_max", [1, DATABASE_CONNECTIONS_MAX])
+def test_many_streams_need_few_connections(
+    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], connections_max: int
+) -> None:
+    """Whatever the number of streams, a recorder opens as many connections as it may and waits for a free one."""
+    role = unique_name("few").replace("-", "_")
+    with psycopg.connect(database_url, autocommit=True) as administrator:
+        administrator.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'p' CONNECTION LIMIT {connections_max}")
+        administrator.execute(f"GRANT relatum_recorder TO {role}")
+    parts = urlsplit(database_url)
+    url = parts._replace(netloc=f"{role}:p@{parts.netloc.rpartition('@')[2]}").geturl()
+    before = threading.active_count()
+    options = {} if connections_max == DATABASE_CONNECTIONS_MAX else {"database_connections_max": connections_max}
+    recorder = Recorder(amqp_url, url, many_streams, **options)  # type: ignore[arg-type]
+    try:
+        with running(recorder):
+            wait_until(
+                lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
+            )
+            # One that follows for each stream, and a few for all of them.
+            assert threading.active_count() - before <= STREAMS + DATABASE_CONNECTIONS_MAX + 6
+        reconnects = [
+            recorder.metrics.get_sample_value("relatum_reconnects_total", {"stream": name}) for name in many_streams
+        ]
+        assert not any(reconnects), "nobody failed for want of a connection"
+    finally:
+        with psycopg.connect(database_url, autocommit=True) as administrator:
+            administrator.execute(f"DROP ROLE {role}")
+
+
+def test_no_connection_at_all_is_a_clear_error() -> None:
+    """A recorder without a connection could do nothing."""
+    with pytest.raises(ConfigurationError, match="connection"):
+        Recorder("amqp://localhost", "postgresql://localhost/d", ["s"], database_connections_max=0)
+
+
+@pytest.mark.parametrize("is_standby", [False, True], ids=["holder", "standby"])
+def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
+    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], is_standby: bool
+) -> None:
+    """At most two transactions a second, and none that ends in a rollback: not that of a read either."""
+    with running(Recorder(amqp_url, database_url, many_streams, keys=["k"])):
+        wait_until(
+            lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
+        )
+        counted = make_engine(database_url)
+        ends: Counter[str] = Counter()
+        for kind in ("commit", "rollback"):
+            sa.event.listen(counted, kind, partial(count, ends, kind))
+        names = many_streams
+        if not is_standby:
+            # The other one has its streams to itself, so this one needs its own.
+            names = [f"{name}-b" for name in many_streams]
+            with broker_connection(amqp_url) as connection:
+                for name in names:
+                    connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
+        try:
+            with running(Recorder(amqp_url, counted, names)):
+                wait_until(lambda: all_known(engine, names), limit_s=60, what="all opened")
+                rest(2.0)
+                before = Counter(ends)
+                rest(REST_S)
+                assert 1 <= ends["commit"] - before["commit"] <= 2 * REST_S
+                assert ends["rollback"] == 0
+        finally:
+            counted.dispose()
+            for name in set(names) - set(many_streams):
+                delete_stream(amqp_url, name)
+
+
+def count(ends: Counter[str], kind: str, _connection: sa.Connection) -> None:
+    """Count how a transaction ended."""
+    ends[kind] += 1
+
+
+def all_known(engine: sa.Engine, names: list[str]) -> bool:
+    """Whether somebody records all these streams."""
+    query = sa.text("SELECT count(*) FROM relatum.streams WHERE name = ANY(:names) AND lease_holder IS NOT NULL")
+    with engine.begin() as connection:
+        return bool(connection.execute(query, {"names": names}).scalar_one() == len(names))
+
+
+def test_what_is_away_is_said_once_and_said_to_be_back(
+    private_servers: LocalServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line when the broker goes away and one when it is back, of many streams and through many tries."""
+    upgrade(private_servers.database_url)
+    engine = make_engine(private_servers.database_url)
+    names = [f"s{n}" for n in range(5)]
+    for name in names:
+        declare_stream(private_servers.broker_url, name)
+        publish_plain(private_servers.broker_url, name, [b"1"])
+    with caplog.at_level(logging.WARNING, "relatum.recorder"), recording(private_servers.broker_url, engine, *names):
+        for name in names:
+            wait_recorded(private_servers.broker_url, engine, name)
+        private_servers.rabbitmq.kill()
+        wait_until(lambda: said(caplog, "broker away:"), what="the outage in the log")
+        rest(3.0)
+        private_servers.rabbitmq.start()
+        for name in names:
+            wait_until(partial(stream_available, private_servers.broker_url, name), limit_s=60, what="the stream back")
+            publish_plain(private_servers.broker_url, name, [b"2"])
+            wait_recorded(private_servers.broker_url, engine, name)
+        wait_until(lambda: said(caplog, "broker away: back"), what="its end in the log")
+        lines = said(caplog, "broker away:")
+    engine.dispose()
+    assert len(lines) <= 4, lines  # A broker that boots may come and go once more.
+
+
+def said(caplog: pytest.LogCaptureFixture, beginning: str) -> list[str]:
+    """The recorder's lines that begin so."""
+    lines = [record.getMessage() for record in caplog.records if record.name == "relatum.recorder"]
+    return [line for line in lines if line.startswith(beginning)]
