@@ -16,7 +16,7 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends openjdk-21-jre-headless libpostgresql-jdbc-java procps \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /wheel /wheel
-RUN pip install --no-cache-dir "$(echo /wheel/*.whl)[spark,compression]" \
+RUN pip install --no-cache-dir "$(echo /wheel/*.whl)[spark]" \
  && rm -r /wheel \
  && ln -s "$(python -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent)')" /opt/spark \
  && useradd --system --create-home relatum

@@ -35,7 +35,7 @@ def status(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show for each stream: first and last offset, what is recorded, holes, lag, rows, size, and what happened.
+    """Show for each stream: first and last offset, what is recorded, holes, gaps, lag, rows, size, and what happened.
 
     With `--collector`, for each collector: its members, its streams with position and lag (where a broker is named),
     messages by state, and since when the oldest unfinished one waits. A name that is not known ends the command with
@@ -78,6 +78,8 @@ def _facts(stream: StreamStatus) -> list[tuple[str, str]]:
     facts += [(f"recorded: {key}", ranges_text(ranges)) for key, ranges in stream.covered.items()]
     if stream.holes:
         facts.append(("holes (lost to retention)", ranges_text(stream.holes)))
+    if stream.gaps:
+        facts.append(("gaps (in the stream, not recorded)", ranges_text(stream.gaps)))
     seconds = "" if stream.lag_s is None else f", {stream.lag_s:,.1f} s"
     facts += [
         ("lag", f"{stream.lag_offsets:,} offsets{seconds}"),

@@ -183,13 +183,14 @@ class _Backfill:
             edges += edges_of(plan.segments)
             if not plan.segments:
                 break
-            for segment in plan.segments:
-                self._fill(plan, segment)
+            # What cannot be unpacked here stays: it would be looked at for ever.
+            if not max([self._fill(plan, segment) for segment in plan.segments]):
+                break
         seconds = time.perf_counter() - started
         edges = edges or [0]
         return BackfillReport(self._name, self._messages, self._rows, min(edges), max(edges), seconds)
 
-    def _fill(self, plan: Plan, segment: Segment) -> None:
+    def _fill(self, plan: Plan, segment: Segment) -> bool:
         def tell(messages: int, rows: int, at_offset: int) -> None:
             self._messages += messages
             self._rows += rows
@@ -198,7 +199,7 @@ class _Backfill:
                 self._progress(BackfillProgress(self._name, at_offset, *part, self._messages, self._rows))
 
         filler = Filler(self._engine, self._reader, plan.stream, plan.definitions, on_commit=tell, stop=self._stop)
-        filler.complete(segment)
+        return filler.complete(segment)
 
 
 def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, definitions: Sequence[KeyDefinition], last: int) -> None:

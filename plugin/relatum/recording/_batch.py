@@ -1,10 +1,12 @@
 """What is read of a stream and not committed yet: finished lines for COPY, kept small and bounded."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Final
 
-from relatum.reading import Message, RecordBatch
+from relatum.reading import Message, RecordBatch, UnreadableRecord
 from relatum.recording._extract import Extracted, Extractor
 from relatum.recording._time_blocks import TimeBlock, time_blocks
 from relatum.store import Position, copy_text, needs_escape
@@ -90,6 +92,24 @@ class Batch:
         """What lies at the last offset, to know the stream again."""
         assert self._last is not None, "a batch that is committed holds messages"
         return position_of(self._last)
+
+
+def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
+    """A batch in parts: those that can be recorded, and those that another installation may read, with the reason.
+
+    What is broken can be recorded: it counts as a message without keys, for no one will ever read more of it.
+    """
+    if batch.messages is not None or UnreadableRecord not in set(map(type, batch.records)):
+        yield batch, None
+        return
+    for reason, run in groupby(zip(batch.offsets, batch.records, strict=True), key=_why_not):
+        offsets, records = zip(*run, strict=True)
+        yield replace(batch, first_offset=offsets[0], offsets=offsets, records=records), reason
+
+
+def _why_not(record: tuple[int, bytes]) -> str | None:
+    raw = record[1]
+    return raw.reason if isinstance(raw, UnreadableRecord) and not raw.is_broken else None
 
 
 def last_message(batch: RecordBatch) -> Message:

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from relatum.errors import ConfigurationError, CoverageConflict, ReadTimeout, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
-from relatum.recording._batch import Batch
+from relatum.recording._again import replace_rows
+from relatum.recording._batch import Batch, readable
 from relatum.recording._commit import write_rows
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import is_same, note
@@ -110,9 +111,18 @@ class Filler:
         self._on_commit = on_commit
         self._stop = stop or threading.Event()
         self._pace = pace or Pace(None, self._stop)
+        self._has_covered = False
 
-    def complete(self, segment: Segment) -> None:
+    @property
+    def key_ids(self) -> frozenset[int]:
+        """The keys in force."""
+        return frozenset(key.key_id for key in self._definitions)
+
+    def complete(self, segment: Segment) -> bool:
         """Fill a segment, or what others have left of it.
+
+        Returns:
+            Whether something was covered; not so where it holds only batches that cannot be unpacked here.
 
         Raises:
             CoverageConflict: the stream is another one now, or others keep moving the coverage.
@@ -124,16 +134,64 @@ class Filler:
                 f"times of {self._stream.name!r} are to be recorded, which takes the stream protocol, "
                 "and its port does not answer here"
             )
-        for attempt in range(CONFLICTS_MAX + 1):
+        conflicts, least = 0, segment.to_offset - segment.from_offset
+        self._has_covered = False
+        while True:
             left = self._left_of(segment)
+            size = sum(part.to_offset - part.from_offset for part in left)
+            if size < least:
+                # Somebody else covers it as well: it comes to an end.
+                conflicts, least = 0, size
             try:
                 for part in left:
                     self._fill(part)
             except CoverageConflict:
-                if attempt == CONFLICTS_MAX:
+                conflicts += 1
+                if conflicts > CONFLICTS_MAX:
                     raise
             else:
-                return
+                return self._has_covered
+
+    def read_again(self, row: CoverageRow) -> bool:
+        """Read by the stream protocol what AMQP 0.9.1 recorded, and replace it; False where that is not to be had.
+
+        Raises:
+            CoverageConflict: the stream is another one now, or somebody else changed the range.
+            StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
+        """
+        if self._reader.transport != "stream":
+            return False
+        with translated_errors(), self._engine.begin() as connection:
+            rows = coverage_of(connection, [self._stream.stream_id])
+        bounds = self._reader.bounds(self._stream.name)
+        check_same(self._reader, self._stream.name, rows, bounds)
+        key_ids = frozenset(row.key_ids) & self.key_ids
+        is_timed = any(each.with_time and _meet(each, row) for each in rows)
+        wanted = key_ids | ({TIME} if self._stream.record_time and not is_timed else set())
+        part = Segment(max(row.from_offset, bounds.first or 0), row.to_offset, wanted)
+        work = _Work(row.stream_id, part, Extractor([key for key in self._definitions if key.key_id in key_ids]))
+        left: CoverageRow | None = row
+        for records in self._records(part):
+            if any(reason is not None for _, reason in readable(records)):
+                break
+            work.add(records)
+            if work.batch.is_full and left is not None and work.expected < part.to_offset:
+                left = self._replace(work, left, work.expected)
+        else:
+            if left is not None and not self._stop.is_set():
+                self._replace(work, left, part.to_offset)
+                return True
+        if left is not None and work.batch.messages:
+            self._replace(work, left, work.expected)
+        return False
+
+    def _replace(self, work: "_Work", row: CoverageRow, to_offset: int) -> CoverageRow | None:
+        key_ids = sorted(work.key_ids - {TIME})
+        with_time = TIME in work.key_ids
+        work.batch.receipts.clear()  # Those that were waited for are there since AMQP 0.9.1 recorded it.
+        left = replace_rows(self._engine, row, work.batch, to_offset, key_ids, with_time=with_time)
+        work.skip_to(to_offset)
+        return left
 
     def _left_of(self, segment: Segment) -> list[Segment]:
         with translated_errors(), self._engine.begin() as connection:
@@ -147,7 +205,13 @@ class Filler:
         for records in self._records(part):
             if records.first_offset > work.expected:
                 self._cross(work, records.first_offset)
-            work.add(records)
+            for run, reason in readable(records):
+                if reason is None:
+                    work.add(run)
+                else:
+                    # Left uncovered, for whoever can unpack it.
+                    self._commit(work, work.expected)
+                    work.skip_to(run.last_offset + 1)
             is_due = self._pace.count(len(records)) > PAUSE_S_MAX
             if work.batch.is_full or is_due:
                 self._commit(work, work.expected)
@@ -235,6 +299,7 @@ class Filler:
             add_filled(connection, stream_id, rows, work.filled(to_offset))
             # Last, behind the lock: a recorder that holds these counters waits for nothing that we hold.
             count_skips(connection, stream_id, batch.skips)
+        self._has_covered = True
         work.skip_to(to_offset)
         if self._on_commit is not None:
             self._on_commit(batch.messages, batch.rows, to_offset)
@@ -249,10 +314,15 @@ class Filler:
             raise CoverageConflict("the stream lost its tail meanwhile", stream=self._stream.name)
 
 
+def _meet(one: CoverageRow, other: CoverageRow) -> bool:
+    """Whether two ranges have offsets in common."""
+    return one.from_offset < other.to_offset and other.from_offset < one.to_offset
+
+
 class _Work:
     """How far a part has come: covered to `done_to`, read to `expected`, with the rows between in `batch`."""
 
-    def __init__(self, stream_id: int, part: Segment, extractor: Extractor, *, over_amqp: bool) -> None:
+    def __init__(self, stream_id: int, part: Segment, extractor: Extractor, *, over_amqp: bool = False) -> None:
         self.stream_id = stream_id
         self._over_amqp = over_amqp
         self.key_ids = part.key_ids

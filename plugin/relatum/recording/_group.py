@@ -12,6 +12,7 @@ from relatum._failures import ended
 from relatum._holders import new_holder
 from relatum.errors import NotFound, RelatumError
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._gaps import GapCloser
 from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._lease import LEASE_S
 from relatum.recording._metrics import RecorderMetrics
@@ -61,6 +62,7 @@ class RecorderGroup:
         self.reader = SharedReader(address)
         self._keeper = Housekeeping(engine, address.vhost, holder or new_holder(), lease_s, self.outages)
         self._committers = Committers(committers_max)
+        self._gaps = GapCloser(engine, self.reader, self._keeper, self.outages, self._stop)
         shared = (self.reader, self._keeper, self._committers, self.outages, self._metrics, on_recorded)
         self._shared = Shared(engine, *shared)
         self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
@@ -76,6 +78,7 @@ class RecorderGroup:
             return
         if not self._running:
             self._keeper.start()
+            self._gaps.start()
         recorder = TailRecorder(self._shared, stream, super_stream)
         thread = threading.Thread(target=recorder.run, args=[self._stop], name=f"relatum-{stream}", daemon=True)
         self._running[stream] = recorder, thread
@@ -111,6 +114,7 @@ class RecorderGroup:
             thread.join(max(0.0, until - time.monotonic()))
         self._committers.stop(max(0.0, until - time.monotonic()))
         if self._running:
+            self._gaps.join(max(0.0, until - time.monotonic()))
             self._keeper.stop()
         self.reader.close()
 

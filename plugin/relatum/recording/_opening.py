@@ -292,6 +292,39 @@ def _new_tail(
     )
 
 
+def pass_over(engine: sa.Engine, stream_id: int, to_offset: int, reason: str) -> None:
+    """Go on behind messages that cannot be unpacked here, and leave them uncovered: a gap that is tried again.
+
+    Raises:
+        CoverageConflict: another recorder moved the tail meanwhile; nothing was written.
+    """
+    with translated_errors(), engine.begin() as connection:
+        tail = tail_of(connection, stream_id)
+        if tail is None or tail.to_offset >= to_offset:
+            raise CoverageConflict("another recorder moved the tail meanwhile", stream="")
+        close_tail(connection, tail)
+        open_range(
+            connection,
+            stream_id,
+            to_offset,
+            tail.key_ids,
+            with_time=tail.with_time,
+            is_tail=True,
+            position=tail.position,
+            over_amqp=tail.over_amqp,
+        )
+        last = sa.select(sa.func.max(events.c.event_id)).where(events.c.stream_id == stream_id).scalar_subquery()
+        grown = connection.execute(
+            sa.update(events)
+            .where(events.c.event_id == last, events.c.kind == "unreadable", events.c.to_offset == tail.to_offset)
+            .values(to_offset=to_offset)
+        )
+        if grown.rowcount == 0:
+            note(connection, stream_id, "unreadable", (tail.to_offset, to_offset), reason)
+            extra = {"from": tail.to_offset, "to": to_offset, "reason": reason}
+            logger.warning("not recorded: cannot be unpacked here", extra=extra)
+
+
 def _set_bounds(connection: sa.Connection, stream: StreamRow, bounds: StreamBounds) -> None:
     connection.execute(
         sa.update(streams)

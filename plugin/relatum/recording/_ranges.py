@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from relatum.store import CoverageRow, Range, covered, missing
+from relatum.store import CoverageRow, Range, covered, merged, missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,15 @@ def unrecorded(rows: Sequence[CoverageRow], within: Range, key_ids: Iterable[int
         else:
             segments.append(Segment(start, end, lacking))
     return segments
+
+
+def gaps(rows: Sequence[CoverageRow], first: int) -> list[Range]:
+    """The offsets before the tail's end, from the first that is retained, of which nothing at all is recorded.
+
+    A key that was defined later leaves none: what it lacks is a back-fill's work. Holes are none either: what retention
+    took cannot be recorded.
+    """
+    ends = [row.to_offset for row in rows if row.is_tail]
+    if not ends or first >= ends[0]:
+        return []
+    return missing((first, ends[0]), merged((row.from_offset, row.to_offset) for row in rows))

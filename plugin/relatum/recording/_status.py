@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from relatum.errors import StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+from relatum.recording._ranges import gaps
 from relatum.store import (
     TIME,
     CoverageRow,
@@ -36,7 +37,10 @@ EXACT_PAGES_MAX: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """Something that happened to a stream: `replaced`, `tail_lost`, `hole` or `missing`; offsets [from, to)."""
+    """Something that happened to a stream; offsets [from, to).
+
+    `kind` is `replaced`, `tail_lost`, `hole`, `missing`, or `unreadable` (batches that could not be unpacked).
+    """
 
     at: datetime
     kind: str
@@ -51,8 +55,9 @@ class StreamStatus:
 
     `state` is `recording`, `missing` (the broker has no such stream) or `not_recorded` (the database has none). `first`
     and `last` are retained offsets, None where the stream is empty or missing. `covered` gives the recorded ranges by
-    key name, `time` among them; `holes` are ranges retention took first. `lag_offsets` counts from the end of the
-    coverage, `lag_s` from the time the oldest unrecorded message was written, None where that is not known. `rows` and
+    key name, `time` among them; `holes` are ranges retention took first, `gaps` ranges that are retained and of
+    which nothing is recorded: a recorder closes them. `lag_offsets` counts them and what lies behind the end;
+    `lag_s` is the age of the oldest unrecorded message, None where that is not known. `rows` and
     `bytes` (of table and index) are estimates in large tables. `recorder` is who holds the lease, None where nobody.
     """
 
@@ -72,6 +77,7 @@ class StreamStatus:
     skipped: dict[str, dict[str, int]]
     events: list[StreamEvent]
     recorder: str | None
+    gaps: list[Range]
 
 
 def status(
@@ -163,7 +169,8 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> Stream
     except StreamNotFound:
         bounds, state = StreamBounds(None, None), "missing"
     ranges = {definition.name: covered(rows, definition.key_id) for definition in facts.definitions}
-    lag_offsets, lag_s = _lag(reader, stream.name, bounds, recorded_to)
+    open_gaps = [] if bounds.first is None else gaps(rows, bounds.first)
+    lag_offsets, lag_s = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
     count = facts.rows.get(stream.stream_id, 0)
     return StreamStatus(
         stream=stream.name,
@@ -182,17 +189,22 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> Stream
         skipped=facts.skipped[stream.stream_id],
         events=facts.events[stream.stream_id],
         recorder=facts.holders.get(stream.stream_id),
+        gaps=open_gaps,
     )
 
 
-def _lag(reader: StreamReader, stream: str, bounds: StreamBounds, recorded_to: int | None) -> tuple[int, float | None]:
+def _lag(
+    reader: StreamReader, stream: str, bounds: StreamBounds, recorded_to: int | None, open_gaps: Sequence[Range]
+) -> tuple[int, float | None]:
     """How far the recording is behind: offsets, and seconds since the oldest unrecorded message was written."""
     if bounds.last is None or bounds.first is None:
         return 0, 0.0
-    start = max(bounds.first, recorded_to or 0)
-    if start > bounds.last:
+    behind = (max(bounds.first, recorded_to or 0), bounds.last + 1)
+    lacking = [(start, end) for start, end in [*open_gaps, behind] if start < end]
+    if not lacking:
         return 0, 0.0
-    oldest = next(reader.iterate(stream, start), None)
+    count = sum(end - start for start, end in lacking)
+    oldest = next(reader.iterate(stream, lacking[0][0]), None)
     if oldest is None or oldest.chunk_ms is None:
-        return bounds.last + 1 - start, None
-    return bounds.last + 1 - start, max(0.0, datetime.now(UTC).timestamp() - oldest.chunk_ms / 1000)
+        return count, None
+    return count, max(0.0, datetime.now(UTC).timestamp() - oldest.chunk_ms / 1000)

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from relatum._failures import QUESTION_S, backoff
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.reading import StreamBounds, StreamReader
+from relatum.recording._batch import readable
 from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._metrics import RecorderMetrics
-from relatum.recording._opening import note, open_tail
+from relatum.recording._opening import note, open_tail, pass_over
 from relatum.recording._outages import Outages
 from relatum.recording._readers import SharedReader
 from relatum.recording._writer import Committers, RecordedListener, Writer
@@ -183,7 +184,12 @@ class TailRecorder:
                 continue
             if records.first_offset > expected and self._is_hole(reader, expected):
                 return
-            writer.put(records)
+            for part, reason in readable(records):
+                if reason is not None:
+                    writer.finish()
+                    pass_over(self._shared.engine, writer.stream_id, part.last_offset + 1, reason)
+                    return
+                writer.put(part)
             expected = records.last_offset + 1
 
     def _look(self, reader: StreamReader, writer: Writer, expected: int) -> None:

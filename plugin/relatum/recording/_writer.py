@@ -108,6 +108,7 @@ class Writer:
         self._checkpoint_offset = -1
         self._checkpoint_at = 0.0
         self.stream = opened.stream.name
+        self.stream_id = opened.stream.stream_id
         self.first_offset = opened.stream.first_offset or 0
         self.must_reopen = False
         self.recorded_to = opened.tail.to_offset - 1

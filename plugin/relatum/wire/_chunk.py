@@ -37,13 +37,17 @@ _SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
 
 
 class UnreadableRecord(bytes):
-    """Stands for a record that cannot be unpacked: empty bytes, with the reason why."""
+    """Stands for a record that cannot be unpacked: empty bytes, with the reason why.
+
+    `is_broken` is False where it is no fault of the record: another installation may read it.
+    """
 
     reason: str
+    is_broken: bool
 
-    def __new__(cls, reason: str) -> "UnreadableRecord":
+    def __new__(cls, reason: str, *, is_broken: bool = True) -> "UnreadableRecord":
         record = super().__new__(cls)
-        record.reason = reason
+        record.reason, record.is_broken = reason, is_broken
         return record
 
 
@@ -251,11 +255,17 @@ def _entry(chunk: Chunk, position: int) -> tuple[list[bytes], int, int]:
         return _batch_records(content, count), end, len(content)
     except _UnpackError as error:
         # Eight bytes are what a list takes for each: a few bytes may claim any number of records.
-        return [UnreadableRecord(str(error))] * count, end, 8 * count
+        return [UnreadableRecord(str(error), is_broken=error.is_broken)] * count, end, 8 * count
 
 
 class _UnpackError(Exception):
-    """Why a sub-entry batch cannot be unpacked."""
+    """Why a sub-entry batch cannot be unpacked; by nobody, or only by us, here and now."""
+
+    is_broken = True
+
+
+class _NotHereError(_UnpackError):
+    is_broken = False
 
 
 def _batch_records(content: bytes, count: int) -> list[bytes]:
@@ -278,7 +288,7 @@ def _batch_records(content: bytes, count: int) -> list[bytes]:
 def _unpack(codec: int, packed: bytes, size: int) -> bytes:
     """A batch's content, exactly `size` bytes; never unpacks more than it says, nor more than the limit."""
     if size > SUB_ENTRY_BYTES_MAX:
-        raise _UnpackError(f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}")
+        raise _NotHereError(f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}")
     if codec == 0:
         content = packed
     elif codec == 1:
@@ -300,10 +310,10 @@ def _gunzip(packed: bytes, size: int) -> bytes:
 def _unpack_by_cramjam(codec: int, packed: bytes, size: int) -> bytes:
     name = _CODEC_NAMES.get(codec)
     if name is None:
-        raise _UnpackError(f"compression {codec} is not known")
+        raise _NotHereError(f"compression {codec} is not known")
     unpack = _cramjam(name)
     if unpack is None:
-        raise _UnpackError(f"compression {name} needs the extra `compression` (cramjam)")
+        raise _NotHereError(f"compression {name} needs cramjam, which is not installed")
     content = bytearray(size)
     try:
         written = unpack(packed, content)

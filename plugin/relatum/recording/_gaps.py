@@ -1,0 +1,145 @@
+"""Closing gaps in the background: what is retained and not recorded is always somebody's work.
+
+An interrupted back-fill leaves a gap; so do batches that could not be unpacked when they were read. And what was
+recorded over AMQP 0.9.1 is read again once the stream protocol answers. One thread does it for all streams of a
+process, one part after another, while live recording goes on.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum._failures import QUESTION_S, backoff
+from relatum.errors import CoverageConflict, RelatumError, StreamNotFound
+from relatum.recording._fill import Filler
+from relatum.recording._housekeeping import Housekeeping, Place
+from relatum.recording._opening import indexes_time
+from relatum.recording._outages import Outages
+from relatum.recording._ranges import Segment, gaps
+from relatum.recording._readers import SharedReader
+from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
+
+logger = logging.getLogger("relatum.recorder")
+
+UNTOUCHED_S: Final = 5.0
+"""Seconds that a gap must stay as it is before it is closed here: a back-fill that runs changes it all the time."""
+
+_WHO: Final = "gaps"
+
+
+class GapCloser:
+    """Looks for gaps in what this process records, and closes them.
+
+    Args:
+        engine: The database.
+        reader: The broker.
+        keeper: Which streams this process records.
+        outages: Where to tell what is away.
+        stop: Ends it, after the transaction under way.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        reader: SharedReader,
+        keeper: Housekeeping,
+        outages: Outages,
+        stop: threading.Event,
+    ) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._keeper = keeper
+        self._outages = outages
+        self._stop = stop
+        self._seen: dict[tuple[int, Range], float] = {}
+        self._thread = threading.Thread(target=self._run, name="relatum-gaps", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        pauses = backoff(QUESTION_S)
+        while not self._stop.wait(next(pauses)):
+            try:
+                if self._reader.may_return and self._reader.return_to_streams():
+                    logger.warning("the stream protocol answers: AMQP 0.9.1 is used no more")
+                    pauses = backoff(QUESTION_S)
+                if self._look():
+                    pauses = backoff(QUESTION_S)
+            except RelatumError as error:
+                self._outages.failed(_WHO, error)
+            except Exception:
+                logger.exception("gaps not closed, by a defect")
+            else:
+                self._outages.over(_WHO)
+
+    def _look(self) -> bool:
+        """Close what has been open for long enough; True where something was closed, or is to be soon."""
+        held = {place.row.stream_id: place for place in self._keeper.held() if place.row is not None}
+        if not held:
+            return False
+        with translated_errors(), self._engine.begin() as connection:
+            covering = coverage_of(connection, sorted(held))
+        open_now: dict[tuple[int, Range], float] = {}
+        has_work = False
+        for stream_id, place in held.items():
+            rows = [row for row in covering if row.stream_id == stream_id]
+            writer = place.writer
+            if writer is None:
+                continue
+            for gap in gaps(rows, writer.first_offset):
+                seen_at = self._seen.get((stream_id, gap), time.monotonic())
+                open_now[stream_id, gap] = seen_at
+                if time.monotonic() - seen_at >= UNTOUCHED_S:
+                    has_work |= self._for(place, partial(self._close, gap))
+                else:
+                    has_work = True
+            for range_ in again(rows, writer.first_offset):
+                has_work |= self._for(place, partial(self._read_again, range_))
+            if self._stop.is_set():
+                break
+        self._seen = open_now
+        return has_work
+
+    def _for(self, place: Place, work: Callable[[Filler, StreamRow], bool]) -> bool:
+        """Do something for a stream; False where it could not be done now."""
+        row = place.row
+        reader = self._reader.get()
+        if row is None or self._stop.is_set():
+            return False
+        with translated_errors(), self._engine.begin() as connection:
+            definitions = key_definitions(connection)
+        filler = Filler(self._engine, reader, row, definitions, stop=self._stop)
+        with suppress(CoverageConflict, StreamNotFound):
+            # Somebody else works on it, or it is another stream now, which its recorder notices.
+            return work(filler, row)
+        return False
+
+    def _read_again(self, range_: CoverageRow, filler: Filler, row: StreamRow) -> bool:
+        extra = {"stream": row.name, "from": range_.from_offset, "to": range_.to_offset}
+        logger.info("reading again what AMQP 0.9.1 recorded", extra=extra)
+        return filler.read_again(range_)
+
+    def _close(self, gap: Range, filler: Filler, row: StreamRow) -> bool:
+        reader = self._reader.get()
+        key_ids = filler.key_ids | ({TIME} if indexes_time(row, reader) else set())
+        if not key_ids:
+            return False
+        logger.info("closing a gap", extra={"stream": row.name, "from": gap[0], "to": gap[1]})
+        return filler.complete(Segment(*gap, frozenset(key_ids)))
+
+
+def again(rows: Sequence[CoverageRow], first: int) -> list[CoverageRow]:
+    """The ranges that AMQP 0.9.1 recorded and that are retained, in part at least, but for one that still grows."""
+    return [row for row in rows if row.over_amqp and not row.is_tail and row.to_offset > max(first, row.from_offset)]

@@ -1,0 +1,136 @@
+"""What is uncovered and still in the stream is always somebody's work."""
+
+import sys
+import threading
+from dataclasses import replace
+from typing import Any
+
+import cramjam
+import pytest
+import sqlalchemy as sa
+
+from relatum.local._identity import free_port
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording import Recorder, backfill, status
+from relatum.recording._backfill import plan_backfill
+from relatum.store import add_keys
+from relatum.wire._chunk import _cramjam
+from tests.contract._proxy import Proxy
+from tests.integration.test_foreign import headed, in_batch, text, zipped
+from tests.support import publish_plain, recording, rows_of, wait_recorded, wait_until
+from tests.support._raw_publisher import RawPublisher
+
+
+def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
+    """Numbered orders."""
+    return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
+
+
+def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Killed after it moved the tail to the stream's end: lag and status say so, and the next recorder closes it."""
+    publish_plain(amqp_url, stream_name, orders(60))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    publish_plain(amqp_url, stream_name, orders(100, start=60))
+    with StreamReader.open(amqp_url) as reader:
+        plan_backfill(engine, reader, "/", stream_name, None)
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert (seen.gaps, seen.lag_offsets) == ([(60, 160)], 100)
+    assert seen.lag_s is not None
+    assert seen.lag_s > 0
+    with recording(amqp_url, engine, stream_name):
+        publish_plain(amqp_url, stream_name, orders(5, start=160))
+        wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].lag_offsets, limit_s=60, what="no gap")
+    assert [value for _, value, _ in rows_of(engine, stream_name)] == [f"o{n}" for n in range(165)]
+
+
+def test_what_amqp_recorded_is_read_again_once_the_stream_protocol_answers(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """A recorder that began while the stream port refused goes over to it by itself, and misses no compressed batch."""
+    with RawPublisher(stream_url, stream_name) as publisher:
+        publisher.publish(headed(text("a")), zipped(in_batch(["b", "c"])), headed(text("d")))
+    port = free_port((0, 0, 0))
+    address = replace(
+        BrokerAddress.parse(amqp_url), stream_host="127.0.0.1", stream_port=port, stream_port_guessed=True
+    )
+    add_keys(engine, ["order_id"])
+    recorder = Recorder(address, engine, [stream_name])
+    stop = threading.Event()
+    thread = threading.Thread(target=recorder.run, args=[stop])
+    thread.start()
+    try:
+        wait_recorded(amqp_url, engine, stream_name, limit_s=60)
+        assert marks(engine, stream_name) == {True}
+        assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
+        stream = BrokerAddress.parse(stream_url)
+        with Proxy(stream.stream_host, stream.stream_port or 0, port=port):
+            wait_until(lambda: marks(engine, stream_name) == {False}, limit_s=90, what="all by the stream protocol")
+            publish_plain(amqp_url, stream_name, [(b"", {"order_id": "e"})])
+            wait_recorded(amqp_url, engine, stream_name)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "b", "c", "d", "e"]
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert seen.covered["order_id"] == seen.covered["time"] == [(0, 5)]
+
+
+def marks(engine: sa.Engine, stream: str) -> set[bool]:
+    """By which protocols a stream's messages were recorded: True for AMQP 0.9.1."""
+    query = sa.text(
+        "SELECT DISTINCT over_amqp FROM relatum.coverage JOIN relatum.streams USING (stream_id)"
+        " WHERE name = :name AND from_offset < to_offset"
+    )
+    with engine.begin() as connection:
+        return set(connection.execute(query, {"name": stream}).scalars())
+
+
+def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
+    amqp_url: str,
+    stream_url: str,
+    engine: sa.Engine,
+    database_url: str,
+    stream_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without its codec a batch stops nobody and proves nothing absent; with it, the recorder closes the gap."""
+    _, count, size, content = in_batch(["b", "c"])
+    batch = (4, count, size, bytes(cramjam.zstd.compress(content)))
+    with RawPublisher(stream_url, stream_name) as publisher:
+        publisher.publish(headed(text("a")), batch, headed(text("d")))
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    _cramjam.cache_clear()
+    try:
+        with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+            wait_recorded(amqp_url, engine, stream_name)
+            assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
+            (seen,) = status(amqp_url, engine, [stream_name])
+            assert (seen.gaps, seen.covered["order_id"], seen.lag_offsets) == ([(1, 3)], [(0, 1), (3, 4)], 2)
+            (event,) = seen.events
+            assert (event.kind, event.from_offset, event.to_offset) == ("unreadable", 1, 3)
+            assert "zstd" in event.detail
+            backfill(amqp_url, engine, stream_name)
+            assert status(amqp_url, engine, [stream_name])[0].gaps == [(1, 3)]
+            monkeypatch.undo()
+            _cramjam.cache_clear()
+            wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].gaps, limit_s=90, what="the gap closed")
+    finally:
+        monkeypatch.undo()
+        _cramjam.cache_clear()
+    assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "b", "c", "d"]
+
+
+def test_a_broken_batch_stops_nobody(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """What nobody can ever unpack is counted as skipped, and what comes behind it is recorded."""
+    with RawPublisher(stream_url, stream_name) as publisher:
+        publisher.publish(headed(text("a")), (1, 2, 10, b"no gzip"), headed(text("d")))
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
+    (seen,) = status(amqp_url, engine, [stream_name])
+    assert (seen.gaps, seen.skipped) == ([], {"": {"undecodable_message": 2}})
