@@ -1,14 +1,22 @@
 """Dead letters: messages that were given up, published to a stream of their own, with the reason beside them."""
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from pika import BasicProperties
 
-from relatum._direct import TIMEOUT_S, DirectPublisher
+from relatum._direct import TIMEOUT_S, DirectPublisher, encoded_bytes
+from relatum._failures import ended, log_failure, may_be_mended, may_repeat
+from relatum._ids import MessageId
+from relatum.errors import InvalidInput
+from relatum.limits import HEADERS_DEPTH_MAX
 from relatum.reading import BrokerAddress, Message
+
+logger = logging.getLogger("relatum.dead_letters")
 
 REASON_HEADER: Final = "relatum_dead_reason"
 """The header that says why a message was given up."""
@@ -18,6 +26,9 @@ STREAM_HEADER: Final = "relatum_dead_stream"
 
 OFFSET_HEADER: Final = "relatum_dead_offset"
 """The header with the message's offset there: stream and offset are the same however often it is published."""
+
+LEFT_OUT_HEADER: Final = "relatum_dead_left_out"
+"""The header that names the properties and headers that no dead letter can carry: "correlation_id, header trace"."""
 
 REASON_CHARACTERS_MAX: Final = 1000
 """Characters of a reason that are kept: enough to know a failure by, and far from the limit of a header frame."""
@@ -64,7 +75,9 @@ class DeadLetters:
         """Publish messages, in order, and wait for the confirm of each.
 
         Body, properties and headers are the message's own; added are the headers `relatum_dead_reason`,
-        `relatum_dead_stream` and `relatum_dead_offset`.
+        `relatum_dead_stream` and `relatum_dead_offset`. What AMQP 0.9.1 cannot carry, as a stream may hold it (a
+        correlation id over 255 bytes, headers over the size of a frame), is left out, and `relatum_dead_left_out` names
+        it: the message itself still lies where stream and offset say.
 
         Args:
             messages: The messages, as they were read.
@@ -74,13 +87,28 @@ class DeadLetters:
         Raises:
             PublishUnroutable: there is no such stream; nothing of what follows was published.
             PublishNacked: the broker refused a message; those before it are published.
+            PublishRejected: the broker takes no such message, however often; those before it are published.
+            InvalidInput, DataError: as `PublishRejected`, said before anything of it was sent.
             BrokerUnavailable: the broker does not answer. Repeating publishes those again that were confirmed.
             AccessRefused: the broker refuses the user.
         """
         added = {REASON_HEADER: reason[:REASON_CHARACTERS_MAX], **headers}
         with self._lock:
             for message in messages:
-                self._publisher.publish(self.stream, message.body, _properties(message, added))
+                self._publish(message, added)
+
+    def _publish(self, message: Message, added: Mapping[str, Any]) -> None:
+        body, letter = message.body, _Letter(message, added)
+        if _is_deep(message.headers, HEADERS_DEPTH_MAX):
+            # They could be sent, and would end whoever reads them by pika.
+            letter.reduce(None)
+        try:
+            self._publisher.publish(self.stream, body, letter.properties())
+        except InvalidInput as refused:
+            letter.reduce(getattr(refused, "bytes_max", None))
+            self._publisher.publish(self.stream, body, letter.properties())
+            extra = {"stream": message.stream, "offset": message.offset, "left_out": letter.left_out}
+            logger.warning("a dead letter without all of its properties: %s", refused, extra=extra)
 
     def close(self) -> None:
         """Close the connection. Publishing again opens another."""
@@ -95,9 +123,115 @@ class DeadLetters:
         self.close()
 
 
-def _properties(message: Message, added: Mapping[str, Any]) -> BasicProperties:
-    place = {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
-    given = {name: getattr(message.properties, name) for name in _PROPERTIES}
-    if given["timestamp"] is not None:
-        given["timestamp"] = int(given["timestamp"].timestamp())
-    return BasicProperties(headers={**message.headers, **added, **place}, **given)
+class Burial:
+    """Publishes dead letters; where that is repeated, none again that was confirmed.
+
+    Args:
+        dead_letters: Where to.
+        letters: The messages, and why each is dead.
+        headers: More headers to add to each.
+    """
+
+    def __init__(
+        self, dead_letters: DeadLetters, letters: Iterable[tuple[Message, str]], **headers: str | int | bool
+    ) -> None:
+        self._dead_letters = dead_letters
+        self._left = deque(letters)
+        self._headers = headers
+        self._refused: dict[MessageId, str] = {}
+
+    def run(self) -> dict[MessageId, str]:
+        """Publish what is left; gives the messages that can be no dead letters at any time, and why.
+
+        Raises:
+            Transient, AccessRefused, PublishNacked, PublishUnroutable: They may be taken later; call it again.
+        """
+        while self._left:
+            message, reason = self._left[0]
+            try:
+                self._dead_letters.publish([message], reason, **self._headers)
+            except Exception as error:
+                if may_repeat(error) or may_be_mended(error):
+                    raise
+                # Whatever else it is, it is the same the next time, and others wait behind it.
+                extra = {"stream": message.stream, "offset": message.offset}
+                log_failure(logger, error, f"message {message.id} can be no dead letter", extra=extra)
+                self._refused[message.id] = ended(error)
+            self._left.popleft()
+        return self._refused
+
+
+class _Letter:
+    """What a dead letter carries beside the body.
+
+    Args:
+        message: The message.
+        added: What says why it is dead.
+    """
+
+    def __init__(self, message: Message, added: Mapping[str, Any]) -> None:
+        place = {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
+        self._added: dict[str, Any] = {**added, **place}
+        self._headers: dict[str, Any] = {
+            name: value for name, value in message.headers.items() if name not in self._added
+        }
+        self._given: dict[str, Any] = {name: getattr(message.properties, name) for name in _PROPERTIES}
+        if self._given["timestamp"] is not None:
+            self._given["timestamp"] = int(self._given["timestamp"].timestamp())
+        self.left_out = ""
+
+    def properties(self) -> BasicProperties:
+        """As pika sends them."""
+        return BasicProperties(headers={**self._headers, **self._added}, **self._given)
+
+    def reduce(self, bytes_max: int | None) -> None:
+        """Leave out what cannot be encoded, then the largest of the rest until a frame holds it.
+
+        Args:
+            bytes_max: Bytes that all may take; None where that was not the reason.
+        """
+        sizes = {("", name): _size(given={name: value}) for name, value in self._given.items() if value is not None}
+        sizes |= {("header ", name): _size(headers={name: value}) for name, value in self._headers.items()}
+        left_out = [key for key, size in sizes.items() if size is None]
+        total = sum(size for size in sizes.values() if size) + len(left_out) * _NAME_CHARACTERS_MAX
+        # Added headers, and the one that names what is left out, at four bytes a character.
+        room = None if bytes_max is None else bytes_max - (_size(headers=self._added) or 0) - 5 * REASON_CHARACTERS_MAX
+        for key in sorted((key for key in sizes if sizes[key]), key=lambda key: -(sizes[key] or 0)):
+            if room is None or total <= room:
+                break
+            total -= sizes[key] or 0
+            left_out.append(key)
+        self._leave_out(left_out)
+
+    def _leave_out(self, keys: Iterable[tuple[str, str]]) -> None:
+        for kind, name in keys:
+            if kind:
+                del self._headers[name]
+            else:
+                self._given[name] = None
+        names = [kind + name[:_NAME_CHARACTERS_MAX] for kind, name in keys]
+        self.left_out = ", ".join(names)[:REASON_CHARACTERS_MAX]
+        self._added[LEFT_OUT_HEADER] = self.left_out
+
+
+_NAME_CHARACTERS_MAX: Final = 60
+"""Characters of a header's name where it is named as left out."""
+
+
+def _size(*, headers: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None) -> int | None:
+    """Bytes that headers or properties take; None where they cannot be sent."""
+    if headers is not None and _is_deep(headers, HEADERS_DEPTH_MAX):
+        return None
+    try:
+        return encoded_bytes(BasicProperties(headers=headers, **(given or {})))
+    except InvalidInput:
+        return None
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    """Whether tables and arrays are nested deeper than so many levels."""
+    if not isinstance(value, Mapping | list | tuple):
+        return False
+    if levels < 0:
+        return True
+    return any(_is_deep(each, levels - 1) for each in (value.values() if isinstance(value, Mapping) else value))

@@ -9,9 +9,26 @@ from typing import Final, Self
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
-from pika.exceptions import AMQPError, ChannelClosedByBroker, ConnectionBlockedTimeout, NackError, UnroutableError
+from pika.exceptions import (
+    AMQPError,
+    ChannelClosedByBroker,
+    ConnectionBlockedTimeout,
+    ConnectionClosedByBroker,
+    NackError,
+    UnroutableError,
+)
 
-from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, PublishNacked, PublishUnroutable
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConfigurationError,
+    HeadersRefused,
+    InvalidInput,
+    PublishNacked,
+    PublishRejected,
+    PublishUnroutable,
+    RelatumError,
+)
 from relatum.reading import BrokerAddress
 from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection
 
@@ -21,6 +38,18 @@ TIMEOUT_S: Final = 10.0
 
 _ACCESS_REFUSED: Final = 403
 """AMQP's reply code for a user without the permission."""
+
+_PRECONDITION_FAILED: Final = 406
+"""AMQP's reply code for a message larger than the broker takes."""
+
+_MALFORMED: Final = frozenset({501, 502, 505})
+"""AMQP's reply codes for frames that the broker cannot take: in what order or size they come, or what is in them."""
+
+_FRAME_BYTES: Final = 8 + 12
+"""Bytes of a header frame beside its properties: the frame's header and end, then class, weight and body size.
+
+Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with what the connection negotiated.
+"""
 
 
 class DirectPublisher:
@@ -55,12 +84,17 @@ class DirectPublisher:
         Raises:
             PublishUnroutable: there is no such stream.
             PublishNacked: the broker refused the message.
+            PublishRejected: the broker takes no such message: it is too large, or malformed to it.
+            InvalidInput: the properties cannot be encoded; nothing was sent.
+            HeadersRefused: they take more than a frame (field `bytes_max`: what it holds of them); nothing was sent.
             BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
             AccessRefused: the broker refuses the user, or lets it not write to the default exchange.
         """
+        size = encoded_bytes(properties)
         with self._lock:
             try:
                 connection = self._connected()
+                self._check_frame(connection, size)
                 with _answered(connection, self._timeout_s):
                     self._opened(connection).basic_publish("", stream, body, properties, mandatory=True)
             except UnroutableError as error:
@@ -71,13 +105,31 @@ class DirectPublisher:
                 raise PublishNacked(f"the broker refused {self._what} for {stream!r}", in_stream=False) from error
             except (AMQPError, OSError) as error:
                 self._drop()
-                if isinstance(error, ChannelClosedByBroker) and error.reply_code == _ACCESS_REFUSED:
-                    raise AccessRefused(
-                        f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
-                        "the default exchange: the permission to write to 'amq.default' is needed"
-                    ) from error
-                why = str(error) or type(error).__name__
-                raise BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}") from error
+                raise self._translated(stream, error) from error
+
+    def _translated(self, stream: str, error: BaseException) -> RelatumError:
+        """What it means that a message could not be published to a stream."""
+        code = error.reply_code if isinstance(error, ChannelClosedByBroker | ConnectionClosedByBroker) else None
+        if isinstance(error, ChannelClosedByBroker) and code == _ACCESS_REFUSED:
+            return AccessRefused(
+                f"the broker refuses the user {self._address.user!r} to publish {self._what} to {stream!r} by "
+                "the default exchange: the permission to write to 'amq.default' is needed"
+            )
+        why = str(error) or type(error).__name__
+        if code == _PRECONDITION_FAILED or code in _MALFORMED:
+            return PublishRejected(f"the broker takes no such message: {self._what} for {stream!r}: {why}")
+        return BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}")
+
+    def _check_frame(self, connection: BlockingConnection, size: int) -> None:
+        """Refuse properties that do not fit into a frame: the broker would close the connection."""
+        frame_bytes_max = connection._impl.params.frame_max
+        if frame_bytes_max and size + _FRAME_BYTES > frame_bytes_max:
+            raise HeadersRefused(
+                f"the properties of {self._what} take {size} bytes; the connection negotiated frames of "
+                f"{frame_bytes_max}; nothing was sent",
+                reason="too_large",
+                bytes_max=frame_bytes_max - _FRAME_BYTES,
+            )
 
     def _connected(self) -> BlockingConnection:
         """The connection. One that ended while nothing was published is opened anew."""
@@ -116,6 +168,19 @@ class DirectPublisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def encoded_bytes(properties: BasicProperties) -> int:
+    """The bytes a message's properties take, headers and all.
+
+    Raises:
+        InvalidInput: they cannot be encoded: a text over 255 bytes, a number out of range, a type AMQP has none for.
+    """
+    try:
+        return sum(map(len, properties.encode()))
+    except Exception as error:
+        # Whatever the client's encoder says: it asserts, it packs, it recurses, and has errors of its own.
+        raise InvalidInput(f"properties that AMQP 0.9.1 cannot encode: {error or type(error).__name__}") from error
 
 
 @contextmanager

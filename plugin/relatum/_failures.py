@@ -7,7 +7,7 @@ loop that repeats something.
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from relatum.errors import (
@@ -64,15 +64,29 @@ def backoff(longest_s: float = BACKOFF_S[1]) -> Iterator[float]:
         pause = min(pause * 2, longest_s)
 
 
+class Pauses:
+    """The pauses of one loop that repeats: short after what passes by itself, longer and longer after all else."""
+
+    def __init__(self) -> None:
+        self._passing = backoff()
+        self._mended = backoff(QUESTION_S)
+
+    def after(self, error: BaseException) -> float:
+        """Seconds to wait after an error."""
+        return next(self._passing if may_repeat(error) else self._mended)
+
+
 def ended(error: BaseException) -> str:
     """What to log of an error that ends some work: its class and message, without a traceback."""
     kind = "" if isinstance(error, RelatumError) else " (unexpected)"
     return f"{type(error).__name__}{kind}: {error}"
 
 
-def log_failure(logger: logging.Logger, error: BaseException, what: str) -> None:
+def log_failure(
+    logger: logging.Logger, error: BaseException, what: str, *, extra: Mapping[str, object] | None = None
+) -> None:
     """Log what ended some work: what Relatum raises in a line, a defect with its traceback."""
     if isinstance(error, RelatumError):
-        logger.warning("%s: %s", what, ended(error))
+        logger.warning("%s: %s", what, ended(error), extra=extra)
     else:
-        logger.error("%s", what, exc_info=error)
+        logger.error("%s", what, exc_info=error, extra=extra)

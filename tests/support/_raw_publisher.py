@@ -110,3 +110,15 @@ def uncompressed(records: Sequence[bytes]) -> Batch:
     """A sub-entry batch of records as they are."""
     content = b"".join(struct.pack(">I", len(record)) + record for record in records)
     return 0, len(records), len(content), content
+
+
+def amqp_record(body: bytes, *, message_id: str | None = None, correlation_id: str | None = None) -> bytes:
+    """A message as AMQP 1.0 encodes it; its texts may be of any length, as the stream protocol lets them be."""
+    fields = [message_id, None, None, None, None, correlation_id]
+    items = b"".join(b"\x40" if each is None else b"\xb1" + _long(each.encode()) for each in fields)
+    properties = b"\x00\x53\x73\xd0" + struct.pack(">II", 4 + len(items), len(fields)) + items
+    return properties + b"\x00\x53\x75\xb0" + _long(body)
+
+
+def _long(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data

@@ -138,6 +138,8 @@ class Script:
     def perform(self, step: Any) -> Any:
         """Answer a step."""
         match step:
+            case Bury():
+                return {}
             case Load(places):
                 return {place: self.unreadable.get(place.offset, read(place.offset)) for place in places}
             case Forward(_, places):

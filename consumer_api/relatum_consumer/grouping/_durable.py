@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from relatum._failures import ended, may_repeat
 from relatum.errors import GroupConflict, RelatumError, StreamNotFound, StreamReplaced, Transient
 from relatum.grouping import Anomaly
 from relatum.reading import Message
@@ -18,6 +19,7 @@ from relatum_consumer.grouping._assembly import Assembled, Member
 from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, read_group
 from relatum_consumer.grouping._durable_claims import Claims
 from relatum_consumer.grouping._durable_consumer import check_dead_letters, find_consumer
+from relatum_consumer.grouping._durable_later import Later
 from relatum_consumer.grouping._durable_options import SharedOptions
 from relatum_consumer.grouping._durable_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
 from relatum_consumer.grouping._durable_scan import Scanner
@@ -64,6 +66,7 @@ class SharedReading:
         self._unrecorded = Unrecorded(catalog, options.names)
         self._waiting: deque[Claim] = deque()
         self._outcomes: deque[Outcome | Refused] = deque()
+        self._later = Later()
         self._idle_at = 0.0
         self._scanned_at = -math.inf
         self.claims = Claims(holder, float(options.consumer.lease_s))
@@ -81,7 +84,8 @@ class SharedReading:
         follow, idle_s = self._options.follow, self._options.idle_timeout_s
         last, pause = time.monotonic(), POLL_S_MIN
         while not self.claims.is_closed:
-            is_end = not follow or (idle_s is not None and time.monotonic() - last >= idle_s)
+            is_idle = idle_s is not None and time.monotonic() - last >= idle_s
+            is_end = not follow or (is_idle and not self._later)
             try:
                 outcome = yield from self._next()
                 if outcome is None:
@@ -102,6 +106,7 @@ class SharedReading:
 
     def _next(self) -> GroupSteps[Outcome | None]:
         while True:
+            self._outcomes.extend(self._later.due())
             while self._outcomes:
                 # Taken off only when that is sure: where the database goes away, it is the next again.
                 outcome = self._outcomes[0]
@@ -267,6 +272,7 @@ class SharedReading:
     def given_up(self, outcome: GivenUp) -> GroupSteps[None]:
         """The caller was told, or the dead letters are published."""
         claim = outcome.claim
+        self._later.end(claim.group_id)
         was_mine = yield from self.claims.end(claim, statements.finish("open" if outcome.reason is None else "dead"))
         if was_mine and outcome.reason == NEVER_ACKNOWLEDGED:
             name, letters = self._options.consumer.name, self._options.consumer.dead_letter_stream
@@ -282,18 +288,28 @@ class SharedReading:
         """The caller failed, or the dead letters were not taken: the group's turn comes again, at any member.
 
         Returns:
-            Whether to go on all the same: who follows waits until the servers are there again.
+            Whether to go on all the same: who follows is given other groups, and keeps this one until the servers are
+            there again.
         """
+        # What the caller raises is the caller's, whatever it is.
+        if self._options.follow and outcome.reason is not None and may_repeat(error):
+            pause_s = self._later.keep(outcome, error)
+            name = self._options.consumer.name
+            logger.warning(
+                "dead letters of the group %s of the consumer %r are not taken now; others are given meanwhile: %s",
+                outcome.claim.group_id,
+                name,
+                ended(error),
+            )
+            if self._later.is_full:
+                yield Pause(pause_s)
+            return True
         try:
             yield from self.claims.end(outcome.claim, statements.give_back("ready"))
         except RelatumError as lost:
             self.claims.forget(outcome.claim)
             logger.warning("a group could not be given back, and is free when its lease has run out: %s", lost)
-        # What the caller raises is the caller's, whatever it is.
-        goes_on = self._options.follow and outcome.reason is not None and isinstance(error, Transient)
-        if goes_on:
-            yield Pause(IDLE_CHECKS_S)
-        return goes_on
+        return False
 
 
 _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from relatum._dead_letters import DeadLetters
+from relatum._failures import log_failure
 from relatum._holders import new_holder
 from relatum.errors import RelatumError, Transient
 from relatum.reading import BrokerAddress
@@ -106,8 +107,8 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             await self._run(self._reading.claims.renew())
         except Transient:
             pass  # There are two more before the lease runs out; then the groups are let go.
-        except RelatumError as error:
-            logger.warning("leases of groups could not be renewed: %s", error)
+        except Exception as error:  # noqa: BLE001 - it is tried again; the leases run out where they must
+            log_failure(logger, error, "leases of groups could not be renewed")
 
     async def aclose(self) -> None:
         """Give back what was not acknowledged: other members get it at once. The iteration is over."""
@@ -133,9 +134,8 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
 
 
 def _publish(letters: DeadLetters, outcome: GivenUp) -> None:
-    assert outcome.reason is not None, "dead letters have one"
     with letters:
-        letters.publish(outcome.messages, outcome.reason, **outcome.headers)
+        outcome.burial(letters).run()
 
 
 async def _keep(shared: "weakref.ref[AsyncSharedGroups]", every_s: float) -> None:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from relatum._dead_letters import DeadLetters
+from relatum._failures import log_failure
 from relatum._holders import new_holder
 from relatum.errors import RelatumError, Transient
 from relatum.reading import BrokerAddress
@@ -113,7 +114,7 @@ class SharedGroups(Iterator[SharedGroup]):
             assert self._letters is not None, "the options were checked"
             # They are rare: a connection that is left to time is one more to lose.
             with self._letters:
-                self._letters.publish(outcome.messages, outcome.reason, **outcome.headers)
+                outcome.burial(self._letters).run()
 
     def _keep(self) -> None:
         """See that leases are renewed. The thread ends with this object, should nobody close it."""
@@ -127,8 +128,8 @@ class SharedGroups(Iterator[SharedGroup]):
             self._run(self._reading.claims.renew())
         except Transient:
             pass  # There are two more before the lease runs out; then the groups are let go.
-        except RelatumError as error:
-            logger.warning("leases of groups could not be renewed: %s", error)
+        except Exception as error:  # noqa: BLE001 - it is tried again; the leases run out where they must
+            log_failure(logger, error, "leases of groups could not be renewed")
 
     def close(self) -> None:
         """Give back what was not acknowledged: other members get it at once. The iteration is over."""

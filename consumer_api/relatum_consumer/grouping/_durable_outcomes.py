@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from relatum._dead_letters import REASON_CHARACTERS_MAX
+from relatum._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.errors import GroupConflict
 from relatum.reading import Message
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
@@ -62,6 +62,11 @@ class GivenUp:
         """What dead letters say besides the reason."""
         missing = ",".join(f"{first}-{last}" for first, last in self.report.position.missing)
         return {"relatum_dead_group_missing": missing[:REASON_CHARACTERS_MAX]} if missing else {}
+
+    def burial(self, letters: DeadLetters) -> Burial:
+        """What makes its messages dead letters. One that cannot be one at any time is named in the log, and passed."""
+        assert self.reason is not None, "dead letters have one"
+        return Burial(letters, [(message, self.reason) for message in self.messages], **self.headers)
 
 
 @dataclass(frozen=True, slots=True)

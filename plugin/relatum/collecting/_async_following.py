@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
-from relatum._failures import backoff
+from relatum._failures import Pauses
 from relatum.collecting._async_shared import AsyncShared
-from relatum.collecting._following import IDLE_S, STANDBY_S
-from relatum.collecting._intake import TypeOf, describe
+from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S
+from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._state import log_defect, logger
 from relatum.reading import AsyncStreamReader, BrokerAddress, RecordBatch, StreamBounds, StreamReader
@@ -51,14 +51,15 @@ class AsyncFollower:
         self.task = asyncio.create_task(self._run(), name=f"relatum-{stream}")
 
     async def _run(self) -> None:
-        pauses, stopping = backoff(), self._shared.stopping
+        pauses, stopping, pause_s = Pauses(), self._shared.stopping, AGAIN_S
         while not stopping.is_set():
             try:
                 await self._session()
-                pauses = backoff()
+                pauses, pause_s = Pauses(), AGAIN_S
             except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
                 self._note(error)
-            await self._stops_within(next(pauses))
+                pause_s = pauses.after(error)
+            await self._stops_within(pause_s)
 
     async def _stops_within(self, limit_s: float) -> bool:
         with suppress(TimeoutError):
@@ -131,9 +132,10 @@ class AsyncFollower:
                     await self._look_for_hole(reader, expected, batch.first_offset)
                     expected = batch.last_offset + 1
                     if not await self._take(batch):
-                        return
+                        break
                 elif not shared.intake.is_followed(self._stream):
-                    return
+                    break
+        shared.intake.raise_ended(self._stream)
 
     async def _look_for_hole(self, reader: AsyncStreamReader, expected: int, found: int) -> None:
         """Say where retention was faster; streams have gaps in good health, too, so the stream is asked."""
@@ -147,7 +149,7 @@ class AsyncFollower:
     async def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""
         shared = self._shared
-        messages = [describe(message, self._type_of) for message in batch.each_message()]
+        messages = [describe_followed(message, self._type_of) for message in batch.each_message()]
         while messages:
             if shared.stopping.is_set() or not shared.intake.is_followed(self._stream):
                 return False

@@ -11,14 +11,14 @@ from concurrent.futures import wait as wait_for_threads
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from relatum._failures import backoff, ended
+from relatum._failures import Pauses, ended, may_be_mended, may_repeat
 from relatum.collecting._bulk import Collected
 from relatum.collecting._intake import Gathered
 from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
 from relatum.collecting._state import State, log_defect, logger
 from relatum.collecting._steps import Consumed
-from relatum.errors import Conflict, RelatumError
+from relatum.errors import Conflict
 
 THREADS: Final = 8
 """Threads for the store beside one for each worker: one stores, one keeps the lease, followers ask now and then."""
@@ -93,27 +93,22 @@ class AsyncShared(State):
         """Do a blocking call in a thread. Where this is cancelled, the call goes on to its end."""
         return await asyncio.wrap_future(self.submit(call))
 
-    async def persist(self, call: Callable[[], Awaitable[T]], what: str, *, raises_defects: bool = False) -> T:
-        """Repeat a call until it succeeds; see `Shared.persist`.
-
-        Raises:
-            Conflict: Another member did it first.
-        """
-        pauses = backoff()
+    async def persist(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """Repeat a call until it succeeds; see `Shared.persist`, for what it raises too."""
+        pauses = Pauses()
         while True:
             try:
                 return await call()
-            except Conflict:
-                raise
             except Exception as error:
-                if raises_defects and not isinstance(error, RelatumError):
+                if not (may_repeat(error) or may_be_mended(error)):
                     raise
                 log_defect(error, what)
-            await asyncio.sleep(next(pauses))
+                pause = pauses.after(error)
+            await asyncio.sleep(pause)
 
-    async def persist_in_thread(self, call: Callable[[], T], what: str, *, raises_defects: bool = False) -> T:
+    async def persist_in_thread(self, call: Callable[[], T], what: str) -> T:
         """Repeat a blocking call until it succeeds; see `persist`."""
-        return await self.persist(partial(self.in_thread, call), what, raises_defects=raises_defects)
+        return await self.persist(partial(self.in_thread, call), what)
 
     # --- into the store, and out of it ----------------------------------------------------------------------------
 
@@ -124,6 +119,10 @@ class AsyncShared(State):
         except Conflict as error:
             logger.warning("messages not stored: %s", ended(error), extra={"stream": gathered.stream})
             self.intake.lost(gathered)
+            self.changed.notify()
+            return
+        except Exception as error:  # noqa: BLE001 - one lot must not end what stores all others
+            self.not_storable(gathered, error)
             self.changed.notify()
             return
         ours = self.intake.stored(gathered, stored)

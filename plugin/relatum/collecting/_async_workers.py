@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from relatum._dead_letters import DeadLetters
+from relatum._dead_letters import Burial, DeadLetters
 from relatum._ids import MessageId
 from relatum.collecting._async_executing import AsyncExecutor, FromThread, call_executor
 from relatum.collecting._async_following import OpenAsyncReader
@@ -23,13 +23,14 @@ from relatum.collecting._steps import (
     Forward,
     Join,
     Joined,
+    Letter,
     Load,
     Step,
     Steps,
     consume,
     fail,
 )
-from relatum.collecting._workers import WAIT_S, bury, not_refused
+from relatum.collecting._workers import WAIT_S, not_refused, undecided
 from relatum.errors import RelatumError
 from relatum.reading import AsyncStreamReader
 from relatum.reading._window import Result as Found
@@ -86,7 +87,11 @@ class AsyncWorker:
 
     async def _consume(self, bulk: Bulk) -> None:
         # Cancelled on the way, it stays forwarded in the store: another member takes it over.
-        consumed = await self._consumed(bulk)
+        consumed = Consumed([], None)
+        try:
+            consumed = await self._consumed(bulk)
+        except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
+            undecided(bulk, error)
         await self._shared.tell_consumed(bulk.taken, consumed)
         self._shared.core.settle(bulk, consumed.results, time.monotonic())
         self._shared.changed.notify()
@@ -112,7 +117,7 @@ class AsyncWorker:
         shared, member = self._shared, self._shared.member
         match step:
             case Load(places):
-                return await shared.persist(partial(self._load, places), "messages not read yet", raises_defects=True)
+                return await shared.persist(partial(self._load, places), "messages not read yet")
             case Forward(bulk_id, places):
                 shared.core.loaded(bulk)
                 forward = partial(shared.store.forward, member, bulk_id, places)
@@ -122,20 +127,25 @@ class AsyncWorker:
             case Join():
                 return await self._join(member, step)
             case Bury(letters):
-                publish = partial(bury, self._dead_letters, letters)
-                return await shared.persist_in_thread(publish, "dead letters not published yet", raises_defects=True)
+                assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+                burial = Burial(self._dead_letters, letters)
+                return await shared.persist_in_thread(burial.run, "dead letters not published yet")
             case Finish(bulk_id, results):
                 finish = partial(shared.store.finish, member, bulk_id, results)
                 return await shared.persist_in_thread(finish, "results not stored yet")
 
     async def _join(self, member: int, step: Join) -> Joined:
         executor = FromThread(self._executor)
-        run = JoinedRun(self._shared.store, member, step, executor, partial(bury, self._dead_letters))
+        run = JoinedRun(self._shared.store, member, step, executor, self._bury)
         try:
-            return await self._shared.persist_in_thread(run.run, "results not committed yet", raises_defects=True)
+            return await self._shared.persist_in_thread(run.run, "results not committed yet")
         except asyncio.CancelledError:
             executor.cancel()
             raise
+
+    def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
+        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+        return Burial(self._dead_letters, letters).run()
 
     async def _load(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
         assert self._open_reader is not None, "bodies are left in streams only where there is a broker"

@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from relatum._ids import MessageId
 from relatum.errors import InvalidInput
@@ -68,8 +69,22 @@ class Failure:
         return text[:REASON_CHARACTERS_MAX]
 
 
+_Value = TypeVar("_Value", covariant=True)
+
+
+class _ReadOnly(Protocol[_Value]):
+    """An attribute that is read, and never set from outside."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> _Value: ...
+
+
+def _read_only(name: str) -> Any:
+    """A property that reads a slot, in C: bulks are looked at for each of their messages."""
+    return property(attrgetter(name))
+
+
 class Collected:
-    """A message in a bulk.
+    """A message in a bulk. Read-only: what became of it is told by `Bulk.succeeded` and `Bulk.failed`.
 
     Attributes:
         place: Where it lies.
@@ -82,7 +97,7 @@ class Collected:
         body: The message itself; None while it is left in its stream.
     """
 
-    __slots__ = ("attempts", "body", "bytes", "collected_at", "forwarded_at", "message_id", "place", "type")
+    __slots__ = ("_attempts", "_body", "_bytes", "_collected_at", "_forwarded_at", "_message_id", "_place", "_type")
 
     def __init__(
         self,
@@ -94,14 +109,42 @@ class Collected:
         attempts: int = 0,
         collected_at: datetime | None = None,
     ) -> None:
-        self.place = place
-        self.message_id = message_id
-        self.type = type
-        self.bytes = bytes
-        self.body = body
-        self.attempts = attempts
-        self.collected_at = collected_at
-        self.forwarded_at: datetime | None = None
+        self._place = place
+        self._message_id = message_id
+        self._type = type
+        self._bytes = bytes
+        self._body = body
+        self._attempts = attempts
+        self._collected_at = collected_at
+        self._forwarded_at: datetime | None = None
+
+    # An executor that could change these would lose its messages' results: they are found by them.
+    place: "_ReadOnly[MessageId]" = _read_only("_place")
+    message_id: "_ReadOnly[str]" = _read_only("_message_id")
+    type: "_ReadOnly[str]" = _read_only("_type")
+    bytes: "_ReadOnly[int]" = _read_only("_bytes")
+    attempts: "_ReadOnly[int]" = _read_only("_attempts")
+    collected_at: "_ReadOnly[datetime | None]" = _read_only("_collected_at")
+    forwarded_at: "_ReadOnly[datetime | None]" = _read_only("_forwarded_at")
+    body: "_ReadOnly[Message | None]" = _read_only("_body")
+
+    def _note_collected(self, at: datetime, renamed: str | None = None) -> None:
+        """Note when it was stored, and what it is asked for by where that is not its property."""
+        self._collected_at = at
+        self._message_id = self._message_id if renamed is None else renamed
+
+    def _note_forwarded(self, at: datetime) -> None:
+        """Note another attempt."""
+        self._attempts += 1
+        self._forwarded_at = at
+
+    def _leave(self) -> None:
+        """Leave the body in its stream, from where it is read when its turn comes."""
+        self._body = None
+
+    def _note_read(self, body: Message) -> None:
+        """Note the body, as it was read from its stream."""
+        self._body = body
 
     @property
     def message(self) -> Message:
@@ -114,7 +157,7 @@ class Collected:
 
 
 class Bulk:
-    """Messages of one type, to be consumed together.
+    """Messages of one type, to be consumed together. Its attributes are read-only.
 
     Attributes:
         id: The bulk's id, 63 bits by chance.
@@ -128,16 +171,16 @@ class Bulk:
     """
 
     __slots__ = (
+        "_bytes",
+        "_connection",
+        "_id",
+        "_is_forwarded",
+        "_messages",
         "_places",
+        "_reason",
         "_results",
-        "bytes",
-        "connection",
-        "id",
-        "is_forwarded",
-        "messages",
-        "reason",
-        "taken",
-        "type",
+        "_taken",
+        "_type",
     )
 
     def __init__(
@@ -147,16 +190,26 @@ class Bulk:
         messages: tuple[Collected, ...],
         reason: FlushReason,
     ) -> None:
-        self.id = id
-        self.type = type
-        self.messages = messages
-        self.taken = messages
-        self.reason = reason
-        self.bytes = sum(message.bytes for message in messages)
-        self.connection: sa.Connection | None = None
-        self.is_forwarded = False
+        self._id = id
+        self._type = type
+        self._messages = messages
+        self._taken = messages
+        self._reason = reason
+        self._bytes = sum(message.bytes for message in messages)
+        self._connection: sa.Connection | None = None
+        self._is_forwarded = False
         self._results: dict[MessageId, Failure | None] = {}
         self._places: frozenset[MessageId] | None = None
+
+    # An executor that could change these would leave messages without a final status.
+    id: "_ReadOnly[int]" = _read_only("_id")
+    type: "_ReadOnly[str]" = _read_only("_type")
+    messages: "_ReadOnly[tuple[Collected, ...]]" = _read_only("_messages")
+    taken: "_ReadOnly[tuple[Collected, ...]]" = _read_only("_taken")
+    reason: "_ReadOnly[FlushReason]" = _read_only("_reason")
+    bytes: "_ReadOnly[int]" = _read_only("_bytes")
+    connection: "_ReadOnly[sa.Connection | None]" = _read_only("_connection")
+    is_forwarded: "_ReadOnly[bool]" = _read_only("_is_forwarded")
 
     def succeeded(self, message: Collected) -> None:
         """Note that a message succeeded; it stays so though the executor raises later (unless it joined).
@@ -198,14 +251,26 @@ class Bulk:
             raise InvalidInput(f"message {message.message_id} at {message.place} is not in this bulk")
         return message.place
 
-    def keep(self, places: Collection[MessageId]) -> None:
+    def _keep(self, places: Collection[MessageId]) -> None:
         """Leave only these messages to be consumed; the others are another member's, or cannot be read."""
-        self.messages = tuple(message for message in self.messages if message.place in places)
-        self.bytes = sum(message.bytes for message in self.messages)
+        self._messages = tuple(message for message in self._messages if message.place in places)
+        self._bytes = sum(message.bytes for message in self._messages)
 
-    def begin_attempt(self) -> None:
-        """Forget results: the executor is called anew."""
+    def _note_forwarded(self, at: datetime) -> None:
+        """Note, once, that an executor is handed the messages that are left."""
+        if not self._is_forwarded:
+            for message in self._messages:
+                message._note_forwarded(at)
+        self._is_forwarded = True
+
+    def _begin_attempt(self, connection: "sa.Connection | None" = None) -> None:
+        """Forget results: the executor is called anew, in a transaction or in none."""
         self._results = {}
+        self._connection = connection
+
+    def _end_transaction(self) -> None:
+        """Take the connection away."""
+        self._connection = None
 
     def __len__(self) -> int:
         return len(self.messages)

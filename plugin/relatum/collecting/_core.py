@@ -214,7 +214,7 @@ class Core:
 
     def _spill(self, bulk: Bulk) -> None:
         for message in bulk.messages:
-            message.body = None
+            message._leave()
             self._hold(message)
 
     # --- bulks consumed -------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import backoff
-from relatum.collecting._intake import TypeOf, describe
+from relatum._failures import Pauses
+from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared
 from relatum.collecting._state import log_defect, logger
@@ -15,6 +15,9 @@ from relatum.recording._opening import is_same
 
 IDLE_S: Final = 0.25
 """How often a follower with nothing to read looks whether it should stop."""
+
+AGAIN_S: Final = 0.05
+"""Seconds until a stream is followed again where another member came between."""
 
 STANDBY_S: Final = 1.0
 """How often a member asks whether a stream that another one follows became free."""
@@ -51,14 +54,15 @@ class Follower:
         self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
 
     def _run(self) -> None:
-        pauses, stopping = backoff(), self._shared.stopping
+        pauses, stopping, pause_s = Pauses(), self._shared.stopping, AGAIN_S
         while not stopping.is_set():
             try:
                 self._session()
-                pauses = backoff()
+                pauses, pause_s = Pauses(), AGAIN_S
             except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
                 self._note(error)
-            stopping.wait(next(pauses))
+                pause_s = pauses.after(error)
+            stopping.wait(pause_s)
 
     _noted = ""
     _was_followed = False
@@ -117,9 +121,11 @@ class Follower:
                 self._look_for_hole(expected, batch.first_offset)
                 expected = batch.last_offset + 1
                 if not self._take(batch):
-                    return
+                    break
             if batch is None and not shared.intake.is_followed(self._stream):
-                return
+                break
+        with shared.changed:
+            shared.intake.raise_ended(self._stream)
 
     def _look_for_hole(self, expected: int, found: int) -> None:
         """Say where retention was faster; streams have gaps in good health, too, so the stream is asked."""
@@ -134,7 +140,7 @@ class Follower:
     def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""
         shared = self._shared
-        messages = [describe(message, self._type_of) for message in batch.each_message()]
+        messages = [describe_followed(message, self._type_of) for message in batch.each_message()]
         with shared.changed:
             while messages:
                 if shared.stopping.is_set() or not shared.intake.is_followed(self._stream):

@@ -1,5 +1,6 @@
 """Messages on their way into the store: gathered while the last ones are committed, then committed together. No I/O."""
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from relatum._failures import ended
+from relatum._ids import MessageId
 from relatum.collecting._bulk import Collected
 from relatum.collecting._core import Core, Verdict
 from relatum.collecting._ports import Advance, Entry, Followed, Stored
@@ -15,8 +18,14 @@ from relatum.reading import Message
 from relatum.reading._message import type_and_id_of
 from relatum.recording._batch import position_of
 
+logger = logging.getLogger("relatum.collector")
+
 NOT_OURS_MAX: Final = 10_000
 """Messages for others, or types nobody has an executor of, that are gathered for one transaction."""
+
+MESSAGE_ID_BYTES_MAX: Final = 2000
+"""Bytes of a property `message_id` that a message is known by. AMQP 0.9.1 has 255 at most, the stream protocol any
+number; an index of PostgreSQL takes 2,704 bytes a row, and with them goes what else the row holds."""
 
 TypeOf = Callable[[Message], str | None]
 """Tells a message's type; None for a message nobody consumes."""
@@ -30,13 +39,33 @@ def type_of_property(message: Message) -> str | None:
 def id_of(message: Message) -> str:
     """What a message is asked for by: its property `message_id`, or "stream:offset" where it has none.
 
-    One with a NUL, which PostgreSQL's text can't hold, counts as none.
+    One with a NUL, which PostgreSQL's text can't hold, and one too long for its index count as none.
     """
     return _id_of(message, message.properties.message_id)
 
 
 def _id_of(message: Message, given: str | None) -> str:
-    return given if given and "\0" not in given else f"{message.stream}:{message.offset}"
+    return given if given and "\0" not in given and not _is_long(given) else id_of_place(message.id)
+
+
+def _is_long(given: str) -> bool:
+    # Four bytes a character at most: only what is long is encoded to be measured.
+    return len(given) > MESSAGE_ID_BYTES_MAX // 4 and len(given.encode()) > MESSAGE_ID_BYTES_MAX
+
+
+def id_of_place(place: MessageId) -> str:
+    """What a message without a property `message_id` is asked for by."""
+    return f"{place.stream}:{place.offset}"
+
+
+def describe_followed(message: Message, type_of: TypeOf) -> Collected:
+    """As `describe`, of a message of a followed stream: what cannot be described has no type, and is passed over."""
+    try:
+        return describe(message, type_of)
+    except Exception as error:  # noqa: BLE001 - the caller's own function: one message must not stop a stream
+        logger.warning("passed over, its type cannot be told: %s: %s", message.id, ended(error))
+        raw = message.raw
+        return Collected(message.id, id_of_place(message.id), "", 0 if raw is None else len(raw), message)
 
 
 def describe(message: Message, type_of: TypeOf) -> Collected:
@@ -115,6 +144,7 @@ class Intake:
         self._next: dict[str, int] = {}
         self._types_of_others: dict[str, frozenset[str]] = {}
         self._storing: Counter[str] = Counter()
+        self._ended_by: dict[str, Exception] = {}
         self._begun = 0
         self._ended = 0
 
@@ -250,7 +280,7 @@ class Intake:
         if len(ours) < len(gathered.messages):
             self._core.cancel(message for message in gathered.messages if message.place not in stored.places)
         for message in ours:
-            message.collected_at = stored.at
+            message._note_collected(stored.at, stored.renamed.get(message.place))
         return ours
 
     def add(self, gathered: Gathered, ours: Sequence[Collected], now: float) -> None:
@@ -258,9 +288,24 @@ class Intake:
         self._came_back(gathered)
         self._core.add(ours, now)
 
-    def lost(self, gathered: Gathered) -> None:
-        """Note that another member moved the position: nothing was stored, and the stream is not followed any more."""
+    def lost(self, gathered: Gathered, error: Exception | None = None) -> None:
+        """Note that nothing was stored: the stream is not followed any more.
+
+        Args:
+            gathered: What was to be stored.
+            error: Why, where waiting would not cure it; None where another member moved the position.
+        """
         self._came_back(gathered)
         self._core.cancel(gathered.messages)
         if gathered.advance is not None:
             self.unfollow(gathered.advance.stream)
+            if error is not None:
+                self._ended_by[gathered.advance.stream] = error
+        elif error is not None:
+            self.refused += len(gathered.messages)
+
+    def raise_ended(self, stream: str) -> None:
+        """Raise what ended the following of a stream, once."""
+        error = self._ended_by.pop(stream, None)
+        if error is not None:
+            raise error

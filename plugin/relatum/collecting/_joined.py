@@ -1,14 +1,14 @@
 """An executor in the transaction that stores its results: both are committed, or neither is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from relatum._ids import MessageId
 from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._ports import Result, Store, Stored
-from relatum.collecting._steps import Executed, Join, Joined, letters_of
-from relatum.errors import DatabaseUnavailable
-from relatum.reading import Message
+from relatum.collecting._steps import Executed, Join, Joined, Letter, letters_of, with_refused
+from relatum.errors import ConfigurationError, DatabaseUnavailable
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -34,7 +34,7 @@ class JoinedRun:
         member: This member.
         join: The step.
         executor: The type's executor.
-        bury: Publishes to the dead-letter stream.
+        bury: Publishes to the dead-letter stream; gives what that does not take at any time.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class JoinedRun:
         member: int,
         join: Join,
         executor: Executor,
-        bury: Callable[[Sequence[tuple[Message, str]]], None],
+        bury: Callable[[Sequence[Letter]], Mapping[MessageId, str]],
     ) -> None:
         self._store = store
         self._member = member
@@ -80,10 +80,9 @@ class JoinedRun:
     def _attempt(self) -> Joined | None:
         """One transaction; None where some messages turned out to be another member's: to be done without them."""
         bulk = self._bulk
-        bulk.begin_attempt()
         try:
             with self._store.transaction() as connection:
-                bulk.connection = connection
+                bulk._begin_attempt(connection)
                 stored = self._write(connection)
         except _RolledBack as end:
             return self._rolled_back(end.stored)
@@ -92,20 +91,27 @@ class JoinedRun:
         except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
             return Joined(self._judge(Executed(raised=error)), None)
         finally:
-            bulk.connection = None
+            bulk._end_transaction()
         assert self._results is not None, "they were written"
         return Joined(self._results, stored)
 
     def _write(self, connection: "sa.Connection") -> Stored:
+        commits = _Commits(connection)
         executed = call(self._executor, self._bulk)
         if connection.invalidated or connection.closed:
             raise DatabaseUnavailable("the executor's transaction was lost") from executed.raised
+        if commits.count:
+            raise ConfigurationError(
+                "the executor committed the transaction that stores its results: what it wrote is not joined with them"
+            ) from executed.raised
         results = self._judge(executed)
         if executed.raised is not None:
             self._failed = results
             raise _RolledBack(None)
         self._results = results
-        self._bury(letters_of(self._bulk.messages, results))
+        letters = letters_of(self._bulk.messages, results)
+        if letters:
+            self._results = results = with_refused(results, self._bury(letters))
         stored = self._store.finish(self._member, self._bulk.id, results, connection=connection)
         if len(stored.places) < len(results):
             raise _RolledBack(stored)
@@ -116,9 +122,23 @@ class JoinedRun:
             return Joined(self._failed, None)
         committed = self._committed_before()
         if committed is None:
-            self._bulk.keep(stored.places)
+            self._bulk._keep(stored.places)
             self._results = None
         return committed
+
+
+class _Commits:
+    """Counts the commits of a connection from now on."""
+
+    def __init__(self, connection: "sa.Connection") -> None:
+        self.count = 0
+        # Imported here: a collector in memory needs no PostgreSQL.
+        from sqlalchemy import event
+
+        event.listen(connection, "commit", self._committed)
+
+    def _committed(self, connection: "sa.Connection") -> None:
+        self.count += 1
 
 
 def call(executor: Executor, bulk: Bulk) -> Executed:

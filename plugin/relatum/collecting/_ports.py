@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -104,10 +104,12 @@ class Stored:
         places: Those of the places asked for that are this member's and are now as asked. What is missing belongs to
             another member, or was finished before.
         at: The store's time, aware: what it wrote as `collected_at`, `forwarded_at`, `finished_at`.
+        renamed: With `add`: the names of messages whose own it cannot hold.
     """
 
     places: frozenset[MessageId]
     at: datetime
+    renamed: Mapping[MessageId, str] = field(default_factory=dict)
 
 
 class Store(Protocol):

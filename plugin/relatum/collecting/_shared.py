@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from relatum._failures import backoff, ended
+from relatum._failures import Pauses, ended, may_be_mended, may_repeat
 from relatum.collecting._bulk import Collected
 from relatum.collecting._intake import Gathered
 from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
 from relatum.collecting._state import State, log_defect, logger
 from relatum.collecting._steps import Consumed
-from relatum.errors import Conflict, RelatumError
+from relatum.errors import Conflict
 
 T = TypeVar("T")
 
@@ -36,29 +36,28 @@ class Shared(State):
         self.stopping = threading.Event()
         self.abandoned = threading.Event()
 
-    def persist(self, call: Callable[[], T], what: str, *, raises_defects: bool = False) -> T:
-        """Repeat a call until it succeeds: what it does must be done, whatever is in its way.
+    def persist(self, call: Callable[[], T], what: str) -> T:
+        """Repeat a call until servers, and those who set them up, let it succeed.
 
         Args:
             call: What to do.
             what: What is logged of each try in vain.
-            raises_defects: Raise what is no error of Relatum's, a defect that may be there the next time, too.
 
         Raises:
             Abandoned: The collector was closed meanwhile.
-            Conflict: Another member did it first.
+            Exception: What no waiting cures: another member did it first (`Conflict`), a value that PostgreSQL cannot
+                hold, a defect. It is about what was to be done, and would be the same the next time.
         """
-        pauses = backoff()
+        pauses = Pauses()
         while not self.abandoned.is_set():
             try:
                 return call()
-            except Conflict:
-                raise
             except Exception as error:
-                if raises_defects and not isinstance(error, RelatumError):
+                if not (may_repeat(error) or may_be_mended(error)):
                     raise
                 log_defect(error, what)
-            self.abandoned.wait(next(pauses))
+                pause = pauses.after(error)
+            self.abandoned.wait(pause)
         raise Abandoned
 
     def notify(self) -> None:
@@ -76,6 +75,11 @@ class Shared(State):
             logger.warning("messages not stored: %s", ended(error), extra={"stream": gathered.stream})
             with self.changed:
                 self.intake.lost(gathered)
+                self.changed.notify_all()
+            return
+        except Exception as error:  # noqa: BLE001 - one lot must not end what stores all others
+            with self.changed:
+                self.not_storable(gathered, error)
                 self.changed.notify_all()
             return
         with self.changed:

@@ -18,6 +18,9 @@ from relatum.errors import Conflict, DatabaseUnavailable
 
 logger = logging.getLogger("relatum.collector")
 
+NAMED_MAX = 10
+"""Messages that are named in one line of the log."""
+
 log_defect = partial(log_failure, logger)
 """Logs what ended some work: `log_defect(error, what)`."""
 
@@ -54,6 +57,12 @@ class State:
                 raise
             # This member is gone, and joins anew in a moment. What was given is nowhere else: it must be stored.
             raise DatabaseUnavailable(str(error)) from error
+
+    def not_storable(self, gathered: Gathered, error: Exception) -> None:
+        """Let messages go that the store takes at no time; those given are refused, a stream is followed anew later."""
+        places = ", ".join(str(message.place) for message in gathered.messages[:NAMED_MAX])
+        log_defect(error, f"{len(gathered.messages)} messages refused by the store: {places}")
+        self.intake.lost(gathered, error)
 
     def collected_outcomes(self, messages: Sequence[Collected]) -> list[Outcome]:
         """What handlers are to be told of messages that were just stored."""

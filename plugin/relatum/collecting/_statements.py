@@ -98,6 +98,9 @@ settled: Final = sa.select(_messages.source_id, _messages.stream_offset).where(
     _messages.state != "forwarded",
 )
 
+texts: Final = sa.select(sa.bindparam("texts", type_=sa.ARRAY(sa.Text)))
+"""Texts as they are: what the database cannot hold, it refuses."""
+
 _in_bulk: Final = (*_mine, _messages.bulk_id == sa.bindparam("of_bulk", type_=sa.BigInteger))
 _result: Final = _its_own("states", sa.Text)
 _to_retry: Final = _result == "collected"

@@ -1,19 +1,23 @@
 """What a worker does with a bulk, step by step. No I/O: it yields each step, and is sent what came of it."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
+from relatum._failures import may_repeat
 from relatum._ids import MessageId
 from relatum.collecting._bulk import Bulk, Collected, Failure, results_of
-from relatum.collecting._intake import id_of
+from relatum.collecting._intake import id_of, id_of_place
 from relatum.collecting._options import ExecutorOptions
 from relatum.collecting._outcome import OutcomeStatus
 from relatum.collecting._ports import Result, Stored
 from relatum.collecting._results import GIVEN_UP, decide, is_hopeless
-from relatum.errors import RelatumError
+from relatum.errors import NotFound, OffsetExpired, OffsetNotFound, RelatumError
 from relatum.reading import Message
+
+UNREAD_S: Final = 2.0
+"""Seconds until a body is read again that is in its stream, as far as anybody knows, and could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,15 @@ class Joined:
     stored: Stored | None
 
 
+Letter = tuple[Message, str]
+"""A message for the dead-letter stream, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Publish messages to the dead-letter stream, each with its reason."""
+    """Publish messages to the dead-letter stream: answer with those it takes at no time, and why."""
 
-    letters: Sequence[tuple[Message, str]]
+    letters: Sequence[Letter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +118,16 @@ def consume(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
         bulk: A bulk that was taken.
         may_die: Whether there is a dead-letter stream.
     """
-    lost = yield from _load(bulk)
-    end = Consumed([], (yield from _forward(bulk)))
+    lost, later = yield from _load(bulk)
+    if not bulk.messages:
+        return Consumed(later, None)
+    end = Consumed(later, (yield from _forward(bulk)))
     lost |= {message.place: GIVEN_UP for message in bulk.messages if is_hopeless(options, message)}
     hopeless = [message for message in bulk.messages if message.place in lost]
     if hopeless:
         decided = decide(options, hopeless, lost, may_die=may_die)
         end = _both(end, (yield from _finish(bulk, decided)))
-        bulk.keep({message.place for message in bulk.messages} - lost.keys())
+        bulk._keep({message.place for message in bulk.messages} - lost.keys())
     if bulk.messages:
         end = _both(end, (yield from _execute(options, bulk, may_die=may_die)))
     return end
@@ -141,31 +151,48 @@ def fail(options: ExecutorOptions, bulk: Bulk, error: Exception) -> Steps:
 def _forward(bulk: Bulk) -> Generator[Step, Any, datetime]:
     """Note the attempt, once; only what is still this member's is left to be consumed."""
     forwarded: Stored = yield Forward(bulk.id, [message.place for message in bulk.messages])
-    bulk.keep(forwarded.places)
-    if not bulk.is_forwarded:
-        for message in bulk.messages:
-            message.attempts += 1
-            message.forwarded_at = forwarded.at
-    bulk.is_forwarded = True
+    bulk._keep(forwarded.places)
+    bulk._note_forwarded(forwarded.at)
     return forwarded.at
 
 
-def _load(bulk: Bulk) -> Generator[Step, Any, dict[MessageId, Failure]]:
-    """Read bodies that were left in their streams; gives why some cannot be read."""
+def _load(bulk: Bulk) -> Generator[Step, Any, tuple[dict[MessageId, Failure], list[Result]]]:
+    """Read bodies that were left in their streams; gives why some cannot be read, and what is to be read later.
+
+    What cannot be read yet is taken off the bulk: neither it nor what lies beside it waits for the other.
+    """
     unread = {message.place: message for message in bulk.messages if message.body is None}
     if not unread:
-        return {}
+        return {}, []
     found: Mapping[MessageId, Message | RelatumError] = yield Load(list(unread))
     lost: dict[MessageId, Failure] = {}
+    later: list[Result] = []
     for place, message in unread.items():
         body = found[place]
         if isinstance(body, RelatumError):
-            lost[place] = Failure(f"expired: {body}", retry=False)
-        elif id_of(body) != message.message_id:
+            if is_not_known(body):
+                later.append(Result(place, OutcomeStatus.COLLECTED, retry_in_s=UNREAD_S))
+            else:
+                lost[place] = Failure(
+                    f"{'expired' if isinstance(body, NotFound) else 'unreadable'}: {body}", retry=False
+                )
+        elif message.message_id not in (id_of(body), id_of_place(place)):
             lost[place] = Failure("expired: another message lies there now", retry=False)
         else:
-            message.body = body
-    return lost
+            message._note_read(body)
+    if later:
+        bulk._keep({message.place for message in bulk.messages} - {result.place for result in later})
+    return lost, later
+
+
+def is_not_known(error: RelatumError) -> bool:
+    """Whether an error says nothing about a message: a node that is behind does not have it yet, or no longer answers.
+
+    A stream whose leader cannot be asked may hold what this node does not.
+    """
+    if isinstance(error, OffsetExpired):
+        return False
+    return may_repeat(error) or (isinstance(error, OffsetNotFound) and not getattr(error, "is_proven", True))
 
 
 def _execute(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
@@ -173,7 +200,7 @@ def _execute(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
         results = results_of(bulk, executed.answer, executed.raised)
         return decide(options, bulk.messages, results, may_die=may_die)
 
-    bulk.begin_attempt()
+    bulk._begin_attempt()
     if not options.joins_transaction:
         return (yield from _finish(bulk, judge((yield Execute(bulk)))))
     joined: Joined = yield Join(bulk, judge)
@@ -182,17 +209,31 @@ def _execute(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
     return _consumed(joined.results, joined.stored)
 
 
-def letters_of(messages: Sequence[Collected], results: Sequence[Result]) -> list[tuple[Message, str]]:
+def letters_of(messages: Sequence[Collected], results: Sequence[Result]) -> list[Letter]:
     """The messages that go to the dead-letter stream, each with its reason."""
     reasons = {result.place: result.reason or "" for result in results if result.status is OutcomeStatus.DEAD}
     return [(message.message, reasons[message.place]) for message in messages if message.place in reasons]
+
+
+def with_refused(results: Sequence[Result], refused: Mapping[MessageId, str]) -> list[Result]:
+    """Results, where the dead-letter stream took some messages at no time: those failed, and both reasons are kept."""
+    return [
+        result
+        if result.place not in refused
+        else replace(
+            result,
+            status=OutcomeStatus.FAILED,
+            reason=Failure(f"{result.reason}; no dead letter: {refused[result.place]}").stored_reason,
+        )
+        for result in results
+    ]
 
 
 def _finish(bulk: Bulk, results: list[Result]) -> Steps:
     letters = letters_of(bulk.messages, results)
     if letters:
         # First: a message that is called dead must be there. Killed between the two, it is published again.
-        yield Bury(letters)
+        results = with_refused(results, (yield Bury(letters)))
     stored: Stored = yield Finish(bulk.id, results)
     return _consumed(results, stored)
 

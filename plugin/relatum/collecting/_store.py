@@ -4,10 +4,12 @@ Each call may be repeated when it is not known whether its commit came through: 
 again, and the answer is the same. Rows are fenced one by one: a statement names the member they must belong to.
 """
 
+import logging
 import secrets
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,13 +19,17 @@ import sqlalchemy as sa
 from relatum._ids import MessageId
 from relatum.collecting import _member_statements as member_statements
 from relatum.collecting import _statements as statements
+from relatum.collecting._bulk import REASON_CHARACTERS_MAX
+from relatum.collecting._intake import id_of_place
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._outcomes import read_outcomes
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.collecting._prune import KEEP_S, forget_finished
-from relatum.errors import Conflict
+from relatum.errors import Conflict, RowRefused
 from relatum.recording import new_holder
 from relatum.store import Position, copy_lines, copy_text, make_engine, translated_errors
+
+logger = logging.getLogger("relatum.collector")
 
 REPLACED: Final = "the stream was deleted and declared again, or lost its end, before the message was consumed"
 """Why messages of a stream's old generation failed."""
@@ -171,6 +177,38 @@ class CollectorStore:
 
     def add(self, member: int, entries: Sequence[Entry], advance: Advance | None = None) -> Stored:
         """Store messages as collected, and move the position of their stream."""
+        try:
+            return self._add(member, entries, advance)
+        except RowRefused as refused:
+            others = () if advance is None else advance.for_others
+            renamed = self._renamed([*entries, *others])
+            if not renamed:
+                raise
+            extra = {"places": ", ".join(map(str, list(renamed)[:10])), "messages": len(renamed)}
+            logger.warning("message ids that the database cannot hold, known by their places: %s", refused, extra=extra)
+        if advance is not None:
+            advance = replace(advance, for_others=tuple(_renamed(others, renamed)))
+        return replace(self._add(member, _renamed(entries, renamed), advance), renamed=renamed)
+
+    def _renamed(self, entries: Sequence[Entry]) -> dict[MessageId, str]:
+        """The names of those messages whose own the database cannot hold: where they lie."""
+        if not self._refuses([entry.message_id for entry in entries]):
+            return {}
+        if len(entries) == 1:
+            return {entries[0].place: id_of_place(entries[0].place)}
+        middle = len(entries) // 2
+        return self._renamed(entries[:middle]) | self._renamed(entries[middle:])
+
+    def _refuses(self, texts: Sequence[str]) -> bool:
+        """Whether the database cannot hold one of these: its encoding may have no place for a character."""
+        try:
+            with self._transaction() as connection:
+                connection.execute(statements.texts, {"texts": list(texts)})
+        except RowRefused:
+            return True
+        return False
+
+    def _add(self, member: int, entries: Sequence[Entry], advance: Advance | None) -> Stored:
         with self._transaction() as connection:
             at = self._hold(connection, member)
             # Before the rows, so that a member that lost the race has written nothing it must roll back.
@@ -290,9 +328,16 @@ class CollectorStore:
     ) -> Stored:
         """Store what an attempt came to."""
         if connection is None:
-            with self._transaction() as own:
-                return self._finish(own, member, bulk_id, results)
+            try:
+                return self._finish_alone(member, bulk_id, results)
+            except RowRefused:
+                # Nothing else in it is anybody's own text: a reason must not keep a result from being stored.
+                return self._finish_alone(member, bulk_id, [_in_ascii(result) for result in results])
         with translated_errors():
+            return self._finish(connection, member, bulk_id, results)
+
+    def _finish_alone(self, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
+        with self._transaction() as connection:
             return self._finish(connection, member, bulk_id, results)
 
     def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
@@ -424,6 +469,17 @@ class CollectorStore:
     def _remember(self, sources: Mapping[str, int]) -> None:
         with self._lock:
             self._source_ids.update(sources)
+
+
+def _renamed(entries: Sequence[Entry], names: Mapping[MessageId, str]) -> list[Entry]:
+    return [replace(entry, message_id=names.get(entry.place, entry.message_id)) for entry in entries]
+
+
+def _in_ascii(result: Result) -> Result:
+    """A result whose reason any encoding holds."""
+    if result.reason is None:
+        return result
+    return replace(result, reason=result.reason.encode("ascii", "backslashreplace").decode()[:REASON_CHARACTERS_MAX])
 
 
 def _source_ids(connection: sa.Connection, query: Mapping[str, Any]) -> dict[str, int]:

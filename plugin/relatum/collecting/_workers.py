@@ -2,21 +2,33 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from relatum._dead_letters import DeadLetters
+from relatum._dead_letters import Burial, DeadLetters
 from relatum._ids import MessageId
 from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._joined import JoinedRun, call
 from relatum.collecting._options import ExecutorOptions
 from relatum.collecting._shared import Abandoned, Shared
-from relatum.collecting._state import log_defect
-from relatum.collecting._steps import Bury, Consumed, Execute, Finish, Forward, Join, Load, Step, Steps, consume, fail
+from relatum.collecting._state import NAMED_MAX, log_defect
+from relatum.collecting._steps import (
+    Bury,
+    Consumed,
+    Execute,
+    Finish,
+    Forward,
+    Join,
+    Letter,
+    Load,
+    Step,
+    Steps,
+    consume,
+    fail,
+)
 from relatum.errors import AccessRefused, RelatumError
-from relatum.reading import Message, StreamReader
+from relatum.reading import StreamReader
 from relatum.reading._window import Result as Found
 
 WAIT_S = 1.0
@@ -80,7 +92,10 @@ class Worker:
         consumed = Consumed([], None)
         # What is abandoned stays forwarded in the store: another member takes it over.
         with suppress(Abandoned):
-            consumed = self._consumed(bulk)
+            try:
+                consumed = self._consumed(bulk)
+            except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
+                undecided(bulk, error)
         self._shared.tell_consumed(bulk.taken, consumed)
         with self._shared.changed:
             self._shared.core.settle(bulk, consumed.results, time.monotonic())
@@ -109,8 +124,7 @@ class Worker:
         shared, member = self._shared, self._shared.member
         match step:
             case Load(places):
-                found = shared.persist(lambda: self._load(places), "messages not read yet", raises_defects=True)
-                return found
+                return shared.persist(lambda: self._load(places), "messages not read yet")
             case Forward(bulk_id, places):
                 with shared.changed:
                     shared.core.loaded(bulk)
@@ -118,14 +132,17 @@ class Worker:
             case Execute(of):
                 return call(self._executor, of)
             case Join():
-                run = JoinedRun(shared.store, member, step, self._executor, partial(bury, self._dead_letters))
-                return shared.persist(run.run, "results not committed yet", raises_defects=True)
+                run = JoinedRun(shared.store, member, step, self._executor, self._bury)
+                return shared.persist(run.run, "results not committed yet")
             case Bury(letters):
-                return shared.persist(
-                    lambda: bury(self._dead_letters, letters), "dead letters not published yet", raises_defects=True
-                )
+                assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+                return shared.persist(Burial(self._dead_letters, letters).run, "dead letters not published yet")
             case Finish(bulk_id, results):
                 return shared.persist(lambda: shared.store.finish(member, bulk_id, results), "results not stored yet")
+
+    def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
+        assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
+        return Burial(self._dead_letters, letters).run()
 
     def _load(self, places: Sequence[MessageId]) -> dict[MessageId, Found]:
         assert self._open_reader is not None, "bodies are left in streams only where there is a broker"
@@ -152,8 +169,7 @@ def not_refused(found: dict[MessageId, Found]) -> dict[MessageId, Found]:
     return found
 
 
-def bury(dead_letters: DeadLetters | None, letters: Sequence[tuple[Message, str]]) -> None:
-    """Publish messages to the dead-letter stream."""
-    for message, reason in letters:
-        assert dead_letters is not None, "messages are dead only where there is a stream for them"
-        dead_letters.publish([message], reason)
+def undecided(bulk: Bulk, error: Exception) -> None:
+    """Say which messages are left as they are: with this member until it ends, then another member takes them over."""
+    places = ", ".join(str(message.place) for message in bulk.messages[:NAMED_MAX])
+    log_defect(error, f"{len(bulk)} messages of type {bulk.type!r} without a stored result: {places}")
