@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -14,6 +15,7 @@ import pika
 import pytest
 import sqlalchemy as sa
 
+import relatum
 from relatum.errors import (
     GroupConflict,
     IncompleteGroup,
@@ -23,12 +25,13 @@ from relatum.errors import (
     OffsetExpired,
     StreamNotFound,
 )
-from relatum.grouping import GROUP_KEY, Anomaly, GroupStatus
+from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.keys import moment
 from relatum.recording import prune
 from relatum.store import add_keys
 from relatum_consumer import AsyncRelations, Relations, Status
 from tests.support import (
+    broker_connection,
     declare_stream,
     delete_stream,
     publish_plain,
@@ -218,6 +221,62 @@ def test_a_stream_that_is_not_there_is_an_error(relations: Relations, record: Re
 # --- one group --------------------------------------------------------------------------------------------
 
 
+def test_a_position_says_which_streams_it_holds_for(
+    amqp_url: str, streams: list[str], record: Record, relations: Relations
+) -> None:
+    """A stream that the database does not know yet is read where it is named; a position of all says nothing of it."""
+    known, unknown, _ = streams
+    publish_plain(amqp_url, known, [of_group(2, 1)])
+    record(known)
+    publish_plain(amqp_url, unknown, [of_group(1, 1), of_group(1, 2)])
+    of_all = relations.group_position(group_id(1))
+    assert (of_all.seen, of_all.streams, of_all.is_of_all) == (0, (known,), True)
+    assert of_all.holds_for("", known)
+    assert not of_all.holds_for("", unknown)
+    of_one = relations.group_position(group_id(1), streams=unknown)
+    assert (of_one.contiguous, of_one.streams, of_one.is_of_all) == (2, (unknown,), False)
+    assert of_one.holds_for("", unknown)
+    assert not of_one.holds_for("", known)
+    group = relations.group(group_id(1), streams=unknown)
+    assert group.position is not None
+    assert (len(group), group.position.holds_for("", unknown)) == (2, True)
+    assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
+
+
+def test_no_group_is_gone_on_with_where_its_messages_were_not_looked_for(
+    amqp_url: str, streams: list[str], record: Record, relations: Relations
+) -> None:
+    """After a kill before anything was recorded, no number is given twice: the error says how to ask."""
+    known, unknown, _ = streams
+    publish_plain(amqp_url, known, [of_group(2, 1)])
+    record(known)
+    publish_plain(amqp_url, unknown, [of_group(1, 1), of_group(1, 2)])
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection)
+        channel = connection.channel()
+        channel.confirm_delivery()
+        group = relatum.MessageGroup(channel, "", unknown)
+        with pytest.raises(InvalidGroup, match=f"streams='{unknown}'"):
+            group.resume(relations.group_position(group_id(1)))
+        unproven = relations.group_position(group_id(1), streams=unknown, complete=False)
+        with pytest.raises(InvalidGroup, match="not proven"):
+            group.resume(unproven)
+        group.resume(relations.group_position(group_id(1), streams=unknown))
+        group.put(b"1-3", last=True)
+    place = relations.group_position(group_id(1), streams=unknown)
+    assert (place.is_complete, place.seen, place.anomalies) == (True, 3, ())
+
+
+def test_a_position_of_an_exchange_is_asked_for_by_streams() -> None:
+    """What an exchange leads to is known to the caller alone; of a super stream it is the name."""
+    named = GroupPosition(group_id(1), 0, 0, (), None, 0, streams=("orders-0", "orders-1"))
+    of_all = replace(named, streams=("orders", "orders-0"), is_of_all=True)
+    assert named.holds_for("a topic", "key")
+    assert of_all.holds_for("orders", "key")
+    assert not of_all.holds_for("a topic", "key")
+    assert GroupPosition(group_id(1), 0, 0, (), None, 0).holds_for("", "wherever")
+
+
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_group_s_position_says_where_to_go_on(
     amqp_url: str, streams: list[str], record: Record, relations: Relations, is_recorded: bool
@@ -335,7 +394,7 @@ def test_a_group_that_contradicts_itself_is_an_error_or_passed_over(
 def test_a_group_that_retention_took_from_is_never_given_smaller(
     amqp_url: str, database_url: str, engine: sa.Engine, record: Record
 ) -> None:
-    """Its state is EXPIRED: an error, or passed over; its rows pruned, it is incomplete."""
+    """Its state is EXPIRED: an error, or passed over; it is listed as not whole, whether its rows are pruned or not."""
     stream, other = unique_name(), unique_name()
     declare_stream(amqp_url, stream, x_max_length_bytes=1_000_000, x_stream_max_segment_size_bytes=500_000)
     declare_stream(amqp_url, other)
@@ -355,8 +414,10 @@ def test_a_group_that_retention_took_from_is_never_given_smaller(
             group = relations.group(group_id(1))
             assert [message.body for message in group] == [b"1-1"]
             assert (group.expired, group.position.anomalies) == (((stream, 0),), (Anomaly.EXPIRED,))
-            # It was complete, and whoever wanted it could have had it.
-            assert relations.incomplete_groups(older_than=0) == []
+            # Group 2, of which nothing is left, is no cause for concern.
+            (report,) = relations.incomplete_groups(older_than=0)
+            assert (report.group_id, report.position.anomalies) == (group_id(1), (Anomaly.EXPIRED,))
+            assert report.position.missing == ((2, 2),)
             prune(amqp_url, engine)
             assert [group.group_id for group in relations.groups()] == [group_id(3)]
             (report,) = relations.incomplete_groups(older_than=0)

@@ -66,7 +66,7 @@ def test_each_statement_of_groups_uses_its_index(filled: psycopg.Connection[Any]
 
 def test_groups_that_are_not_whole_are_found_in_one_pass(filled: psycopg.Connection[Any]) -> None:
     """The rows of the key are read once, however many groups they are of."""
-    parameters = {"key_id": 1, "stream_ids": [1, 2], "before": 2**62, "limit": 100}
+    parameters = {"key_id": 1, "stream_ids": [1, 2], "floors": [0, 0], "before": 2**62, "limit": 100}
     filled.execute("SET max_parallel_workers_per_gather = 0")
     plan = plan_of(filled, "auto", statements.unfinished(), parameters)
     reads = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]

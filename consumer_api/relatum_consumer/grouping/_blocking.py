@@ -221,12 +221,14 @@ class GroupMethods(ABC):
 
         Args:
             group_id: 48 hexadecimal digits.
-            streams: As for `groups`.
+            streams: As for `groups`. Who goes on with the group names where its messages go: None (default) means the
+                streams that the database knows, which after a kill may lack one that was just begun, and then
+                `MessageGroup.resume` refuses the position.
             complete: True (default) also reads what is retained and not recorded yet: going on from a position that is
                 behind makes duplicates.
 
         Returns:
-            The position; of a group of which there is nothing, that of one that begins.
+            The position, and which streams it is of; of a group of which there is nothing, that of one that begins.
 
         Raises:
             InvalidGroup: that is no group's id.

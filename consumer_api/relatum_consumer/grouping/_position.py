@@ -10,8 +10,8 @@ from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, Membership, pars
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX
 from relatum_consumer._answer import Answer
-from relatum_consumer._catalog import Catalog, Wanted
-from relatum_consumer._proof import uncovered
+from relatum_consumer._catalog import Catalog, PresentStream, Wanted
+from relatum_consumer._proof import Evidence, evidence
 from relatum_consumer._related import Question, answer
 from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.grouping import _statements as statements
@@ -45,17 +45,31 @@ def standing(
     """
     key_id = yield from group_key(catalog)
     yield from catalog.check_names(names)
-    gaps = (yield from uncovered(catalog, names, [key_id])) if complete else []
-    members = yield from _recorded_members(catalog, key_id, group_id, names)
-    for gap in gaps:
+    known = (yield from evidence(catalog, names, [key_id])) if complete else None
+    recorded = yield from catalog.streams(names)
+    members = yield from _recorded_members(recorded, key_id, group_id)
+    for gap in known.uncovered if known else ():
         found: list[Member] = yield Sift(gap.stream, gap.start, gap.stop, member_of)
         members += [member for member in found if member.group_id == group_id]
     floors = yield from _floors(members, is_named=names is not None)
-    return assemble(group_id, distinct(members), order, floors)
+    group = assemble(group_id, distinct(members), order, floors)
+    assert group.position is not None, "a group has a position"
+    return replace(group, position=_said_of(group.position, recorded, names, known))
 
 
-def _recorded_members(catalog: Catalog, key_id: int, group_id: str, names: Names) -> GroupSteps[list[Member]]:
-    streams = {stream.stream_id: stream.name for stream in (yield from catalog.streams(names))}
+def _said_of(
+    position: GroupPosition, recorded: Sequence[PresentStream], names: Names, known: Evidence | None
+) -> GroupPosition:
+    """A position that says which streams it is of: without that, nobody could go on from it."""
+    streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
+    if names is None:
+        streams |= {stream.super_stream for stream in recorded if stream.super_stream is not None}
+    is_proven = known is not None and not known.unproven
+    return replace(position, streams=tuple(sorted(streams)), is_of_all=names is None, is_proven=is_proven)
+
+
+def _recorded_members(recorded: Sequence[PresentStream], key_id: int, group_id: str) -> GroupSteps[list[Member]]:
+    streams = {stream.stream_id: stream.name for stream in recorded}
     parameters = {"key_id": key_id, "group_ids": [group_id], "stream_ids": list(streams)}
     rows = yield Select(statements.members(), parameters)
     members = []
@@ -118,7 +132,11 @@ def _group(catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder, 
         if not floors:
             return as_group(found, messages)
         # Retention took some meanwhile; each round knows a first offset better, so they end.
-        found = assemble(group_id, (*members, *found.expired), order, raised(found, floors))
+        again = assemble(group_id, (*members, *found.expired), order, raised(found, floors))
+        assert found.position is not None, "a group has a position"
+        assert again.position is not None, "a group has a position"
+        said = {name: getattr(found.position, name) for name in ("streams", "is_of_all", "is_proven")}
+        found = replace(again, position=replace(again.position, **said))
 
 
 def grouped(catalog: Catalog, group_id: str, sequence: int, names: Names, *, complete: bool) -> GroupSteps[Answer]:
@@ -151,7 +169,8 @@ def incomplete(catalog: Catalog, names: Names, older_than_us: int) -> GroupSteps
 
 def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
     """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
-    parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids)}
+    floors = [view.floors[stream] for stream in view.stream_ids.values()]
+    parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids), "floors": floors}
     rows = yield Select(statements.unfinished(), parameters | {"before": before, "limit": REPORTS_MAX + 1})
     if len(rows) > REPORTS_MAX:
         raise InvalidInput(f"more than {REPORTS_MAX:,} groups are not complete: ask for one stream, or for older ones")
@@ -161,13 +180,13 @@ def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
 def _is_due(found: Assembled, before: int) -> bool:
     """Whether a group counts as one that should be complete by now.
 
-    What was complete before retention began to take it is no cause for concern, nor is what is gone altogether, nor
-    are duplicates alone.
+    What is gone altogether is no cause for concern, nor are duplicates alone. Of what retention has begun to take there
+    is no whole group any more, whether or not its rows have been pruned.
     """
     if not found.members:
         return False
     assert found.position is not None, "it is a group"
-    sound = found.was_complete and set(found.position.anomalies) <= {Anomaly.EXPIRED, Anomaly.DUPLICATE}
+    sound = found.is_complete and set(found.position.anomalies) <= {Anomaly.DUPLICATE}
     times = _times(found)
     return not sound and (not times or min(times) < before)
 

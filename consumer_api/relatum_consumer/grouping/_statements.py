@@ -77,17 +77,25 @@ def members() -> str:
 def unfinished() -> str:
     """Ids of the groups in the streams `stream_ids` that are not whole, or not sound: at most `limit`, oldest first.
 
-    Whole and sound is a group whose one last number is its highest and whose numbers are as many. Only groups whose
-    first message is of a time before `before`, or of none. It reads every row of the key. An id may be none: other
-    publishers set the same headers.
+    Whole and sound is a group whose one last number is its highest, whose numbers are as many, and of which the streams
+    have dropped no message: `floors` are their first retained offsets. What is gone altogether is left out. Only groups
+    whose first message is of a time before `before`, or of none. It reads every row of the key. An id may be none:
+    other publishers set the same headers.
     """
     rows = relationships.c
     group_id, sequence, last = (sa.func.split_part(rows.value, _BAR, sa.literal_column(str(n))) for n in (1, 2, 3))
     number = sa.cast(sequence, sa.BigInteger)
     first_last = sa.func.min(number).filter(last == sa.literal_column("'true'"))
     first_time = sa.func.min(rows.time_us)
+    present = (
+        sa.func.unnest(_STREAM_IDS, sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger)))
+        .table_valued(sa.column("stream_id", sa.Integer), sa.column("first_offset", sa.BigInteger))
+        .render_derived("present")
+    )
+    is_retained = rows.stream_offset >= present.c.first_offset
     statement = (
         sa.select(group_id.label("group_id"))
+        .select_from(relationships.join(present, rows.stream_id == present.c.stream_id))
         .where(
             rows.key_id == _KEY_ID,
             rows.stream_id == sa.any_(_STREAM_IDS),
@@ -104,7 +112,9 @@ def unfinished() -> str:
             sa.or_(
                 first_last.is_distinct_from(sa.func.max(number)),
                 sa.func.count(sa.distinct(number)) != sa.func.max(number),
+                ~sa.func.bool_and(is_retained),
             ),
+            sa.func.bool_or(is_retained),
             sa.func.coalesce(first_time < sa.bindparam("before", type_=sa.BigInteger), sa.true()),
         )
         .order_by(first_time.nulls_first())

@@ -1,7 +1,7 @@
 """How far a group has come: what is there of it, what is missing, and what should not be. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -50,6 +50,10 @@ class GroupPosition:
         last_sequence: The last message's number; None where it is not seen. Of several, the lowest.
         seen: How many different numbers are there.
         anomalies: What else is wrong, in the order of `Anomaly`.
+        streams: The streams and super streams it was looked for in, sorted; None: whoever made it did not say.
+        is_of_all: Whether those are all that the database knew then, as nobody named any. Of others it says nothing.
+        is_proven: Whether all they held then was looked at, up to their leaders' ends. False where only what is
+            recorded was, or the broker could not tell the end: there may be more of the group.
     """
 
     group_id: str
@@ -59,6 +63,20 @@ class GroupPosition:
     last_sequence: int | None
     seen: int
     anomalies: tuple[Anomaly, ...] = ()
+    streams: tuple[str, ...] | None = field(default=None, compare=False)
+    is_of_all: bool = field(default=False, compare=False)
+    is_proven: bool = field(default=True, compare=False)
+
+    def holds_for(self, exchange: str, routing_key: str) -> bool:
+        """Whether it says how far the group is where messages of an exchange and a routing key go.
+
+        Which streams an exchange leads to that is no super stream is known to the caller, who names them when asking.
+        """
+        if self.streams is None:
+            return True
+        if exchange == "":
+            return routing_key in self.streams
+        return exchange in self.streams or not self.is_of_all
 
     @property
     def next_sequence(self) -> int:

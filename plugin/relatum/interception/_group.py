@@ -22,14 +22,18 @@ class GroupBase:
     """What the groups of both clients share: the group's numbers, and how it ends.
 
     Args:
+        target: The name of the exchange where messages go that name nothing else.
         routing_key: See `MessageGroup`.
         on_incomplete: See `MessageGroup`.
         group_id: See `MessageGroup`.
         start: See `MessageGroup`.
     """
 
-    def __init__(self, routing_key: str, on_incomplete: OnIncomplete, group_id: str | None, start: int) -> None:
+    def __init__(
+        self, target: str, routing_key: str, on_incomplete: OnIncomplete, group_id: str | None, start: int
+    ) -> None:
         _check_text("routing_key", routing_key)
+        self._target = target, routing_key
         if on_incomplete not in _CHOICES:
             raise InvalidGroup(
                 f"on_incomplete is 'raise' or 'close', not {on_incomplete!r}", reason=str(GroupFault.OPTION_INVALID)
@@ -62,20 +66,43 @@ class GroupBase:
         """Whether the last message and all before it are put."""
         return self._numbers.is_complete
 
-    def resume(self, position: GroupPosition) -> None:
+    def resume(self, position: GroupPosition, *, unproven: bool = False) -> None:
         """Go on where the group stands: after a failure, or in another process.
 
         The messages put next get the numbers that are missing, then those above the highest. Where the last message
         is there, only the missing ones can be put.
 
         Args:
-            position: What the streams hold of the group: `relations.group_position(group_id)`.
+            position: What the streams hold of the group: `relations.group_position(group_id, streams=…)`, asked for
+                with the stream that this group is put into. The database may not know it yet.
+            unproven: True: also from a position that is not proven (`position.is_proven`): one that was read with
+                `complete=False`, or over AMQP 0.9.1 alone. There may be more of the group than it says, and what is put
+                would double it. Default False.
 
         Raises:
-            InvalidGroup: it is another group, and this one has messages already.
+            InvalidGroup: it is another group, and this one has messages already; the position says nothing of where
+                this group's messages go, or is not proven.
             GroupConflict: no further message can make the group whole (field `anomaly`).
         """
+        if isinstance(position, GroupPosition):
+            self._check_position(position, unproven=unproven)
         self._numbers.resume(position)
+
+    def _check_position(self, position: GroupPosition, *, unproven: bool) -> None:
+        exchange, routing_key = self._target
+        name = exchange or routing_key
+        if (exchange or routing_key) and not position.holds_for(exchange, routing_key):
+            raise InvalidGroup(
+                f"the position of group {position.group_id} says nothing of {name!r}, where this group's messages go: "
+                f"ask group_position(…, streams={name!r})",
+                reason=str(GroupFault.OPTION_INVALID),
+            )
+        if not (position.is_proven or unproven):
+            raise InvalidGroup(
+                f"the position of group {position.group_id} is not proven, there may be more of it: ask with "
+                "complete=True by the stream protocol, or say resume(…, unproven=True)",
+                reason=str(GroupFault.OPTION_INVALID),
+            )
 
     def _failed(self, place: Membership, error: Exception) -> None:
         """Give the number back where the message is nowhere. Where that is not known, it stays taken."""
@@ -135,8 +162,8 @@ class MessageGroup(GroupBase):
         start: int = 1,
     ) -> None:
         self._publisher = publisher_of(channel)
-        super().__init__(routing_key, on_incomplete, group_id, start)
         _check_text("exchange", exchange)
+        super().__init__(exchange, routing_key, on_incomplete, group_id, start)
         self._channel = channel
         self._exchange = exchange
         self._routing_key = routing_key
