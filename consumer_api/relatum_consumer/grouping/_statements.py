@@ -87,15 +87,11 @@ def unfinished() -> str:
     number = sa.cast(sequence, sa.BigInteger)
     first_last = sa.func.min(number).filter(last == sa.literal_column("'true'"))
     first_time = sa.func.min(rows.time_us)
-    present = (
-        sa.func.unnest(_STREAM_IDS, sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger)))
-        .table_valued(sa.column("stream_id", sa.Integer), sa.column("first_offset", sa.BigInteger))
-        .render_derived("present")
-    )
-    is_retained = rows.stream_offset >= present.c.first_offset
+    # A subscript and no join: which would tempt the planner to read the rows stream by stream, or again and again.
+    floors: Any = sa.sql.elements.Grouping(sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger)))
+    is_retained = rows.stream_offset >= floors[sa.func.array_position(_STREAM_IDS, rows.stream_id)]
     statement = (
         sa.select(group_id.label("group_id"))
-        .select_from(relationships.join(present, rows.stream_id == present.c.stream_id))
         .where(
             rows.key_id == _KEY_ID,
             rows.stream_id == sa.any_(_STREAM_IDS),
