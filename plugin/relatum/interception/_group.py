@@ -22,18 +22,18 @@ class GroupBase:
     """What the groups of both clients share: the group's numbers, and how it ends.
 
     Args:
-        target: The name of the exchange where messages go that name nothing else.
         routing_key: See `MessageGroup`.
         on_incomplete: See `MessageGroup`.
         group_id: See `MessageGroup`.
         start: See `MessageGroup`.
+        exchange: The name of the exchange where messages go that name nothing else.
     """
 
     def __init__(
-        self, target: str, routing_key: str, on_incomplete: OnIncomplete, group_id: str | None, start: int
+        self, routing_key: str, on_incomplete: OnIncomplete, group_id: str | None, start: int, *, exchange: str = ""
     ) -> None:
         _check_text("routing_key", routing_key)
-        self._target = target, routing_key
+        self._target = exchange, routing_key
         if on_incomplete not in _CHOICES:
             raise InvalidGroup(
                 f"on_incomplete is 'raise' or 'close', not {on_incomplete!r}", reason=str(GroupFault.OPTION_INVALID)
@@ -163,7 +163,7 @@ class MessageGroup(GroupBase):
     ) -> None:
         self._publisher = publisher_of(channel)
         _check_text("exchange", exchange)
-        super().__init__(exchange, routing_key, on_incomplete, group_id, start)
+        super().__init__(routing_key, on_incomplete, group_id, start, exchange=exchange)
         self._channel = channel
         self._exchange = exchange
         self._routing_key = routing_key

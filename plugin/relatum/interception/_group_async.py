@@ -46,7 +46,7 @@ class AsyncMessageGroup(GroupBase):
         start: int = 1,
     ) -> None:
         self._exchange = intercepted_exchange(target)[0]
-        super().__init__(self._exchange.name, routing_key, on_incomplete, group_id, start)
+        super().__init__(routing_key, on_incomplete, group_id, start, exchange=self._exchange.name)
         self._routing_key = routing_key
         self._newest: tuple[Any, str, dict[str, Any]] = (self._exchange, routing_key, {})
 
