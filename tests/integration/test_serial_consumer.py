@@ -10,9 +10,11 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
+from relatum.reading import StreamReader
+from relatum.recording._batch import position_of
 from relatum.serial import SerialBatch, SerialConsumer, forget_consumer
 from relatum.serial.consuming._statements import DRAINED
-from relatum.store import serial_holds, serial_members, serial_positions
+from relatum.store import serial_checkpoints, serial_holds, serial_members, serial_positions
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
 from tests.support.proxy import Proxy
@@ -488,6 +490,40 @@ def test_a_stream_that_was_declared_again_begins_anew(
     with consumer(bed, database_url, amqp_url) as member:
         assert consume(member, 1) == ["new"]
     assert re.search(r"stream '[^']+' replaced", caplog.text)
+
+
+@pytest.mark.parametrize("ends_before", [False, True], ids=["other", "ends-before"])
+def test_a_stream_that_lost_its_end_is_read_again_from_where_both_agree(
+    bed: SerialBed,
+    database_url: str,
+    amqp_url: str,
+    engine: sa.Engine,
+    caplog: pytest.LogCaptureFixture,
+    ends_before: bool,
+) -> None:
+    """Only what lies behind the last place that is as it was is delivered again, not all there is."""
+    bed.publish(0, "a", *(str(number) for number in range(10)))
+    with consumer(bed, database_url, amqp_url) as member:
+        consume(member, 10)
+    with StreamReader.open(amqp_url) as reader:
+        known = position_of(reader.read(bed.streams[0], 5))
+    # As if what lay at the position had been lost since, and maybe written over.
+    read = 14 if ends_before else 9
+    with engine.begin() as connection:
+        connection.execute(sa.update(serial_positions).values(position=read + 1, last_offset=read, last_fingerprint=1))
+        connection.execute(sa.update(serial_checkpoints).values(fingerprint=1))
+        row = {"last_offset": 5, "fingerprint": known.fingerprint, "chunk_ms": known.chunk_ms}
+        ids = sa.select(serial_positions.c.consumer_id, sa.literal(bed._ids[bed.streams[0]])).limit(1)
+        connection.execute(
+            sa.insert(serial_checkpoints).from_select(
+                ["consumer_id", "partition_id", *row], ids.add_columns(*(sa.literal(value) for value in row.values()))
+            )
+        )
+    with consumer(bed, database_url, amqp_url) as member:
+        assert consume(member, 4) == ["6", "7", "8", "9"]
+        bed.publish(0, "a", "new")
+        assert consume(member, 1) == ["new"]
+    assert re.search(r"stream '[^']+' lost its end", caplog.text)
 
 
 def test_messages_are_acknowledged_as_the_next_are_asked_for(

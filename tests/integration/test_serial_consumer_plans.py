@@ -70,6 +70,12 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "move a hold": (statements.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
     "end a hold": (statements.end_hold, {**ME, "of_move": 6}),
+    "add a checkpoint": (
+        statements.add_checkpoint,
+        {**ME, "known_offset": 4, "known_fingerprint": 1, "known_chunk_ms": 2},
+    ),
+    "forget checkpoints": (statements.forget_checkpoints, {**ME, "kept": 300}),
+    "checkpoints": (statements.checkpoints_of, ME),
     "complete holds": (statements.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
     "status": (statements.status, ME),
     "holds shown": (statements.status_holds, ME),
@@ -122,6 +128,10 @@ def test_the_statements_are_all_here() -> None:
         "moves_of",
         "drain",
         "begin_anew",
+        "go_back",
+        "drop_holds_behind",
+        "move_holds_back",
+        "free_holds_behind",
         "drop_holds",
         "free_holds",
         # By primary key.

@@ -41,7 +41,13 @@ from relatum.store._placement_tables import (
     super_streams,
 )
 from relatum.store._rows import copy_lines, copy_text, count_skips, needs_escape
-from relatum.store._serial_tables import serial_consumers, serial_holds, serial_members, serial_positions
+from relatum.store._serial_tables import (
+    serial_checkpoints,
+    serial_consumers,
+    serial_holds,
+    serial_members,
+    serial_positions,
+)
 from relatum.store._settlement_tables import settlements
 from relatum.store._settling import (
     SETTLE_S,
@@ -125,6 +131,7 @@ __all__ = [
     "relationships",
     "remove_key",
     "rolled_back",
+    "serial_checkpoints",
     "serial_consumers",
     "serial_holds",
     "serial_members",

@@ -6,6 +6,8 @@ They are primary data, like all positions: dropping them means that every messag
 - `serial_members`: its members that are up, each with a lease.
 - `serial_positions`: one row for each consumer and partition, also for those nobody reads yet: whether what comes
   before a moved context was consumed is asked of the row of the partition it came from.
+- `serial_checkpoints`: what lay at some of the offsets behind each position, so that one whose stream has lost its end
+  goes on at the last place where both agree.
 - `serial_holds`: one row for each move whose contexts wait in a partition for what is before them in another.
 """
 
@@ -79,6 +81,24 @@ serial_positions = Table(
     PrimaryKeyConstraint("consumer_id", "partition_id", name="serial_positions_place"),
     # Every batch moves one row: room on its page keeps that update out of the index.
     postgresql_with={"fillfactor": "50"},
+)
+
+serial_checkpoints = Table(
+    "serial_checkpoints",
+    metadata,
+    Column("last_offset", BigInteger, nullable=False),
+    Column("fingerprint", BigInteger, nullable=False),
+    Column("chunk_ms", BigInteger),
+    Column(
+        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
+    ),
+    Column(
+        "partition_id",
+        Integer,
+        ForeignKey("relatum.super_stream_partitions.partition_id", ondelete="CASCADE"),
+        nullable=False,
+    ),
+    PrimaryKeyConstraint("consumer_id", "partition_id", "last_offset", name="serial_checkpoints_place"),
 )
 
 serial_holds = Table(

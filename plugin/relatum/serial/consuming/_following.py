@@ -25,6 +25,13 @@ LAZY_S: Final = 0.5
 """Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""
 
 
+CHECKPOINT_OFFSETS: Final = 1_000
+"""Offsets between two checkpoints, at least: so much is delivered again where a stream has lost its end."""
+
+CHECKPOINT_S: Final = 1.0
+"""Seconds between two checkpoints, at least."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive messages of a partition, as they were read.
@@ -145,6 +152,7 @@ class Step:
         begun: Holds that begin.
         holds: The holds that are open then.
         ended: The moves whose holds end.
+        is_checkpoint: Whether what its last message is, is remembered for longer than until the next step.
         is_closed: Whether it is to be committed without waiting for more: somebody else waits for it.
         first_at: When its first message was gathered.
         since: When something was gathered first.
@@ -157,6 +165,7 @@ class Step:
     begun: list[Hold] = field(default_factory=list)
     holds: tuple[HoldState, ...] = ()
     ended: list[int] = field(default_factory=list)
+    is_checkpoint: bool = False
     is_closed: bool = False
     first_at: float | None = None
     since: float | None = None
@@ -240,6 +249,8 @@ class Following:
         self._held_bytes = 0
         self._held_ever: dict[int, int] = {}
         self._released: list[int] = []
+        self._checkpoint_at: float | None = None
+        self._checkpoint_offset = 0
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
@@ -430,9 +441,18 @@ class Following:
             return self.outstanding
         step = self._step
         step.holds = tuple(HoldState(hold.move_id, hold.cursor, len(hold.held)) for hold in self.log.holds.values())
+        if step.last is not None and self._is_checkpoint_due(step.last.offset, now):
+            step.is_checkpoint = True
+            self._checkpoint_at, self._checkpoint_offset = now, step.last.offset
         self.outstanding, self._step = step, Step(step.position)
         self.gather(now)
         return step
+
+    def _is_checkpoint_due(self, offset: int, now: float) -> bool:
+        if self._checkpoint_at is None:
+            return True
+        is_far = offset - self._checkpoint_offset >= CHECKPOINT_OFFSETS
+        return is_far and now - self._checkpoint_at >= CHECKPOINT_S
 
     def give_back(self) -> None:
         """Let the batch that is out be handed out again."""

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum._failures import backoff
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, Transient
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamUnavailable, Transient
 from relatum.placement._entries import Adoption
-from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement
 from relatum.recording._batch import position_of
-from relatum.recording._opening import is_same
 from relatum.serial._log import PartitionLog
 from relatum.serial.consuming._following import Following, Piece
 from relatum.serial.consuming._state import Complaints, Shared, logger
@@ -18,12 +17,6 @@ from relatum.serial.consuming._store import ConsumerStore, Opened
 
 IDLE_S: Final = 0.1
 """How often a reader with nothing to read looks whether it should stop."""
-
-ADOPTED_LOOKS_MAX: Final = 100
-"""How often a message is looked for that an adoption names, before it counts as gone: ten seconds.
-
-It is given up only where its stream was declared again since; a replica that is read may be seconds behind.
-"""
 
 
 class PartitionReader:
@@ -131,11 +124,10 @@ class PartitionReader:
 
     def _opened(self, reader: StreamReader, opened: Opened) -> Following | None:
         """The partition as it is stored; None where its stream is another one now: open it again."""
-        bounds = reader.bounds(self.stream)
-        if opened.known_by is not None and not is_same(reader, self.stream, opened.known_by, bounds):
-            logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})
-            self._store.begin_anew(self.partition_id, bounds.first or 0)
+        if opened.known_by is not None and not self._agrees(reader, opened.known_by):
+            self._go_back(reader)
             return None
+        bounds = reader.bounds(self.stream)
         first = max(opened.read_from, bounds.first or 0)
         following = Following(
             self.partition_id,
@@ -154,6 +146,45 @@ class PartitionReader:
         )
         self._replay_lost(following, opened, first)
         return following
+
+    def _agrees(self, reader: StreamReader, position: Position) -> bool:
+        """Whether the stream is still the one of which that was read.
+
+        Raises:
+            StreamUnavailable: Nobody can say so now: a replica lags, a node starts. Nothing is concluded from that.
+        """
+        found = agreement(reader, self.stream, position)
+        if found is Agreement.UNKNOWN:
+            raise StreamUnavailable(
+                f"{self.stream!r} does not show offset {position.offset}, which was read: a replica is behind, or the "
+                "leader cannot be asked; waiting",
+                stream=self.stream,
+            )
+        return found not in (Agreement.OTHER, Agreement.ENDS_BEFORE)
+
+    def _go_back(self, reader: StreamReader) -> None:
+        """The stream is not what was read: go on at the last place where both agree; from its beginning if nowhere."""
+        checkpoints = self._store.checkpoints(self.partition_id)
+        low, high = 0, len(checkpoints)
+        # What agrees is a prefix: by halving.
+        while low < high:
+            middle = (low + high) // 2
+            if self._agrees(reader, checkpoints[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        bounds = reader.bounds(self.stream)
+        first = bounds.first or 0
+        agreed = checkpoints[low - 1] if low else None
+        # Of what retention has dropped nothing can be said: another stream may have come that far, too.
+        if agreed is None or agreed.offset < first:
+            logger.warning("stream %r replaced", self.stream, extra={"stream": self.stream})
+            self._store.begin_anew(self.partition_id, first)
+            return
+        end = first if bounds.last is None else bounds.last + 1
+        extra = {"stream": self.stream, "from": agreed.offset + 1}
+        logger.warning("stream %r lost its end: read again from %d", self.stream, agreed.offset + 1, extra=extra)
+        self._store.go_back(self.partition_id, agreed, end)
 
     def _replay_lost(self, following: Following, opened: Opened, first: int) -> None:
         """What fences and markers said that retention has dropped still counts for what is behind them."""
@@ -184,7 +215,7 @@ class PartitionReader:
     def _is_another(self, reader: StreamReader, following: Following) -> bool:
         """Whether the stream does not hold any more what was read of it last: then all is looked at anew."""
         last = following.last_read
-        if last is None or is_same(reader, self.stream, position_of(last), reader.bounds(self.stream)):
+        if last is None or self._agrees(reader, position_of(last)):
             return False
         self._shared.drop(following)
         return True
@@ -224,17 +255,26 @@ class PartitionReader:
         return False
 
     def _read_adopted(self, adoption: Adoption) -> Message | None:
-        """The message an adoption names; None where retention has dropped it, or its partition is gone."""
-        for _ in range(ADOPTED_LOOKS_MAX):
+        """The message an adoption names; None where retention has dropped it, or its partition is gone.
+
+        It was confirmed before it was adopted. So where it is not to be seen, a replica is behind, and is waited for;
+        it is given up only where its stream's leader says that there is none: the stream was declared again since.
+        """
+        pauses = backoff()
+        while True:
             try:
                 with StreamReader.open(self._address) as observer:
                     return observer.read(adoption.stream, adoption.offset)
             except (OffsetExpired, StreamNotFound):
                 break
-            except OffsetNotFound:
-                # It was confirmed before it was adopted: the replica that is read lags behind.
-                if self._is_over.wait(IDLE_S):
-                    return None
+            except OffsetNotFound as error:
+                if error.is_proven:
+                    break
+                self._note(error)
+            except StreamUnavailable as error:
+                self._note(error)
+            if self._is_over.wait(next(pauses)):
+                return None
         extra = {"stream": adoption.stream, "offset": adoption.offset}
         logger.warning(
             "an adopted message, %r at %d, is not there any more", adoption.stream, adoption.offset, extra=extra

@@ -9,6 +9,7 @@ from relatum.store import (
     context_moves,
     marked,
     moved_contexts,
+    serial_checkpoints,
     serial_consumers,
     serial_holds,
     serial_members,
@@ -256,6 +257,48 @@ begin_anew: Final = (
     )
 )
 
+# A stream that lost its end: what was read of it up to there is the same.
+
+_at: Final = sa.bindparam("at", type_=sa.BigInteger)
+
+go_back: Final = (
+    sa.update(serial_positions)
+    .where(*_mine)
+    .values(
+        position=sa.func.least(_positions.position, _at),
+        version=_positions.version + 1,
+        last_offset=sa.bindparam("known_offset", type_=sa.BigInteger),
+        last_fingerprint=sa.bindparam("known_fingerprint", type_=sa.BigInteger),
+        last_chunk_ms=sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
+    )
+)
+
+drop_checkpoints: Final = sa.delete(serial_checkpoints).where(
+    serial_checkpoints.c.consumer_id == _of_consumer,
+    serial_checkpoints.c.partition_id == _of_partition,
+    serial_checkpoints.c.last_offset >= _at,
+)
+
+drop_holds_behind: Final = sa.delete(serial_holds).where(
+    _holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition, _holds.marker_offset >= _at
+)
+
+move_holds_back: Final = (
+    sa.update(serial_holds)
+    .where(_holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition)
+    .values(cursor=sa.func.least(_holds.cursor, _at))
+)
+
+free_holds_behind: Final = (
+    sa.update(serial_holds)
+    .where(
+        _holds.consumer_id == _of_consumer,
+        _holds.source_id == _of_partition,
+        _holds.fence_offset >= sa.bindparam("end", type_=sa.BigInteger),
+    )
+    .values(fence_offset=-1)
+)
+
 drop_holds: Final = sa.delete(serial_holds).where(
     _holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition
 )
@@ -284,6 +327,39 @@ advance_unread: Final = marked(
     sa.update(serial_positions)
     .where(*_mine, _positions.version == sa.bindparam("expected", type_=sa.BigInteger))
     .values(position=sa.bindparam("at", type_=sa.BigInteger), version=_positions.version + 1)
+)
+
+# What lay at some offsets behind the position: the next one before the oldest of so many is forgotten.
+_checkpoints: Final = serial_checkpoints.c
+_here: Final = (_checkpoints.consumer_id == _of_consumer, _checkpoints.partition_id == _of_partition)
+
+add_checkpoint: Final = (
+    insert(serial_checkpoints)
+    .values(
+        consumer_id=_of_consumer,
+        partition_id=_of_partition,
+        last_offset=sa.bindparam("known_offset", type_=sa.BigInteger),
+        fingerprint=sa.bindparam("known_fingerprint", type_=sa.BigInteger),
+        chunk_ms=sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
+    )
+    .on_conflict_do_nothing()
+)
+
+forget_checkpoints: Final = sa.delete(serial_checkpoints).where(
+    *_here,
+    _checkpoints.last_offset
+    <= sa.select(_checkpoints.last_offset)
+    .where(*_here)
+    .order_by(_checkpoints.last_offset.desc())
+    .offset(sa.bindparam("kept", type_=sa.Integer))
+    .limit(1)
+    .scalar_subquery(),
+)
+
+checkpoints_of: Final = (
+    sa.select(_checkpoints.last_offset, _checkpoints.fingerprint, _checkpoints.chunk_ms)
+    .where(*_here)
+    .order_by(_checkpoints.last_offset)
 )
 
 _of_move: Final = sa.bindparam("of_move", type_=sa.BigInteger)

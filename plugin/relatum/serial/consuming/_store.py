@@ -31,6 +31,9 @@ POOL: Final = 4
 """Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
 
 
+CHECKPOINTS_KEPT: Final = 300
+"""Checkpoints kept of a partition: of the last five minutes at least, see `CHECKPOINT_S`."""
+
 _SHARES_MAX: Final = 3
 """How often a share is begun anew since the lease has run out meanwhile; then the member has none for now."""
 
@@ -279,8 +282,30 @@ class ConsumerStore:
         mine = self._mine(partition_id)
         with self._transaction() as connection:
             if connection.execute(statements.begin_anew, {**mine, "at": position}).rowcount:
+                connection.execute(statements.drop_checkpoints, {**mine, "at": 0})
                 connection.execute(statements.drop_holds, mine)
                 connection.execute(statements.free_holds, mine)
+
+    def checkpoints(self, partition_id: int) -> list[Position]:
+        """What lay at some of the offsets behind the position, ascending."""
+        with self._transaction() as connection:
+            return [Position(*row) for row in connection.execute(statements.checkpoints_of, self._mine(partition_id))]
+
+    def go_back(self, partition_id: int, agreed: Position, end: int) -> None:
+        """Go on behind the last message that a stream still holds; nobody waits for a fence that is lost.
+
+        Args:
+            partition_id: The partition.
+            agreed: What lies there as it lay there.
+            end: The offset behind the stream's last message, by its leader's word.
+        """
+        at = {**self._mine(partition_id), "at": agreed.offset + 1}
+        with self._transaction() as connection:
+            if connection.execute(statements.go_back, {**at, **_known(agreed)}).rowcount:
+                connection.execute(statements.drop_checkpoints, at)
+                connection.execute(statements.drop_holds_behind, at)
+                connection.execute(statements.move_holds_back, at)
+                connection.execute(statements.free_holds_behind, {**at, "end": end})
 
     def drain(self, partition_id: int) -> bool:
         """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
@@ -296,7 +321,7 @@ class ConsumerStore:
 
     def commit(self, following: Following, step: Step, token: UUID) -> bool:
         """Store a step in a transaction of its own; False where the partition is another member's now."""
-        if not (step.begun or step.ended or step.holds):
+        if not (step.begun or step.ended or step.holds or step.is_checkpoint):
             # One statement, one round trip.
             with translated_errors(), self._single.connect() as connection:
                 return self._advance(connection, following, step, token)
@@ -308,6 +333,9 @@ class ConsumerStore:
         if not self._advance(connection, following, step, token):
             return False
         mine = self._mine(following.partition_id)
+        if step.is_checkpoint and step.last is not None:
+            connection.execute(statements.add_checkpoint, {**mine, **_known(position_of(step.last))})
+            connection.execute(statements.forget_checkpoints, {**mine, "kept": CHECKPOINTS_KEPT})
         begun = {hold.move_id for hold in step.begun}
         for hold in step.begun:
             connection.execute(
@@ -335,12 +363,7 @@ class ConsumerStore:
         moved |= self.tokens.of(token)
         if step.last is None:
             return connection.execute(statements.advance_unread, moved).first() is not None
-        known = position_of(step.last)
-        moved |= {
-            "known_offset": known.offset,
-            "known_fingerprint": known.fingerprint,
-            "known_chunk_ms": known.chunk_ms,
-        }
+        moved |= _known(position_of(step.last))
         return connection.execute(statements.advance, moved).first() is not None
 
     def came_through(self, token: UUID, *, within_s: float = 0.0, stop: threading.Event | None = None) -> bool:
@@ -376,6 +399,15 @@ class ConsumerStore:
         with self._transaction() as connection:
             positions = connection.execute(statements.status, self._me).all()
             return list(positions), list(connection.execute(statements.status_holds, self._me))
+
+
+def _known(position: Position) -> dict[str, int | None]:
+    """What lay at an offset, as parameters."""
+    return {
+        "known_offset": position.offset,
+        "known_fingerprint": position.fingerprint,
+        "known_chunk_ms": position.chunk_ms,
+    }
 
 
 def lost(stream: str, name: str) -> PartitionLost:

@@ -1,0 +1,48 @@
+"""Serial consumers on three nodes, of which one is behind."""
+
+import sqlalchemy as sa
+
+from relatum.serial import SerialConsumer
+from relatum.superstreams import Layout
+from tests.support import broker_connection, unique_name
+from tests.support.cluster import Cluster, on_each_cluster
+from tests.support.serial_consuming import SerialBed
+
+pytestmark = on_each_cluster
+
+
+def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, database_url: str, engine: sa.Engine) -> None:
+    """What was consumed is not delivered again by a member that reads from a node that has not got it yet."""
+    name = unique_name()
+    stream = f"{name}-0"
+    cluster.declare(stream, leader=1)
+    with broker_connection(cluster.amqp_url(1)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        bed = SerialBed(cluster.amqp_url(1), engine, Layout.of(name, [(stream, "0")]), channel)
+        bed.publish(0, "a", *(str(number) for number in range(20)))
+
+        def member(node: int) -> SerialConsumer:
+            urls = {"broker": cluster.amqp_url(node), "stream_url": cluster.stream_url(node)}
+            return SerialConsumer(name, "test", database=database_url, **urls)
+
+        def consume(consumer: SerialConsumer, count: int) -> list[str]:
+            found: list[str] = []
+            while len(found) < count:
+                batch = consumer.next_batch(30.0)
+                assert batch is not None, found
+                found += [message.body.decode() for message in batch]
+                batch.acknowledge()
+            return found
+
+        cluster.lag(2)
+        bed.publish(0, "a", *(str(number) for number in range(20, 40)))
+        with member(1) as first:
+            assert consume(first, 40) == [str(number) for number in range(40)]
+        with member(2) as second:
+            # Held back, node 2 has half of what is stored as consumed.
+            assert second.next_batch(3.0) is None
+            cluster.follow()
+            bed.publish(0, "a", "new")
+            assert consume(second, 1) == ["new"]
+            assert second.next_batch(0.5) is None
