@@ -9,7 +9,7 @@ from typing import Final, cast
 from pika import BasicProperties
 
 from relatum._direct import TIMEOUT_S, DirectPublisher
-from relatum.errors import ReadTimeout
+from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.placement._cache import Sent
 from relatum.placement._entries import (
     CONTENT_TYPE,
@@ -29,7 +29,12 @@ IDLE_S: Final = TIMEOUT_S
 
 
 def scan(
-    reader: StreamReader, stream: str, from_offset: int, may_matter: Callable[[bytes], bool]
+    reader: StreamReader,
+    stream: str,
+    from_offset: int,
+    may_matter: Callable[[bytes], bool],
+    *,
+    is_whole: bool = False,
 ) -> Generator[Message]:
     """The messages of a stream that may matter, from an offset up to where it ends now. To be closed.
 
@@ -38,12 +43,29 @@ def scan(
         stream: The stream.
         from_offset: Where to begin; what retention has dropped is passed over.
         may_matter: Whether a record's bytes need a look. Brokers that give no bytes give all messages.
+        is_whole: Whether it matters that there is nothing more: then the end is its leader's word. False (default): it
+            may be that of a replica that is behind.
 
     Raises:
         StreamNotFound: the stream is not there.
+        StreamUnavailable: the end is to be known, and its leader cannot be asked: all that was given is there.
         ReadTimeout: it gave nothing, though it has more.
     """
-    found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
+    bounds = reader.bounds(stream)
+    if bounds.last is not None and bounds.last >= from_offset:
+        yield from _scan(reader, stream, from_offset, bounds.last + 1, may_matter)
+    if is_whole and not bounds.is_proven:
+        raise StreamUnavailable(
+            f"where {stream!r} ends is known of a replica alone, which may be behind: its leader cannot be asked",
+            stream=stream,
+        )
+
+
+def _scan(
+    reader: StreamReader, stream: str, from_offset: int, stop: int, may_matter: Callable[[bytes], bool]
+) -> Generator[Message]:
+    # Waiting for what a replica does not have yet: all below the end is there, by the word of who said so.
+    found = reader.batches(stream, from_offset, stop=stop, idle_s=IDLE_S)
     with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
         for batch in batches:
             if batch is None:
@@ -121,7 +143,8 @@ class Strays:
             Transient: the broker does not answer, or gave nothing of a stream that has more.
         """
         search = Search(sent, anywhere=anywhere)
-        with contextlib.closing(scan(self.reader(), sent.stream, from_offset, search.may_matter)) as messages:
+        found = scan(self.reader(), sent.stream, from_offset, search.may_matter, is_whole=True)
+        with contextlib.closing(found) as messages:
             for message in messages:
                 at = search.look(message.offset, entry_of(message.headers, message.body, self._header))
                 if search.is_over:
