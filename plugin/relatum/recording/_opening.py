@@ -8,14 +8,13 @@ is compared with what lay there.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.errors import CoverageConflict, OffsetExpired, OffsetNotFound
+from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import StreamBounds, StreamReader
-from relatum.recording._batch import position_of
+from relatum.reading import Agreement, StreamBounds, StreamReader, agreement
 from relatum.store import (
     CoverageRow,
     Position,
@@ -96,17 +95,22 @@ class _Reads(NamedTuple):
 
 
 def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
-    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset."""
+    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset.
+
+    Raises:
+        StreamUnavailable: nobody can say now, as at a node that lags; wait and ask again, and conclude nothing.
+    """
     if bounds.first is not None and position.offset < bounds.first:
         return True
-    try:
-        # Read also where the bounds end before it: they may be older than the position.
-        found = position_of(reader.read(stream, position.offset))
-    except OffsetExpired:
-        return True
-    except OffsetNotFound:
-        return False
-    return position.agrees(found.fingerprint, found.chunk_ms)
+    # Asked also where the bounds end before it: they may be older than the position.
+    found = agreement(reader, stream, position)
+    if found is Agreement.UNKNOWN:
+        raise StreamUnavailable(
+            f"whether the stream {stream!r} is as it was at offset {position.offset} cannot be told now: no node that "
+            "has it can be asked",
+            stream=stream,
+        )
+    return found in (Agreement.SAME, Agreement.EXPIRED)
 
 
 def _after_loss(
@@ -119,20 +123,29 @@ def _after_loss(
     return stream, _cut_back(engine, stream, tail, agreed)
 
 
+_OFFSET_MAX: Final = (1 << 63) - 1
+"""PostgreSQL's greatest bigint, past any offset."""
+
+
 def _last_agreement(
     engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
 ) -> Position | None:
-    """The last checkpoint that the stream still agrees with; found by halving, since agreement is a prefix."""
+    """The last checkpoint, or end of a range, that the stream agrees with; by halving, since agreement is a prefix."""
     if bounds.first is None or bounds.last is None:
         return None
+    # What one node knows of the end is no reason to go back further: what lies behind it is asked, and waited for.
+    end = bounds.last if bounds.is_proven else _OFFSET_MAX
     with translated_errors(), engine.begin() as connection:
         rows = connection.execute(
             sa.select(checkpoints.c.last_offset, checkpoints.c.fingerprint, checkpoints.c.chunk_ms)
             .where(checkpoints.c.stream_id == stream.stream_id)
-            .where(checkpoints.c.last_offset.between(bounds.first, bounds.last))
-            .order_by(checkpoints.c.last_offset)
+            .where(checkpoints.c.last_offset.between(bounds.first, end))
         ).all()
-    positions = [Position(*row) for row in rows]
+        ranges = coverage_of(connection, [stream.stream_id])
+    known = {row.last_offset: Position(*row) for row in rows}
+    ends = [row.position for row in ranges if row.position is not None]
+    known |= {position.offset: position for position in ends if bounds.first <= position.offset <= end}
+    positions = [known[offset] for offset in sorted(known)]
     low, high = 0, len(positions)
     while low < high:
         middle = (low + high) // 2

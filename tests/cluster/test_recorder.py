@@ -1,0 +1,78 @@
+"""Recording beside nodes that lag: what is behind is waited for, never taken for lost or for another stream."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from relatum.reading import BrokerAddress
+from relatum.recording import Recorder, StreamStatus, status
+from tests.support import publish_plain, unique_name, wait_until
+from tests.support.cluster import Cluster
+
+
+def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
+    """Numbered orders."""
+    return [(b"%d" % n, {"order_id": f"o{n}"}) for n in range(start, start + count)]
+
+
+@contextmanager
+def recording_at(cluster: Cluster, node: int, database_url: str, stream: str) -> Iterator[None]:
+    """Run a recorder that is connected to one node."""
+    address = BrokerAddress.parse(cluster.amqp_url(node), cluster.stream_url(node))
+    recorder = Recorder(address, database_url, [stream], keys=["order_id"], lease_s=2.0)
+    stop = threading.Event()
+    thread = threading.Thread(target=recorder.run, args=[stop])
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def seen_at(cluster: Cluster, database_url: str, stream: str) -> StreamStatus | None:
+    """The stream's status, by the leader's node."""
+    address = BrokerAddress.parse(cluster.amqp_url(1), cluster.stream_url(1))
+    found = status(address, database_url, [stream])
+    return found[0] if found else None
+
+
+def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(cluster: Cluster, database_url: str) -> None:
+    """It opens behind what the node has, waits for it, and notes neither a lost tail nor a new generation."""
+    stream = unique_name()
+    cluster.declare(stream, leader=1)
+
+    def is_recorded(count: int) -> bool:
+        seen = seen_at(cluster, database_url, stream)
+        return seen is not None and (seen.recorded_to, seen.lag_offsets) == (count, 0)
+
+    with recording_at(cluster, 1, database_url, stream):
+        publish_plain(cluster.amqp_url(1), stream, orders(50))
+        wait_until(lambda: is_recorded(50), limit_s=60, what="recorded")
+        cluster.lag(3)
+        publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
+        wait_until(lambda: is_recorded(100), limit_s=60, what="recorded by the leader")
+    with recording_at(cluster, 3, database_url, stream):
+        wait_until(lambda: is_held(database_url, stream), limit_s=60, what="the lease")
+        publish_plain(cluster.amqp_url(1), stream, orders(50, start=100))
+        cluster.follow()
+        wait_until(lambda: is_recorded(150), limit_s=120, what="recorded by the node that lagged")
+    seen = seen_at(cluster, database_url, stream)
+    assert seen is not None
+    assert (seen.events, seen.generation, seen.gaps) == ([], 1, [])
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute("SELECT value FROM relatum.relationships ORDER BY stream_offset").fetchall()
+    assert [value for (value,) in rows] == [f"o{n}" for n in range(150)]
+
+
+def is_held(database_url: str, stream: str) -> bool:
+    """Whether somebody records the stream now."""
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute(
+            "SELECT lease_expires_at > clock_timestamp() FROM relatum.streams WHERE name = %s", [stream]
+        ).fetchone()
+    return row is not None and bool(row[0])
