@@ -240,13 +240,13 @@ class StreamOperations:
         """
         first, last = self.attach(stream, FIRST), self._attach_at_end(stream)
         yield from self._until_barriers(first, last)
-        others = self._check_leading(last, any_node=any_node)
+        self._check_leading(last, any_node=any_node)
         first.check()
         last.check()
         if first.chunks and last.chunks:
             offsets = first.chunks[0].first_offset, last.chunks[-1].last_offset
             return StreamBounds(*offsets, is_proven=not any_node)
-        if not first.chunks and not any_node and (not others or (yield from self._has_nothing_written(stream))):
+        if not first.chunks and not any_node and (yield from self._has_nothing_written(stream)):
             return StreamBounds(None, None, is_proven=True)
         raise _not_settled(stream, may_be_empty=not first.chunks)
 
@@ -257,19 +257,18 @@ class StreamOperations:
         self.session.send(frames.metadata(last.barrier, [stream]))
         return last
 
-    def _check_leading(self, last: Attach, *, any_node: bool) -> int:
-        """See that this node leads the stream, by what came of `_attach_at_end`; the number of other replicas.
+    def _check_leading(self, last: Attach, *, any_node: bool) -> None:
+        """See that this node leads the stream, by what came of `_attach_at_end`.
 
         Raises:
             LedElsewhere: it does not.
         """
         if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
             last.check()
-        places, own = _places_in(last.answer, last.stream), self.own_node()
-        if not any_node and (places.code != Code.OK or places.leader != own):
+        places = _places_in(last.answer, last.stream)
+        if not any_node and (places.code != Code.OK or places.leader != self.own_node()):
             message = f"The stream {last.stream!r} is led by another node, or by none at present."
             raise LedElsewhere(message, stream=last.stream, leader=places.leader)
-        return len(set(places.replicas) - {own})
 
     def _has_nothing_written(self, stream: str) -> Steps[bool]:
         """Whether the leader's log has no message at all, committed or not; False where it cannot be asked."""

@@ -23,14 +23,13 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncConnection
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._leading import (
-    LEADERS_MAX,
     NODE_CONNECT_S,
     OUT_OF_REACH_S,
+    Leaders,
     LedElsewhere,
     NotSettled,
     OutOfReach,
     Pause,
-    ends_of,
 )
 from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
@@ -83,7 +82,8 @@ class AsyncStreams:
         self._idle: list[AsyncConnection] = []
         self._densities: dict[str, Density] = {}
         self._nodes: dict[Broker, AsyncStreams] = {}
-        self._leaders: dict[str, Broker | None] = {}
+        self._leaders = Leaders(time.monotonic, self._losses_of)
+        self.losses = 0
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
         self._turns = asyncio.Semaphore(CONNECTIONS_MAX)
@@ -116,11 +116,13 @@ class AsyncStreams:
             if not connection.has_ended:
                 connection.has_received = False
                 return connection
+            self.losses += 1
             connection.abandon()
         return await self._connect()
 
     async def _release(self, connection: AsyncConnection) -> None:
         if not connection.is_usable:
+            self.losses += 1
             return
         is_wanted = not self._is_closed and not connection.operations.is_worn
         if is_wanted and len(self._idle) < CONNECTIONS_KEPT:
@@ -218,7 +220,7 @@ class AsyncStreams:
         """As `read`, where the connected node has nothing there: it may lag behind."""
         bounds = await self.bounds(stream)
         if bounds.is_proven and is_inside(offset, bounds):
-            node = await self._reach(self._leaders.get(stream))
+            node = await self._reach(self._leaders.of(stream))
             message = await node._ask(lambda operations: operations.find(stream, offset))
             if message is not None:
                 return message
@@ -227,7 +229,7 @@ class AsyncStreams:
         raise proven_not_there(stream, offset, bounds)
 
     async def bounds(self, stream: str) -> StreamBounds:
-        steps = ends_of(self._leaders.get(stream), time.monotonic, self._timeout_s)
+        steps = self._leaders.ends_of(stream, self._timeout_s)
         try:
             step = next(steps)
             while True:
@@ -242,10 +244,12 @@ class AsyncStreams:
                 else:
                     step = steps.send(bounds)
         except StopIteration as done:
-            if len(self._leaders) >= LEADERS_MAX:
-                self._leaders.clear()
-            self._leaders[stream] = done.value.node
-            return done.value.bounds  # type: ignore[no-any-return]
+            return done.value  # type: ignore[no-any-return]
+
+    def _losses_of(self, broker: Broker | None) -> int:
+        """How often a connection to a node was lost, of those that single questions use."""
+        node = self if broker is None else self._nodes.get(broker)
+        return node.losses if node is not None else 0
 
     async def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
         def ask(operations: StreamOperations) -> Steps[StreamBounds]:
@@ -336,7 +340,7 @@ class AsyncStreams:
                 return
             if bounds.first is None:
                 return
-            node = await self._reach(self._leaders.get(stream)) if bounds.is_proven else self
+            node = await self._reach(self._leaders.of(stream)) if bounds.is_proven else self
             scan = replace(scan, any_node=not bounds.is_proven)
 
     async def _chunks_here(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[Chunk | None, None]:

@@ -26,14 +26,13 @@ from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._amqp_operations import not_a_stream
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._leading import (
-    LEADERS_MAX,
     NODE_CONNECT_S,
     OUT_OF_REACH_S,
+    Leaders,
     LedElsewhere,
     NotSettled,
     OutOfReach,
     Pause,
-    ends_of,
 )
 from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
@@ -91,7 +90,8 @@ class BlockingStreams:
         self._idle: list[SocketConnection] = []
         self._densities: dict[str, Density] = {}
         self._nodes: dict[Broker, BlockingStreams] = {}
-        self._leaders: dict[str, Broker | None] = {}
+        self._leaders = Leaders(time.monotonic, self._losses_of)
+        self.losses = 0
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
         self._lock = threading.Lock()
@@ -123,11 +123,13 @@ class BlockingStreams:
             try:
                 connection.wait(0.0)
             except ConnectionLost:
+                self.losses += 1
                 continue
             return connection
 
     def _release(self, connection: SocketConnection) -> None:
         if not connection.is_usable:
+            self.losses += 1
             return
         with self._lock:
             is_wanted = not self._is_closed and not connection.operations.is_worn
@@ -242,7 +244,7 @@ class BlockingStreams:
         """As `read`, where the connected node has nothing there: it may lag behind."""
         bounds = self.bounds(stream)
         if bounds.is_proven and is_inside(offset, bounds):
-            node = self._reach(self._leaders.get(stream))
+            node = self._reach(self._leaders.of(stream))
             message = node._ask(lambda operations: operations.find(stream, offset))
             if message is not None:
                 return message
@@ -251,7 +253,7 @@ class BlockingStreams:
         raise proven_not_there(stream, offset, bounds)
 
     def bounds(self, stream: str) -> StreamBounds:
-        steps = ends_of(self._leaders.get(stream), time.monotonic, self._timeout_s)
+        steps = self._leaders.ends_of(stream, self._timeout_s)
         try:
             step = next(steps)
             while True:
@@ -266,10 +268,12 @@ class BlockingStreams:
                 else:
                     step = steps.send(bounds)
         except StopIteration as done:
-            if len(self._leaders) >= LEADERS_MAX:
-                self._leaders.clear()
-            self._leaders[stream] = done.value.node
-            return done.value.bounds  # type: ignore[no-any-return]
+            return done.value  # type: ignore[no-any-return]
+
+    def _losses_of(self, broker: Broker | None) -> int:
+        """How often a connection to a node was lost, of those that single questions use."""
+        node = self if broker is None else self._nodes.get(broker)
+        return node.losses if node is not None else 0
 
     def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
         def ask(operations: StreamOperations) -> Steps[StreamBounds]:
@@ -359,7 +363,7 @@ class BlockingStreams:
                 return
             if bounds.first is None:
                 return
-            node = self._reach(self._leaders.get(stream)) if bounds.is_proven else self
+            node = self._reach(self._leaders.of(stream)) if bounds.is_proven else self
             scan = replace(scan, any_node=not bounds.is_proven)
 
     def _chunks_here(self, stream: str, scan: Scan, idle_s: float) -> Generator[Chunk | None, None, None]:
