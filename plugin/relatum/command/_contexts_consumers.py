@@ -20,6 +20,7 @@ from relatum.command._output import console, print_error, print_json, table_of
 from relatum.reading import BrokerAddress
 from relatum.serial import HoldStatus, SerialStatus, forget_consumer
 from relatum.serial import consumers as read_consumers
+from relatum.superstreams import describe_super_stream
 
 
 def consumers(
@@ -33,9 +34,11 @@ def consumers(
 
     `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
     """
-    found = read_consumers(
-        super_stream, database=require_database(database), broker=require_broker(broker), stream_url=stream_url
-    )
+    url = require_broker(broker)
+    found = read_consumers(super_stream, database=require_database(database), broker=url, stream_url=stream_url)
+    if not found:
+        # Nobody consumes what is not there, either: a name that is spelled wrong is an error.
+        describe_super_stream(url, super_stream, stream_url=stream_url)
     if as_json:
         for name, status in found.items():
             partitions = [asdict(partition) for partition in status.partitions]

@@ -13,7 +13,7 @@ from relatum.command._options import (
     require_broker,
     require_database,
 )
-from relatum.command._output import console, print_json
+from relatum.command._output import console, errors, print_json
 from relatum.placement import forget_placements
 from relatum.reading import BrokerAddress
 from relatum.recording import prune as run_prune
@@ -34,6 +34,9 @@ def prune(
 
     Without names also what is over in no stream: messages that collectors finished, sets that were released, moves.
 
+    A stream that cannot be read is named and stops no other; the command then ends with the code of that error. A name
+    that is not recorded ends it with code 6, before anything is deleted.
+
     `--json` prints one document: rows deleted by stream; "" stands for what belongs to no recorded stream.
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
@@ -45,9 +48,13 @@ def prune(
             report.rows[""] += forgotten
     if as_json:
         print_json(dict(report.rows))
-        return
-    for stream, rows in report.rows.items():
-        what = stream or "removed keys, replaced streams, and what is over"
-        console.print(f"{what}: {rows:,} rows deleted.", markup=False)
-    if not report.total:
-        console.print("Nothing to delete.")
+    else:
+        for stream, rows in report.rows.items():
+            what = stream or "removed keys, replaced streams, and what is over"
+            console.print(f"{what}: {rows:,} rows deleted.", markup=False)
+        if not report.total:
+            console.print("Nothing to delete.")
+    for stream, error in report.failed.items():
+        errors.print(f"{stream}: not pruned: {error}", markup=False)
+    for error in report.failed.values():
+        raise error

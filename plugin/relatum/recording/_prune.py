@@ -1,13 +1,13 @@
 """Taking rows away whose messages are gone: dropped by retention, of a replaced stream, of a removed key."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.errors import StreamNotFound
+from relatum.errors import BrokerUnavailable, ConnectionLost, RelatumError, StreamNotFound, StreamUnavailable
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._prune_groups import prune_groups
 from relatum.store import (
@@ -33,9 +33,13 @@ RECEIPTS_S: Final = 3600
 
 @dataclass(slots=True)
 class PruneReport:
-    """Rows deleted, by stream; "" stands for what belongs to no stream in force."""
+    """Rows deleted, by stream; "" stands for what belongs to no stream in force.
+
+    `failed` says of which streams it could not be told what they retain, and why: nothing of theirs was deleted.
+    """
 
     rows: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, RelatumError] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -61,18 +65,23 @@ def prune(
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         batch_rows: Rows deleted in one transaction at most.
         progress: Called after each transaction.
+
+    Returns:
+        What was deleted. A stream that cannot be read stops no other; the report names it.
+
+    Raises:
+        StreamNotFound: nothing of that name is recorded; nothing was deleted.
+        BrokerUnavailable, DatabaseUnavailable: what was deleted before is; safe to repeat.
     """
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
     report = PruneReport()
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:
             known = streams_named(connection, address.vhost, names)
+        check_recorded(names or (), known)
         floors: dict[int, int] = {}
         for stream in known:
-            try:
-                first = reader.bounds(stream.name).first
-            except StreamNotFound:
-                continue  # Whether it comes back as the same stream is for the recorder to find out.
+            first = _first_retained(reader, stream.name, report)
             if first is not None:
                 floors[stream.stream_id] = first
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
@@ -86,6 +95,32 @@ def prune(
             if deleted:
                 _tell(report, "", deleted, progress)
     return report
+
+
+def check_recorded(names: Iterable[str], known: Sequence[StreamRow]) -> None:
+    """Make sure that each name is that of a recorded stream, or of a super stream with one.
+
+    Raises:
+        StreamNotFound: one is not.
+    """
+    recorded = {name for stream in known for name in (stream.name, stream.super_stream)}
+    for name in names:
+        if name not in recorded:
+            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)
+
+
+def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> int | None:
+    """The first offset that a stream retains; None where that cannot be told."""
+    try:
+        return reader.bounds(stream).first
+    except StreamNotFound:
+        return None  # Whether it comes back as the same stream is for the recorder to find out.
+    except RelatumError as error:
+        if isinstance(error, BrokerUnavailable) and not isinstance(error, (StreamUnavailable, ConnectionLost)):
+            raise
+        # A chunk that cannot be read, a stream that moves or that this user may not read: the others go on.
+        report.failed[stream] = error
+        return None
 
 
 def _tell(report: PruneReport, stream: str, rows: int, progress: Callable[[PruneReport], None] | None) -> None:
