@@ -17,7 +17,7 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, errors, print_json
-from relatum.command._reports import offsets_bar, print_backfilled, print_verified, verified_document
+from relatum.command._reports import exit_with, offsets_bar, print_backfilled, print_verified, verified_document
 
 __all__ = [
     "BrokerOption",
@@ -29,6 +29,7 @@ __all__ = [
     "console",
     "errors",
     "exit_code_of",
+    "exit_with",
     "main",
     "message_document",
     "offsets_bar",

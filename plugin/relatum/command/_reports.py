@@ -1,13 +1,16 @@
 """What back-fills and comparisons found, on the terminal and as JSON: the same from one process and from Spark."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from relatum.command._exits import ExitCode
 from relatum.command._output import console, errors, print_json
 from relatum.recording import BackfillReport, StreamVerified, VerifyReport
 
@@ -36,27 +39,49 @@ def print_backfilled(reports: Sequence[BackfillReport], *, as_json: bool) -> Non
 
 def verified_document(report: VerifyReport) -> dict[str, Any]:
     """A comparison for `--json`."""
-    return {"ok": report.ok, "exact": report.exact, "streams": [asdict(stream) for stream in report.streams]}
+    streams = [asdict(stream) for stream in report.streams]
+    return {"ok": report.ok, "exact": report.exact, "seed": report.seed, "streams": streams}
+
+
+def exit_with(report: VerifyReport, names: Sequence[str]) -> None:
+    """End with the code of what was found: different, or a name of which nothing is recorded."""
+    if not report.ok:
+        raise typer.Exit(ExitCode.DIFFERENT)
+    recorded = {name for each in report.streams if each.is_recorded for name in (each.stream, each.super_stream)}
+    if not recorded.issuperset(names):
+        raise typer.Exit(ExitCode.NOT_THERE)
 
 
 def print_verified(report: VerifyReport) -> None:
     """Print a comparison for people."""
-    how = "every recorded message" if report.exact else "a sample"
     for stream in report.streams:
         found = f"{stream.difference_count:,} differences" if stream.difference_count else "no difference"
-        console.print(
-            f"{stream.stream}: {how} compared, {stream.messages:,} messages, {stream.rows:,} rows: {found}.",
-            markup=False,
-        )
+        if not stream.stream:
+            line = f"Rows of no stream: {found}."
+        elif not stream.is_recorded and not stream.difference_count:
+            line = f"{stream.stream}: never recorded, nothing to compare."
+        else:
+            how = "every recorded message"
+            if not report.exact:
+                how = f"a sample, {stream.windows:,} of {stream.windows_total:,} windows (--seed {report.seed}),"
+            line = f"{stream.stream}: {how} compared, {stream.messages:,} messages, {stream.rows:,} rows: {found}."
+        console.print(line, markup=False)
         if stream.differences:
             _print_differences(stream)
+        for what in stream.unproven:
+            console.print(f"{stream.stream}: {what}.", markup=False)
 
 
 def _print_differences(stream: StreamVerified) -> None:
-    table = Table("kind", "offset", "key", "value", "time (µs)")
+    kinds = Counter(each.kind for each in stream.differences)
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    console.print(f"{stream.stream or 'rows of no stream'}: {shown}", markup=False)
+    table = Table("kind", "table", "offset", "key", "value", "time (µs)")
     for each in stream.differences[:DIFFERENCES_SHOWN]:
         time_us = "–" if each.time_us is None else str(each.time_us)
-        table.add_row(*(Text(cell) for cell in (each.kind, f"{each.offset:,}", each.key, each.value, time_us)))
+        place = f"{each.offset:,}" if each.to_offset is None else f"{each.offset:,} to {each.to_offset - 1:,}"
+        value = each.value or each.detail
+        table.add_row(*(Text(cell) for cell in (each.kind, each.table, place, each.key, value, time_us)))
     console.print(table)
     if stream.difference_count > DIFFERENCES_SHOWN:
         console.print(f"and {stream.difference_count - DIFFERENCES_SHOWN:,} more; --json lists up to 1,000 a stream.")

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from relatum.command._exits import ExitCode
 from relatum.command._options import (
     BrokerOption,
     DatabaseOption,
@@ -14,7 +13,7 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, print_json
-from relatum.command._reports import print_verified, verified_document
+from relatum.command._reports import exit_with, print_verified, verified_document
 from relatum.reading import BrokerAddress
 from relatum.recording import repair
 from relatum.recording import verify as run_verify
@@ -27,11 +26,14 @@ def verify(
     sample: Annotated[
         float | None,
         typer.Option(
-            help="Compare this share of each stream only, over 0 and up to 1; all of it where left out.",
+            help="Compare this share of each stream only, 0 to 1, a window at least; all of it where left out.",
             min=0,
             max=1,
             show_default=False,
         ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With --sample: choose the same sample again.", show_default=False)
     ] = None,
     repair_rows: Annotated[bool, typer.Option("--repair", help="Say what would mend the differences.")] = False,
     dry_run: Annotated[
@@ -44,12 +46,13 @@ def verify(
 ) -> None:
     """Read the streams and compare: every message's keys have their rows, every row's message has that key.
 
-    Ends with code 7 where they differ, also after a repair: verify again. `--json` prints one document:
-    ok, exact, streams (each with its differences), and with --repair dry_run and repaired (what was or would be done).
+    Ends with code 7 where they differ, also after a repair: verify again; with 6 where a stream was never recorded.
+    `--json` prints one document: ok, exact, seed, streams (each with its differences), and with --repair dry_run and
+    repaired (what was or would be done).
     """
     address = BrokerAddress.parse(require_broker(broker), stream_url)
     url = require_database(database)
-    report = run_verify(address, url, streams, sample=sample)
+    report = run_verify(address, url, streams, sample=sample, seed=seed)
     done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if as_json:
         document = verified_document(report)
@@ -58,5 +61,4 @@ def verify(
         print_verified(report)
         for line in done or ():
             console.print(f"{'would be done' if dry_run else 'done'}: {line}", markup=False)
-    if not report.ok:
-        raise typer.Exit(ExitCode.DIFFERENT)
+    exit_with(report, streams)

@@ -1,43 +1,41 @@
 """Comparing the table with the streams, in both directions.
 
 Complete: every retained message's values have their rows, and its time lies in a block of the time index. Sound: every
-row's message has that value. Messages are read as a consumer reads them, decoded whole, not by the recorder's own
-extraction: a fault of that one is found here.
+row's message has that value, every block's ends are those of its messages, and the coverage says neither more nor less
+than what is recorded. Messages are read as a consumer reads them, decoded whole, not by the recorder's own extraction:
+a fault of that one is found here.
+
+Recording goes on meanwhile. What the table says is read first and the stream's ends after it, and a window's rows
+are of one moment with the coverage that says so; what is recorded later is not judged.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording._compare import (
-    DIFFERENCES_MAX,
-    Difference,
-    Expected,
-    Row,
-    StreamVerified,
-    compare_rows,
-    compare_times,
-)
-from relatum.recording._opening import is_same
+from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader
+from relatum.recording._batch import position_of
+from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
+from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
+from relatum.recording._compare_coverage import compare_coverage
+from relatum.recording._compare_positions import compare_positions, is_replaced, verdict_of
+from relatum.recording._compare_streams import Generations, compare_generations, generations_of
+from relatum.recording._stored import Stored, known_key_ids, last_stored, stored_of
+from relatum.recording._strays import find_strays
+from relatum.recording._verify_places import compare_places, rows_behind
 from relatum.store import (
     CoverageRow,
+    Position,
     Range,
     StreamRow,
     as_engine,
-    coverage,
     coverage_of,
-    current_stream,
     key_definitions,
-    last_position,
-    relationships,
-    tail_of,
-    time_blocks,
     translated_errors,
 )
 
@@ -47,10 +45,15 @@ WINDOW_OFFSETS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The comparison of several streams; `exact` is False where only a sample was compared."""
+    """The comparison of several streams; `exact` is False where only a sample was compared, chosen by `seed`.
+
+    The stream "" stands for rows that belong to no stream; it is there only where some were found.
+    """
 
     streams: list[StreamVerified]
     exact: bool
+    seed: int | None = None
+    broker: BrokerAddress | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -65,6 +68,7 @@ def verify(
     *,
     stream_url: str | None = None,
     sample: float | None = None,
+    seed: int | None = None,
     progress: Callable[[StreamVerified], None] | None = None,
 ) -> VerifyReport:
     """Compare streams with the table, up to the coverage. Nothing is written.
@@ -74,40 +78,53 @@ def verify(
         database: PostgreSQL's URL, or an engine.
         streams: Streams; a super stream stands for its partitions.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
-        sample: The share of windows of 20,000 offsets to compare, 0 to 1; None compares all. A difference in a share
-            d of all windows goes unseen with the probability (1 - d) ** (number of windows compared).
+        sample: The share of windows of 20,000 offsets to compare, over 0 and up to 1, one of each stream at least; None
+            compares all. A difference in a share d of all windows goes unseen with the probability
+            (1 - d) ** (number of windows compared).
+        seed: Chooses the same sample again; None for another each time, which the report names.
         progress: Called after each window.
 
     Raises:
+        InvalidInput: `sample` is no share.
         StreamNotFound: there is no such stream.
+        BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
     """
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    seed = checked_sample(sample, seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
-        names = list(chain.from_iterable(reader.partitions(name) or [name] for name in streams))
-        return VerifyReport(
-            [_verify_stream(engine, reader, address.vhost, name, sample, progress) for name in names],
-            exact=sample is None,
-        )
+        found = []
+        for name, super_stream in named(reader, streams):
+            result, subject = plan_verification(engine, reader, address.vhost, name, super_stream)
+            if subject is not None:
+                comparison = Comparison(engine, reader, subject)
+                for window in chosen_windows(result, sample, seed):
+                    comparison.compare(window, result)
+                    if progress is not None:
+                        progress(result)
+                comparison.finish(result)
+            found.append(result)
+        found += verify_strays(engine)
+        return VerifyReport(found, sample is None, seed, address)
 
 
-def _verify_stream(
-    engine: sa.Engine,
-    reader: StreamReader,
-    vhost: str,
-    name: str,
-    sample: float | None,
-    progress: Callable[[StreamVerified], None] | None,
-) -> StreamVerified:
-    result, subject = plan_verification(engine, reader, vhost, name)
-    if subject is None:
-        return result
-    comparison = Comparison(engine, reader, subject)
-    for window in windows(result.from_offset, result.to_offset, sample):
-        comparison.compare(window, result)
-        if progress is not None:
-            progress(result)
-    comparison.finish(result)
-    return result
+def checked_sample(sample: float | None, seed: int | None) -> int | None:
+    """The seed that chooses a sample; None where all is compared.
+
+    Raises:
+        InvalidInput: the sample is no share.
+    """
+    if sample is None:
+        return None
+    if not 0 <= sample <= 1:
+        raise InvalidInput(f"sample must be 0 to 1, not {sample}")
+    return random.randrange(1 << 32) if seed is None else seed  # noqa: S311 - a sample, nothing secret
+
+
+def named(reader: StreamReader, names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Streams, and the partitions of super streams with the super stream's name."""
+    for name in names:
+        partitions = reader.partitions(name)
+        yield from ((partition, name) for partition in partitions) if partitions else [(name, None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,42 +133,116 @@ class Subject:
 
     stream: StreamRow
     definitions: tuple[KeyDefinition, ...]
+    first_retained: int = 0
 
 
 def plan_verification(
-    engine: sa.Engine, reader: StreamReader, vhost: str, name: str
+    engine: sa.Engine, reader: StreamReader, vhost: str, name: str, super_stream: str | None = None
 ) -> tuple[StreamVerified, Subject | None]:
     """What to compare of a stream: a result whose offsets say up to where, and the stream.
 
-    Where there is nothing to compare the stream is None: it was never recorded, or it was replaced, which the result
-    says.
+    What the tables say of the stream as a whole is compared here. Where there is nothing more to compare the stream is
+    None: it was never recorded, or it was replaced, which the result says.
 
     Raises:
         StreamNotFound: there is no such stream.
     """
-    result = StreamVerified(name)
-    bounds = reader.bounds(name)
-    with translated_errors(), engine.connect() as connection:
-        stream = current_stream(connection, vhost, name)
+    result = StreamVerified(name, super_stream=super_stream)
+    with translated_errors(), engine.connect() as opened:
+        connection = opened.execution_options(isolation_level="REPEATABLE READ")
+        generations = generations_of(connection, vhost, name)
         definitions = key_definitions(connection)
-        tail = tail_of(connection, stream.stream_id) if stream else None
-        covering = coverage_of(connection, [stream.stream_id]) if stream else []
-    if stream is None or tail is None:
+        known = known_key_ids(connection)
+        stream = generations.stream
+        rows = coverage_of(connection, [stream.stream_id]) if stream else []
+        recorded_to = max((row.to_offset for row in rows), default=0)
+        stray = last_stored(connection, stream.stream_id, recorded_to) if stream else None
+    # Behind the table: what it covers was in the stream then.
+    bounds = reader.bounds(name)
+    if stream is None or not (rows or stray is not None):
+        result.is_recorded = stream is not None and bool(rows)
         return result, None
-    position = last_position(covering)
-    if position is not None and not is_same(reader, name, position, bounds):
-        result.add(Difference("replaced", position.offset))
+    result.is_recorded, result.stream_id = True, stream.stream_id
+    _note_unproven(reader, rows, bounds, result)
+    if _differs(engine, reader, name, rows, bounds, result):
         return result, None
-    result.from_offset = tail.to_offset if bounds.first is None else min(bounds.first, tail.to_offset)
-    result.to_offset = tail.to_offset
-    return result, Subject(stream, tuple(definitions))
+    proven = bounds if bounds.is_proven else StreamBounds(bounds.first, None)
+    for difference in compare_whole(generations, super_stream, rows, known, proven):
+        result.add(difference)
+    result.to_offset = judged_to(recorded_to, stray, bounds)
+    result.from_offset = result.to_offset if bounds.first is None else min(bounds.first, result.to_offset)
+    result.windows_total = -(-(result.to_offset - result.from_offset) // WINDOW_OFFSETS)
+    return result, Subject(stream, tuple(definitions), result.from_offset)
 
 
-def windows(start: int, end: int, sample: float | None) -> Iterator[Range]:
-    """The windows of a range of offsets, or a random share of them."""
-    for at in range(start, end, WINDOW_OFFSETS):
-        if sample is None or random.random() < sample:  # noqa: S311 - a sample, nothing secret
-            yield at, min(end, at + WINDOW_OFFSETS)
+def judged_to(recorded_to: int, stray: int | None, bounds: StreamBounds) -> int:
+    """Up to where messages are compared: the coverage's end, and what the table holds behind it."""
+    end = recorded_to if bounds.last is None else min(recorded_to, bounds.last + 1)
+    if stray is None or bounds.last is None:
+        return end
+    return max(end, min(stray, bounds.last) + 1)
+
+
+def compare_whole(
+    generations: Generations,
+    super_stream: str | None,
+    rows: Sequence[CoverageRow],
+    known: frozenset[int],
+    bounds: StreamBounds,
+) -> Iterator[Difference]:
+    """What the tables say of a stream as a whole."""
+    yield from compare_generations(generations, super_stream, bounds.last)
+    yield from compare_coverage(rows, known, bounds.first, bounds.last)
+
+
+def _note_unproven(
+    reader: StreamReader, rows: Sequence[CoverageRow], bounds: StreamBounds, result: StreamVerified
+) -> None:
+    """Say what cannot be judged, and why. It is no difference."""
+    if reader.transport != "stream":
+        result.unproven.append(
+            "read over AMQP 0.9.1, which shows neither compressed batches nor times of chunks: "
+            "rows of messages not shown, and the time index, were not compared"
+        )
+    if not bounds.is_proven:
+        result.unproven.append("the stream's end is not its leader's word: coverage behind it was not judged")
+    if any(row.over_amqp and row.from_offset < row.to_offset for row in rows):
+        result.unproven.append(
+            "recorded in part over AMQP 0.9.1, which proves nothing absent: rows missing there were not looked for"
+        )
+
+
+def _differs(
+    engine: sa.Engine,
+    reader: StreamReader,
+    name: str,
+    rows: Sequence[CoverageRow],
+    bounds: StreamBounds,
+    result: StreamVerified,
+) -> bool:
+    """Whether the stream is not the one that was recorded; else what its ranges remember wrongly is noted."""
+    verdicts = [verdict_of(reader, name, row) for row in rows]
+    found = list(compare_positions(rows, verdicts))
+    if found and is_replaced(engine, reader, name, rows, verdicts, bounds):
+        result.add(Difference("replaced", max(each.offset for each in found), table="streams"))
+        return True
+    for difference in found:
+        result.add(difference)
+    return False
+
+
+def windows(start: int, end: int) -> list[Range]:
+    """The windows of a range of offsets."""
+    return [(at, min(end, at + WINDOW_OFFSETS)) for at in range(start, end, WINDOW_OFFSETS)]
+
+
+def chosen_windows(result: StreamVerified, sample: float | None, seed: int | None) -> list[Range]:
+    """The windows of a stream to compare, in order: all, or a share of them that the seed chooses; at least one."""
+    every = windows(result.from_offset, result.to_offset)
+    if sample is None or not every:
+        return every
+    count = min(len(every), max(1, round(sample * len(every))))
+    return sorted(random.Random(f"{seed} {result.stream}").sample(every, count))  # noqa: S311 - nothing secret
 
 
 class Comparison:
@@ -161,72 +252,88 @@ class Comparison:
         self._engine = engine
         self._reader = reader
         self._stream = subject.stream
-        self._definitions = subject.definitions
+        self._first_retained = subject.first_retained
 
     def compare(self, window: Range, result: StreamVerified) -> None:
         """Compare one window, and add what was found to the result."""
-        start, end = window
-        messages = list(self._reader.iterate(self._stream.name, start, stop=end))
-        rows, blocks, covering = self._stored(start, end)
-        expected = Expected(self._definitions, covering)
-        compare_rows(messages, rows, expected, result)
-        compare_times(messages, blocks, expected, result)
-        result.messages += len(messages)
-        result.rows += len(rows)
-
-    def _stored(self, start: int, end: int) -> tuple[list[Row], list[tuple[int, int, int, int]], list[CoverageRow]]:
-        """The table's rows of a window, the blocks of the time index that reach into it, and the coverage.
-
-        All of one moment: rows that a back-fill writes meanwhile come with the coverage that says so.
-        """
-        stream_id = self._stream.stream_id
+        read = read_window(self._reader, self._stream.name, window)
         with translated_errors(), self._engine.connect() as opened:
             connection = opened.execution_options(isolation_level="REPEATABLE READ")
-            covering = coverage_of(connection, [stream_id])
-            rows = connection.execute(
-                sa.select(*_ROW).where(
-                    relationships.c.stream_id == stream_id,
-                    relationships.c.stream_offset >= start,
-                    relationships.c.stream_offset < end,
-                )
-            ).all()
-            blocks = connection.execute(
-                sa.select(
-                    time_blocks.c.first_offset, time_blocks.c.last_offset, time_blocks.c.min_us, time_blocks.c.max_us
-                ).where(
-                    time_blocks.c.stream_id == stream_id,
-                    time_blocks.c.first_offset < end,
-                    time_blocks.c.last_offset >= start,
-                )
-            ).all()
-        return [tuple(row) for row in rows], [tuple(block) for block in blocks], covering
+            stored = stored_of(connection, self._stream.stream_id, window)
+        found = compare_window(read, stored, window, self._first_retained, sees_all=self._reader.transport == "stream")
+        result.add_window(window, found)
+        result.messages += len(read.messages)
+        result.rows += sum(count for _, count in stored.rows)
 
     def finish(self, result: StreamVerified) -> None:
         """Do what takes all windows' results: look behind the coverage, and forgive what retention took meanwhile."""
         self._forgive_expired(result)
-        self._beyond(result)
-
-    def _beyond(self, result: StreamVerified) -> None:
-        """Rows behind the coverage's end can only be wrong. A recorder may have moved it since: ask again."""
-        names = {definition.key_id: definition.name for definition in self._definitions}
-        stream_id = self._stream.stream_id
-        end = sa.select(sa.func.max(coverage.c.to_offset)).where(coverage.c.stream_id == stream_id)
-        behind = relationships.c.stream_offset >= end.scalar_subquery()
-        query = sa.select(*_ROW).where(relationships.c.stream_id == stream_id, behind).limit(DIFFERENCES_MAX)
-        with translated_errors(), self._engine.connect() as connection:
-            rows = connection.execute(query).all()
-        for offset, key_id, value, time_us in rows:
-            if key_id in names:
-                result.add(Difference("unsound", offset, names[key_id], value, time_us))
+        for difference in rows_behind(self._engine, self._stream.stream_id, result.to_offset):
+            result.add(difference)
+        for difference in compare_places(self._engine, self._reader, self._stream):
+            result.add(difference)
 
     def _forgive_expired(self, result: StreamVerified) -> None:
         """What retention took while we compared is no difference."""
         if not result.difference_count:
             return
         first = self._reader.bounds(result.stream).first or 0
-        kept = [difference for difference in result.differences if difference.offset >= first]
+        kept = [each for each in result.differences if each.offset >= first or each.table in ("coverage", "streams")]
         result.difference_count -= len(result.differences) - len(kept)
         result.differences = kept
 
 
-_ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
+@dataclass(frozen=True, slots=True)
+class WindowRead:
+    """A window's messages, and those behind it that its blocks may hold."""
+
+    messages: list[Message]
+    behind: list[Message]
+
+
+def read_window(reader: StreamReader, stream: str, window: Range) -> WindowRead:
+    """Read a window's messages, and as many more as a block can hold."""
+    start, end = window
+    messages: list[Message] = []
+    behind: list[Message] = []
+    for message in reader.iterate(stream, start):
+        if message.offset < end:
+            messages.append(message)
+            continue
+        behind.append(message)
+        if len(behind) >= MARGIN_MESSAGES:
+            break
+    return WindowRead(messages, behind)
+
+
+def compare_window(
+    read: WindowRead, stored: Stored, window: Range, first_retained: int, *, sees_all: bool
+) -> Iterator[Difference]:
+    """Where the table differs from a window's messages."""
+    expected = Expected(stored.definitions, stored.covering, window, sees_all=sees_all)
+    yield from compare_rows(read.messages, stored.rows, expected, stored.known_key_ids)
+    if sees_all:
+        both = [*read.messages, *read.behind]
+        yield from compare_blocks(both, stored.blocks, expected, window, first_retained)
+    yield from compare_checkpoints(read.messages, stored.checkpoints)
+
+
+def compare_checkpoints(messages: Sequence[Message], places: Sequence[Position]) -> Iterator[Difference]:
+    """Checkpoints must tell of messages that are there, each once. None need be there."""
+    wanted = {place.offset for place in places}
+    lying = {message.offset: position_of(message) for message in messages if message.offset in wanted}
+    before = None
+    for place in places:
+        found = lying.get(place.offset)
+        kind = "checkpoint_duplicate" if place.offset == before else "checkpoint_wrong"
+        before = place.offset
+        if kind == "checkpoint_duplicate" or found is None or not place.agrees(found.fingerprint, found.chunk_ms):
+            yield Difference(kind, place.offset, table="checkpoints")
+
+
+def verify_strays(engine: sa.Engine) -> list[StreamVerified]:
+    """What belongs to no stream, as one more result; none where there is nothing."""
+    result = StreamVerified("")
+    for difference in find_strays(engine):
+        result.add(difference)
+    return [result] if result.difference_count else []

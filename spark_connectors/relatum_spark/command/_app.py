@@ -11,9 +11,9 @@ import relatum_spark
 from relatum.command import (
     BrokerOption,
     DatabaseOption,
-    ExitCode,
     JsonOption,
     StreamUrlOption,
+    exit_with,
     offsets_bar,
     print_backfilled,
     print_json,
@@ -101,11 +101,14 @@ def verify(
     sample: Annotated[
         float | None,
         typer.Option(
-            help="Compare this share of each stream only, over 0 and up to 1; all of it where left out.",
+            help="Compare this share of each stream only, 0 to 1, a window at least; all of it where left out.",
             min=0,
             max=1,
             show_default=False,
         ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With --sample: choose the same sample again.", show_default=False)
     ] = None,
     partitions: PartitionsOption = None,
     master: MasterOption = None,
@@ -118,17 +121,17 @@ def verify(
 ) -> None:
     """Compare streams and table in both directions, in parallel. Nothing is written; `relatum verify` also repairs.
 
-    Ends with code 7 where they differ. `--json` prints one document, as `relatum verify` does.
+    Ends with code 7 where they differ, with 6 where a stream was never recorded. `--json` prints one document, as
+    `relatum verify` does.
     """
     servers = _servers(broker, stream_url, database)
     with _job(master, conf, jars).session() as spark:
-        report = relatum_spark.verify(spark, streams, sample=sample, partitions=partitions, **servers)
+        report = relatum_spark.verify(spark, streams, sample=sample, seed=seed, partitions=partitions, **servers)
     if as_json:
         print_json(verified_document(report))
     else:
         print_verified(report)
-    if not report.ok:
-        raise typer.Exit(ExitCode.DIFFERENT)
+    exit_with(report, streams)
 
 
 @app.command()

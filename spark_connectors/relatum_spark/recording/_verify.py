@@ -1,16 +1,22 @@
 """Comparing the table with the streams in parallel, window by window as the kernel does."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
-from relatum.errors import InvalidInput
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import StreamVerified, VerifyReport
-from relatum.recording._verify import Comparison, Subject, plan_verification, windows
+from relatum.recording._verify import (
+    Comparison,
+    Subject,
+    checked_sample,
+    chosen_windows,
+    plan_verification,
+    verify_strays,
+)
 from relatum.store import Range, as_engine
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.recording._backfill import named_streams
@@ -31,6 +37,7 @@ def verify(
     stream_url: str | None = None,
     database: str | None = None,
     sample: float | None = None,
+    seed: int | None = None,
     partitions: int | None = None,
     progress: Callable[[StreamVerified], None] | None = None,
 ) -> VerifyReport:
@@ -42,8 +49,10 @@ def verify(
         broker: The broker; None takes RELATUM_BROKER_URL. Executors connect to it too.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         database: PostgreSQL's URL; None takes RELATUM_DATABASE_URL. Executors connect to it too.
-        sample: The share of windows of 20,000 offsets to compare, 0 to 1; None compares all. A difference in a share
-            d of all windows goes unseen with the probability (1 - d) ** (number of windows compared).
+        sample: The share of windows of 20,000 offsets to compare, 0 to 1, one of each stream at least; None compares
+            all. A difference in a share d of all windows goes unseen with the probability
+            (1 - d) ** (number of windows compared).
+        seed: Chooses the same sample again; None for another each time, which the report names.
         partitions: Tasks that run at once; None for the session's slots (8 over Spark Connect, which does not tell).
         progress: Called on the driver with each stream's result.
 
@@ -57,17 +66,17 @@ def verify(
         StreamNotFound: there is no such stream.
         PythonException: a task failed as often as Spark tries it.
     """
-    if sample is not None and not 0 <= sample <= 1:
-        raise InvalidInput(f"sample must be 0 to 1, not {sample}")
+    seed = checked_sample(sample, seed)
     at_once = parallelism(spark, partitions)
     target, url = Broker.of(broker, stream_url), database_url(database)
     with as_engine(url) as engine, target.open() as reader:
         names = named_streams(reader, [streams] if isinstance(streams, str) else streams)
-        results = _Verification(spark, engine, reader, target, url, at_once).compare(names, sample)
+        results = _Verification(spark, engine, reader, target, url, at_once).compare(names, sample, seed)
+        results += verify_strays(engine)
     for result in results:
         if progress is not None:
             progress(result)
-    return VerifyReport(results, exact=sample is None)
+    return VerifyReport(results, sample is None, seed, target.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +116,12 @@ class _Verification:
     database: str
     at_once: int
 
-    def compare(self, names: Iterable[str], sample: float | None) -> list[StreamVerified]:
-        planned = [plan_verification(self.engine, self.reader, self.broker.address.vhost, name) for name in names]
+    def compare(self, names: dict[str, str | None], sample: float | None, seed: int | None) -> list[StreamVerified]:
+        vhost = self.broker.address.vhost
+        planned = [plan_verification(self.engine, self.reader, vhost, *name) for name in names.items()]
         results = {result.stream: result for result, _ in planned}
         subjects = {result.stream: subject for result, subject in planned if subject is not None}
-        chosen = {name: tuple(windows(results[name].from_offset, results[name].to_offset, sample)) for name in subjects}
+        chosen = {name: tuple(chosen_windows(results[name], sample, seed)) for name in subjects}
         work = Comparing(self.broker, self.database, subjects)
         runs = into_runs(chosen, at_once=self.at_once)
         for part in run_tasks(self.spark, work, runs, f"relatum: comparing {len(subjects)} streams with the table"):

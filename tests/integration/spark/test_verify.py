@@ -105,12 +105,13 @@ def test_streams_replaced_empty_and_never_recorded(
 def test_a_sample_is_not_exact_and_wrong_input_is_refused(
     spark: SparkSession, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
 ) -> None:
-    """A sample of nothing reads nothing; a share beyond 1 and unknown streams are errors."""
+    """However small, a sample reads something, chosen by its seed; a share beyond 1 and unknown streams are errors."""
     publish_plain(amqp_url, stream_name, orders(10))
     add_keys(engine, ["order_id"])
     backfill(amqp_url, engine, stream_name)
-    none = compare(spark, stream_name, amqp_url, database_url, sample=0)
-    assert (none.exact, none.streams[0].messages) == (False, 0)
+    least = compare(spark, stream_name, amqp_url, database_url, sample=0)
+    assert (least.exact, least.streams[0].windows, least.streams[0].messages) == (False, 1, 10)
+    assert least == verify(amqp_url, engine, [stream_name], sample=0, seed=least.seed)
     assert compare(spark, stream_name, amqp_url, database_url, sample=1.0).streams[0].messages == 10
     with pytest.raises(InvalidInput, match="sample"):
         compare(spark, stream_name, amqp_url, database_url, sample=1.5)

@@ -1,0 +1,84 @@
+"""What the table holds of a window of a stream, as `verify` compares it and `repair` locks it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.recording._compare import Block, Row
+from relatum.store import (
+    CoverageRow,
+    Position,
+    Range,
+    checkpoints,
+    coverage_of,
+    key_definitions,
+    keys,
+    relationships,
+    time_blocks,
+)
+
+_ROW: Final = [relationships.c[name] for name in ("stream_offset", "key_id", "value", "time_us")]
+_BLOCK: Final = [time_blocks.c[name] for name in ("first_offset", "last_offset", "min_us", "max_us", "width_class")]
+_CHECKPOINT: Final = [checkpoints.c[name] for name in ("last_offset", "fingerprint", "chunk_ms")]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The table's rows of a window, of one moment. Rows come with how often they are there."""
+
+    rows: list[tuple[Row, int]]
+    blocks: list[Block]
+    checkpoints: list[Position]
+    covering: list[CoverageRow]
+    definitions: list[KeyDefinition]
+    known_key_ids: frozenset[int]
+
+
+def stored_of(connection: sa.Connection, stream_id: int, window: Range) -> Stored:
+    """Read a window. The caller's transaction is one snapshot, or holds the stream's locks.
+
+    Rows that are there more than once are counted by PostgreSQL: however often, they take the memory of one.
+    """
+    start, end = window
+    of_window = _within(relationships.c.stream_id, stream_id, relationships.c.stream_offset, window)
+    rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window).group_by(*_ROW)).all()
+    blocks = connection.execute(
+        sa.select(*_BLOCK).where(
+            time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < end, time_blocks.c.last_offset >= start
+        )
+    ).all()
+    of_window = _within(checkpoints.c.stream_id, stream_id, checkpoints.c.last_offset, window)
+    places = connection.execute(sa.select(*_CHECKPOINT).where(of_window).order_by(checkpoints.c.last_offset)).all()
+    return Stored(
+        [(Row(*row[:4]), row[4]) for row in rows],
+        [Block(*block) for block in blocks],
+        [Position(*place) for place in places],
+        coverage_of(connection, [stream_id]),
+        key_definitions(connection),
+        known_key_ids(connection),
+    )
+
+
+def _within(stream_column: Any, stream_id: int, column: Any, window: Range) -> sa.ColumnElement[bool]:
+    inside: sa.ColumnElement[bool] = (stream_column == stream_id) & (column >= window[0]) & (column < window[1])
+    return inside
+
+
+def known_key_ids(connection: sa.Connection) -> frozenset[int]:
+    """The ids of all keys, those that were removed too."""
+    return frozenset(connection.execute(sa.select(keys.c.key_id)).scalars())
+
+
+def last_stored(connection: sa.Connection, stream_id: int, offset: int) -> int | None:
+    """The greatest offset from one on of which the table holds a row or a block; None where there is none."""
+    row = sa.select(sa.func.max(relationships.c.stream_offset)).where(
+        relationships.c.stream_id == stream_id, relationships.c.stream_offset >= offset
+    )
+    block = sa.select(sa.func.max(time_blocks.c.last_offset)).where(
+        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset >= offset
+    )
+    found: Sequence[int | None] = [connection.execute(query).scalar_one() for query in (row, block)]
+    return max((each for each in found if each is not None), default=None)

@@ -1,0 +1,72 @@
+"""Rows whose stream id no stream has. Nothing that is recorded leaves such rows behind, so they can only be wrong."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.recording._compare import Difference
+from relatum.store import (
+    checkpoints,
+    group_scans,
+    receipts,
+    relationships,
+    skips,
+    streams,
+    time_blocks,
+    translated_errors,
+)
+
+_PLACES: Final[tuple[tuple[sa.Table, Any], ...]] = (
+    (relationships, relationships.c.stream_offset),
+    (time_blocks, time_blocks.c.first_offset),
+    (checkpoints, checkpoints.c.last_offset),
+    (receipts, receipts.c.stream_offset),
+    (skips, sa.literal(0)),
+    (group_scans, group_scans.c.from_offset),
+)
+"""Tables that name streams without a foreign key, and the offset shown. Coverage has one."""
+
+STRAYS_BATCH: Final = 10_000
+"""Rows deleted in one transaction."""
+
+
+def _unknown(table: sa.Table, known: Sequence[int]) -> sa.ColumnElement[bool]:
+    """Ids between those that are known: ranges, so that an index by blocks finds them without reading the table."""
+    column = table.c.stream_id
+    if not known:
+        return sa.true()
+    gaps = [(column > low) & (column < high) for low, high in pairwise(known) if high > low + 1]
+    return sa.or_(column < known[0], column > known[-1], *gaps)
+
+
+def _known(connection: sa.Connection) -> list[int]:
+    return list(connection.execute(sa.select(streams.c.stream_id).order_by(streams.c.stream_id)).scalars())
+
+
+def find_strays(engine: sa.Engine) -> Iterator[Difference]:
+    """One difference for each table and unknown stream."""
+    with translated_errors(), engine.connect() as opened:
+        # One moment: a stream's row is there before its other rows.
+        connection = opened.execution_options(isolation_level="REPEATABLE READ")
+        known = _known(connection)
+        for table, place in _PLACES:
+            query = sa.select(table.c.stream_id, sa.func.min(place), sa.func.max(place), sa.func.count())
+            query = query.where(_unknown(table, known)).group_by(table.c.stream_id).order_by(table.c.stream_id)
+            for stream_id, first, last, count in connection.execute(query):
+                detail = f"{count:,} rows of the stream id {stream_id}"
+                yield Difference("unknown_stream", first, table=table.name, to_offset=last + 1, detail=detail)
+
+
+def delete_strays(engine: sa.Engine) -> None:
+    """Delete them, in bounded transactions."""
+    for table, _ in _PLACES:
+        place: sa.ColumnElement[Any] = sa.literal_column("ctid")
+        deleted = STRAYS_BATCH
+        while deleted == STRAYS_BATCH:
+            with translated_errors(), engine.begin() as connection:
+                gone = _unknown(table, _known(connection))
+                chosen = sa.select(place).select_from(table).where(gone).limit(STRAYS_BATCH)
+                statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())), gone)
+                deleted = connection.execute(statement).rowcount
