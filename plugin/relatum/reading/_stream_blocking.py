@@ -198,7 +198,8 @@ class BlockingStreams:
                 tls=self._tls_given,
                 mechanism=self._login.mechanism,
                 heartbeat_s=self._login.heartbeat_s,
-                cluster_name=self._login.cluster_name,
+                # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
+                # may say another name, until somebody sets one.
                 connect_s=min(NODE_CONNECT_S, self._timeout_s),
             )
         except (BrokerUnavailable, ReadTimeout) as error:
