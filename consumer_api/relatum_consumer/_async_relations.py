@@ -21,11 +21,11 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
 )
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message, async_agreement
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps
+from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps
 from relatum_consumer._statements import Order
 from relatum_consumer.grouping._asyncio import AsyncGroupMethods
 from relatum_consumer.grouping._lookups import GroupLookups
@@ -59,7 +59,7 @@ class AsyncRelations(AsyncGroupMethods):
         self._database = Database(database, pool_size=pool_size)
         self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
         self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
-        self._lookups = Lookups(self._address.vhost)
+        self._lookups = Lookups(self._address.vhost, timeout_s)
         self._group_lookups = GroupLookups(self._lookups.catalog)
         self._sharing = WeakSet()
         self._lock = asyncio.Lock()
@@ -206,6 +206,8 @@ class AsyncRelations(AsyncGroupMethods):
             return await reader.bounds(request.stream)
         if type(request) is Partitions:
             return await reader.partitions(request.super_stream)
+        if type(request) is Agree:
+            return await async_agreement(reader, request.stream, request.position)
         assert type(request) is Scan, "there are no other requests"
         messages = reader.iterate(request.stream, request.start, stop=request.stop)
         return [message async for message in messages if request.keep(message)]

@@ -62,10 +62,15 @@ class Catalog:
 
     A stale snapshot cannot make an answer wrong, only a second old: key ids are never used again, every message is
     checked against the definition that was used, and the streams are looked up in the statements themselves.
+
+    Args:
+        vhost: The virtual host whose streams are meant.
+        patience_s: Seconds a look-up waits while the broker cannot say whether a stream is the one that was recorded.
     """
 
-    def __init__(self, vhost: str) -> None:
+    def __init__(self, vhost: str, patience_s: float = 10.0) -> None:
         self.vhost = vhost
+        self.patience_s = patience_s
         self._snapshot: _Snapshot | None = None
 
     def forget(self) -> None:

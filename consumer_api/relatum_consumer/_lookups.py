@@ -34,8 +34,8 @@ class Lookups:
     Every method checks its arguments and gives the steps of the look-up; what they mean is told at `Relations`.
     """
 
-    def __init__(self, vhost: str) -> None:
-        self.catalog = Catalog(vhost)
+    def __init__(self, vhost: str, patience_s: float = 10.0) -> None:
+        self.catalog = Catalog(vhost, patience_s)
 
     def related(
         self, message: Message, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from relatum._ids import MessageId
-from relatum.errors import InvalidInput, StreamReplaced, TimeNotRecorded
+from relatum.errors import InvalidInput, StreamReplaced, StreamUnavailable, TimeNotRecorded
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.store import TIME
@@ -17,7 +17,7 @@ from relatum_consumer._blocks import FIRST_OF_ITS_TIME, Block, Place
 from relatum_consumer._catalog import Catalog, PresentStream, Wanted, in_partition_order
 from relatum_consumer._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
 from relatum_consumer._proof import Evidence, evidence, replaced
-from relatum_consumer._related import check, concluded, first_retained, recorded_answer
+from relatum_consumer._related import check, concluded, first_retained, is_sure, recorded_answer
 from relatum_consumer._requests import Bounds, Read, Scan, Select, Steps
 from relatum_consumer._statements import WIDTH_CLASSES, WIDTHS_US, Direction
 
@@ -69,6 +69,15 @@ class Lost:
     ids: dict[MessageId, None] = field(default_factory=dict)
     unread: dict[MessageId, None] = field(default_factory=dict)
     is_sure: bool = False
+
+    def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
+        """Take in that retention took a message, up to the first offset retained; surely, or as this node knows it."""
+        self.floors[where.stream] = first
+        if is_sure:
+            self.ids[where] = None
+            self.is_sure = True
+        else:
+            self.unread[where] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +251,7 @@ def _checked(
         if isinstance(message, Message):
             messages.append(check((by,), where, time_us, (by.key_id,), message).message)
         else:
-            lost.floors[stream.name] = first_retained(where, message, is_named=True)
-            lost.ids[where] = None
-            lost.is_sure = True
+            lost.take(where, first_retained(where, message, is_named=True), is_sure=is_sure(message))
             messages.append(None)
     return messages
 
@@ -291,8 +298,9 @@ def _blocks_of(stream: PresentStream, floor: int) -> dict[str, Any]:
 
 
 def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
-    """Whether retention has taken a part of the block."""
-    return block.first_offset < lost.floors.get(stream.name, 0)
+    """Whether retention has surely taken a part of the block."""
+    doubted = any(where.stream == stream.name for where in lost.unread)
+    return block.first_offset < lost.floors.get(stream.name, 0) and not doubted
 
 
 def _read(run: Sequence[Block], stream: PresentStream, lost: Lost) -> Steps[list[Message]]:
@@ -300,6 +308,7 @@ def _read(run: Sequence[Block], stream: PresentStream, lost: Lost) -> Steps[list
 
     Raises:
         StreamReplaced: a block's earliest or latest time is not among them.
+        StreamUnavailable: a part of them did not come, from a node that is behind or starting.
         TimeNotRecorded: they are read over AMQP, which does not show the times that were recorded.
     """
     start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
@@ -322,12 +331,20 @@ def _check_block(block: Block, inside: Sequence[Message], stream: PresentStream,
     bounds: StreamBounds = yield Bounds(stream.name)
     if bounds.first is not None and bounds.first > block.first_offset:
         lost.floors[stream.name] = bounds.first
+        if not bounds.is_proven:
+            lost.unread[MessageId(stream.name, block.first_offset)] = None
         return
     if None in times:
         message = (
             f"the times of {stream.name!r} are its chunks', which AMQP 0.9.1 does not show: use the stream protocol"
         )
         raise TimeNotRecorded(message, stream=stream.name)
+    is_whole = bool(inside) and (inside[0].offset, inside[-1].offset) == (block.first_offset, block.last_offset)
+    if not is_whole and not (bounds.is_proven and (bounds.last is None or bounds.last < block.last_offset)):
+        message = (
+            f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} came: repeat it later"
+        )
+        raise StreamUnavailable(message, stream=stream.name)
     raise replaced(stream.name, block.first_offset)
 
 

@@ -16,19 +16,19 @@ The rule of statuses, the first line that fits:
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from relatum._ids import MessageId
-from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
-from relatum.reading import Message, StreamBounds, UnreadableRecord
-from relatum.store import CoverageRow, Position, Range, covered, last_position, merged, missing, proven
-from relatum.wire._identity import fingerprint
+from relatum.errors import StreamNotFound, StreamReplaced, StreamUnavailable
+from relatum.reading import Agreement, Message, StreamBounds, UnreadableRecord
+from relatum.store import CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum_consumer import _statements as statements
 from relatum_consumer._answer import Status
 from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._requests import Bounds, Partitions, Read, Scan, Select, Steps
+from relatum_consumer._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
+from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Scan, Select, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,16 @@ def evidence(
                 raise
             # A stream that was recorded once and is gone holds nothing, and proves nothing either.
             gone.append(stream)
+    unproven = {stream for stream, bounds in ends.items() if not bounds.is_proven}
     ranges = yield from coverage_by_stream(recorded)
     keys = tuple(key_ids)
-    result = Evidence(tuple(ends), tuple(gone))
+    result = Evidence(tuple(ends), tuple(gone), unproven=unproven)
     by_name = {stream.name: stream.stream_id for stream in recorded}
     for stream, bounds in ends.items():
         rows = ranges.get(by_name.get(stream, 0), [])
-        yield from _check_identity(stream, rows, bounds)
-        ranges_held = proven if is_proof else covered
+        yield from _check_identity(catalog, stream, rows, bounds)
+        # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
+        ranges_held = proven if is_proof and bounds.is_proven else covered
         result.uncovered += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys, recorded_as=ranges_held)]
     return result
 
@@ -192,28 +194,32 @@ def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, lis
     return ranges
 
 
-def _check_identity(stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> Steps[None]:
-    """See that the stream is the one that was recorded, by what lies at the last recorded offset."""
+def _check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> Steps[None]:
+    """See that the stream is the one that was recorded, by what lies at the last recorded offset.
+
+    Raises:
+        StreamReplaced: something else lies there, or the leader's end lies before it.
+        StreamUnavailable: nobody could say within the catalog's patience.
+    """
     position = last_position(rows)
     if position is None:
         return
     if bounds.first is not None and position.offset < bounds.first:
         # Retention has dropped it; then it has dropped all that was recorded, and nothing is answered from that.
         return
-    (found,) = yield Read([MessageId(stream, position.offset)])
-    if isinstance(found, OffsetExpired):
-        return
-    if isinstance(found, OffsetNotFound):
-        raise replaced(stream, position.offset) from found
-    if isinstance(found, RelatumError):
-        raise found
-    if not agrees(position, found):
+    deadline, pause = time.monotonic() + catalog.patience_s, POLL_S_MIN
+    while (agreed := (yield Agree(stream, position))) is Agreement.UNKNOWN:
+        if not bounds.is_proven:
+            # Nobody can say from here, and the answer will say so.
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            message = f"nobody can say whether {stream!r} is the stream that was recorded: its leader does not answer"
+            raise StreamUnavailable(f"{message}; repeat it later", stream=stream)
+        yield Pause(min(pause, left))
+        pause = min(2 * pause, IDENTITY_POLL_S_MAX)
+    if agreed in (Agreement.OTHER, Agreement.ENDS_BEFORE):
         raise replaced(stream, position.offset)
-
-
-def agrees(position: Position, message: Message) -> bool:
-    """Whether a message is the one that was recorded at a position."""
-    return position.agrees(fingerprint(message.properties.message_id, message.body), message.chunk_ms)
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

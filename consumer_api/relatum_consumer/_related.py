@@ -3,10 +3,18 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound, StreamReplaced
+from relatum.errors import (
+    InvalidInput,
+    OffsetExpired,
+    OffsetNotFound,
+    RelatumError,
+    StreamNotFound,
+    StreamReplaced,
+    StreamUnavailable,
+)
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store import TIME
@@ -209,15 +217,16 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     for what is retained. Each round knows a stream's first offset better, so they end.
     """
     floors: dict[str, int] = {}
-    expired: dict[MessageId, None] = {}
+    expired: dict[MessageId, bool] = {}
     while True:
         probed = yield Select(*_probe(catalog, question, floors))
         rows = _merged(question, probed)
         hits, gone = yield from verified(question, rows)
-        expired.update(dict.fromkeys(gone))
-        floors.update({where.stream: first for where, first in gone.items()})
+        expired.update({where: each.is_sure for where, each in gone.items()})
+        floors.update({where.stream: each.first for where, each in gone.items()})
         if not gone or question.limit is None or len(rows) < question.limit:
-            return Found(hits, tuple(expired))
+            sure = tuple(where for where, is_sure in expired.items() if is_sure)
+            return Found(hits, sure, tuple(where for where, is_sure in expired.items() if not is_sure))
 
 
 def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[str, dict[str, Any]]:
@@ -252,8 +261,15 @@ def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int
     return question.sort(rows.values(), lambda row: (row.id.stream, row.id.offset, row.time_us))
 
 
-def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, int]]]:
-    """The rows' messages, each checked against its row; and the rows whose messages are gone, with the first offset.
+class Gone(NamedTuple):
+    """A row whose message is not there: the first offset retained, and whether the stream's leader says so."""
+
+    first: int
+    is_sure: bool
+
+
+def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, Gone]]]:
+    """The rows' messages, each checked against its row; and the rows whose messages are gone.
 
     Raises:
         StreamReplaced: a message does not carry what its row says.
@@ -262,12 +278,13 @@ def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit,
     if not rows:
         return (), {}
     hits: list[Hit] = []
-    gone: dict[MessageId, int] = {}
+    gone: dict[MessageId, Gone] = {}
     for row, message in zip(rows, (yield Read([row.id for row in rows])), strict=True):
         if isinstance(message, Message):
             hits.append(check(question.wanted, row.id, row.time_us, row.key_ids, message))
         else:
-            gone[row.id] = first_retained(row.id, message, is_named=question.names is not None)
+            first = first_retained(row.id, message, is_named=question.names is not None)
+            gone[row.id] = Gone(first, is_sure(message))
     return tuple(hits), gone
 
 
@@ -289,12 +306,14 @@ def check(
 
 
 def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> int:
-    """The first offset the stream retains, after a row's message was not there.
+    """The first offset the stream retains, after a row's message was not there; see `is_sure`.
 
     Raises:
-        StreamReplaced: it is not retention that took it.
+        StreamReplaced: it is not retention that took it, and the leader says so.
         StreamNotFound: the stream was deleted, and was asked for by name.
         AccessRefused: this user may not read the stream.
+        Transient: nothing can be known now. The whole answer is this error then: a message that is there, on a node
+            that is behind or starting, must not be left out of it.
     """
     if isinstance(error, OffsetExpired):
         return error.first
@@ -304,8 +323,16 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
         # All of a deleted stream is gone: nothing of it is asked for again.
         return INTEGER_MAX
     if isinstance(error, OffsetNotFound):
-        raise replaced(*where) from error
+        if is_sure(error):
+            raise replaced(*where) from error
+        message = f"the message at {where} is recorded, and this node does not have it yet: repeat it later"
+        raise StreamUnavailable(message, stream=where.stream) from error
     raise error
+
+
+def is_sure(error: RelatumError) -> bool:
+    """Whether nobody need doubt that a message is not there: its stream is gone, or the stream's leader says so."""
+    return not isinstance(error, OffsetNotFound) or error.is_proven
 
 
 # --- waiting ----------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from relatum._ids import MessageId
 from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, OffsetNotFound, RelatumError, StreamNotFound
-from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.reading import BrokerAddress, Message, StreamReader, agreement
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps, run
+from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps, run
 from relatum_consumer._statements import Order
 from relatum_consumer.grouping._blocking import GroupMethods
 from relatum_consumer.grouping._lookups import GroupLookups
@@ -62,7 +62,7 @@ class Relations(GroupMethods):
         self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
         self._database = Database(database, pool_size=pool_size)
         self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
-        self._lookups = Lookups(self._address.vhost)
+        self._lookups = Lookups(self._address.vhost, timeout_s)
         self._group_lookups = GroupLookups(self._lookups.catalog)
         self._sharing = WeakSet()
         self._lock = threading.Lock()
@@ -306,6 +306,8 @@ class Relations(GroupMethods):
             return reader.bounds(request.stream)
         if type(request) is Partitions:
             return reader.partitions(request.super_stream)
+        if type(request) is Agree:
+            return agreement(reader, request.stream, request.position)
         assert type(request) is Scan, "there are no other requests"
         messages = reader.iterate(request.stream, request.start, stop=request.stop)
         return [message for message in messages if request.keep(message)]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from relatum._ids import MessageId
 from relatum.errors import RelatumError
 from relatum.reading import Message
+from relatum.store import Position
 
 _Result = TypeVar("_Result")
 
@@ -45,6 +46,14 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True)
+class Agree:
+    """See whether a stream is the one of which a position is known. Answer: an `Agreement`."""
+
+    stream: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
 class Reach:
     """See that the broker is there and lets this user in. Answer: None."""
 
@@ -66,7 +75,7 @@ class Pause:
     seconds: float
 
 
-Request: TypeAlias = Select | Read | Bounds | Partitions | Reach | Scan | Pause
+Request: TypeAlias = Select | Read | Bounds | Partitions | Agree | Reach | Scan | Pause
 Steps: TypeAlias = Generator[Request, Any, _Result]
 
 

@@ -1,16 +1,17 @@
 """Whether everything in some streams is recorded for some keys: the proof of look-ups, asked from Spark's driver."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from relatum.reading import StreamReader
+from relatum.reading import StreamReader, agreement
 from relatum.store import TIME
 from relatum_consumer import Status
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import evidence
-from relatum_consumer._requests import Bounds, Partitions, Read, Request, Select, Steps, run
+from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Request, Select, Steps, run
 
 
 def status_of_missing(
@@ -62,5 +63,7 @@ def _carry_out(request: Request, reader: StreamReader, connection: sa.Connection
         return reader.bounds(request.stream)
     if isinstance(request, Partitions):
         return reader.partitions(request.super_stream)
-    assert isinstance(request, Read), "the proof asks for nothing else"
-    return list(reader.read_many(request.ids))
+    if isinstance(request, Pause):
+        return time.sleep(request.seconds)
+    assert isinstance(request, Agree), "the proof asks for nothing else"
+    return agreement(reader, request.stream, request.position)

@@ -43,8 +43,8 @@ def record(amqp_url: str, engine: sa.Engine, *streams: str) -> None:
 
 
 def order(number: Any) -> tuple[bytes, dict[str, Any]]:
-    """A message with a key."""
-    return b"order", {"order_id": number}
+    """A message with a key, and a time that AMQP 0.9.1 shows as well."""
+    return b"order", {"order_id": number, "relatum_time": 1_000_000}
 
 
 # --- nothing recorded -------------------------------------------------------------------------------------
@@ -175,6 +175,50 @@ def test_a_super_stream_is_named_by_its_partitions(
             connection.execute(sa.text("UPDATE relatum.streams SET super_stream = :name"), {"name": name})
         assert relations.find("order_id", "a", streams=name).streams == tuple(partitions[:2])
         assert relations.find("order_id", "b", streams=name).streams == tuple(partitions)
+
+
+# --- what AMQP 0.9.1 cannot prove -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_over_amqp_nothing_is_absent(
+    amqp_url: str, stream_url: str, engine: sa.Engine, database_url: str, face: str
+) -> None:
+    """Nobody tells there where the leader ends, or which partitions there are: what is found is found, no more."""
+    with super_stream(amqp_url, stream_url, partitions=2) as layout:
+        name, (known, new) = layout.super_stream, [each.stream for each in layout]
+        publish_plain(amqp_url, known, [order("a"), (b"", {})])
+        publish_plain(amqp_url, new, [order("b")])
+        record(amqp_url, engine, known)
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE relatum.streams SET super_stream = :name"), {"name": name})
+        with open_relations(face, amqp_url, database_url, transport="amqp") as relations:
+            assert relations.find("order_id", "a", streams=name).status is Status.FOUND
+            for names in (None, name, known):
+                for complete in (False, True):
+                    answer = relations.find("order_id", "b", streams=names, complete=complete)
+                    assert (answer.status, answer.ids, answer.streams) == (Status.UNPROVEN, (), (known,))
+            answer = relations.find("order_id", "a", streams=name, complete=True)
+            assert (answer.status, answer.ids) == (Status.UNPROVEN, ((known, 0),))
+            message = relations.read(known, 0)
+            assert relations.related(message).status is Status.UNPROVEN
+            assert relations.wait_related(message, timeout_s=0).status is Status.UNPROVEN
+            assert relations.before(message, known, by="order_id").status is Status.UNPROVEN
+
+
+@pytest.mark.differs
+def test_what_was_recorded_over_amqp_proves_nothing(
+    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str
+) -> None:
+    """Compressed batches are not seen over it: what is found counts, what is not may be there until it is read."""
+    publish_plain(amqp_url, stream_name, [order("a")])
+    record(amqp_url, engine, stream_name)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.coverage SET over_amqp = true"))
+    assert relations.find("order_id", "a").status is Status.FOUND
+    assert relations.find("order_id", "b").status is Status.NOT_RECORDED_YET
+    assert relations.find("order_id", "b", complete=True).status is Status.ABSENT
+    assert relations.before(relations.read(stream_name, 0), stream_name).status is Status.NOT_RECORDED_YET
 
 
 # --- the command ------------------------------------------------------------------------------------------

@@ -1,22 +1,25 @@
 """Answers and proofs, without servers."""
 
+import contextlib
 import pickle
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum import MessageId
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced
-from relatum.reading import Message, Properties, StreamBounds, UnreadableRecord
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
+from relatum.reading import Agreement, Message, Properties, StreamBounds, UnreadableRecord
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Status
-from relatum_consumer._proof import Evidence, Uncovered, agrees, gaps
-from relatum_consumer._related import first_retained
-from relatum_consumer._requests import Scan
+from relatum_consumer._catalog import Catalog
+from relatum_consumer._proof import Evidence, Uncovered, _check_identity, gaps
+from relatum_consumer._related import first_retained, is_sure
+from relatum_consumer._requests import Agree, Pause, Scan
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
@@ -78,7 +81,7 @@ def test_a_gap_is_what_some_key_is_not_recorded_for(
         return any(row.from_offset <= offset < row.to_offset and row.holds(key) for row in rows)
 
     expected = {o for o in range(first, last + 1) if not all(is_recorded(o, key) for key in keys)}
-    found = gaps(StreamBounds(first, last), rows, keys)
+    found = gaps(StreamBounds(first, last, is_proven=True), rows, keys)
     assert {offset for start, stop in found for offset in range(start, stop)} == expected
     assert found == sorted(found)
 
@@ -86,8 +89,8 @@ def test_a_gap_is_what_some_key_is_not_recorded_for(
 def test_what_was_recorded_over_amqp_is_no_proof() -> None:
     """It is a gap for whoever proves that there is nothing, and none for whoever takes what there is."""
     rows = [replace(covers(0, 5, 1), over_amqp=True), covers(5, 8, 1)]
-    assert gaps(StreamBounds(0, 9), rows, [1]) == [(0, 5), (8, 10)]
-    assert gaps(StreamBounds(0, 9), rows, [1], recorded_as=covered) == [(8, 10)]
+    assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1]) == [(0, 5), (8, 10)]
+    assert gaps(StreamBounds(0, 9, is_proven=True), rows, [1], recorded_as=covered) == [(8, 10)]
 
 
 GAP = [Uncovered("s", 3, 5)]
@@ -129,11 +132,11 @@ def test_a_batch_that_cannot_be_unpacked_proves_nothing() -> None:
 
 def test_an_empty_stream_has_no_gap() -> None:
     """It retains nothing."""
-    assert gaps(StreamBounds(None, None), [], [1]) == []
+    assert gaps(StreamBounds(None, None, is_proven=True), [], [1]) == []
 
 
 def test_a_stream_is_known_again_by_its_furthest_position() -> None:
-    """Fingerprint and chunk time, where both are known."""
+    """A log grows at its end only."""
     body = fingerprint(None, b"body")
     rows = [
         covers(0, 5, 1, position=Position(4, 1, None)),
@@ -142,20 +145,73 @@ def test_a_stream_is_known_again_by_its_furthest_position() -> None:
     ]
     position = last_position(rows)
     assert position == Position(8, body, 70)
-    assert agrees(position, message(8, b"body", 70))
-    assert agrees(position, message(8, b"body"))
-    assert agrees(Position(8, body, None), message(8, b"body", 71))
-    assert not agrees(position, message(8, b"body", 71))
-    assert not agrees(position, message(8, b"other", 70))
     assert last_position([covers(9, 9)]) is None
 
 
 def test_a_row_without_its_message_has_expired_or_belongs_to_another_stream() -> None:
     """Retention says where the stream begins; anything else is no retention."""
     where = MessageId("s", 4)
-    assert first_retained(where, OffsetExpired("", stream="s", offset=4, first=7), is_named=True) == 7
+    assert first_retained(where, expired(is_proven=True), is_named=True) == 7
     assert first_retained(where, StreamNotFound("", stream="s"), is_named=False) > 10**18
     with pytest.raises(StreamNotFound):
         first_retained(where, StreamNotFound("", stream="s"), is_named=True)
     with pytest.raises(StreamReplaced):
-        first_retained(where, OffsetNotFound("", stream="s", offset=4), is_named=False)
+        first_retained(where, OffsetNotFound("", stream="s", offset=4, is_proven=True), is_named=False)
+
+
+def expired(*, is_proven: bool) -> OffsetExpired:
+    """Retention took offset 4; the stream begins at 7."""
+    return OffsetExpired("", stream="s", offset=4, first=7, is_proven=is_proven)
+
+
+def test_what_a_node_alone_says_of_a_row_is_no_proof() -> None:
+    """Its own retention is doubtful; that it does not have the offset yet is no answer at all."""
+    where = MessageId("s", 4)
+    assert first_retained(where, expired(is_proven=False), is_named=True) == 7
+    assert not is_sure(expired(is_proven=False))
+    assert is_sure(expired(is_proven=True))
+    assert is_sure(StreamNotFound("", stream="s"))
+    with pytest.raises(StreamUnavailable):
+        first_retained(where, OffsetNotFound("", stream="s", offset=4, is_proven=False), is_named=False)
+
+
+POSITION = Position(4, 1, None)
+
+
+def identity(bounds: StreamBounds, *agreements: Agreement, patience_s: float = 60.0) -> list[Any]:
+    """The requests of a look at a stream's identity that gets these answers."""
+    steps = _check_identity(Catalog("/", patience_s), "s", [covers(0, 5, 1, position=POSITION)], bounds)
+    requests: list[Any] = []
+    given = iter(agreements)
+    answer: Any = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            requests.append(steps.send(answer))
+            answer = next(given) if isinstance(requests[-1], Agree) else None
+    return requests
+
+
+@pytest.mark.parametrize("agreement", [Agreement.OTHER, Agreement.ENDS_BEFORE])
+def test_only_another_message_or_the_leaders_end_is_another_stream(agreement: Agreement) -> None:
+    """Both are known for sure; the same message, or an expired one, is the same stream."""
+    with pytest.raises(StreamReplaced):
+        identity(StreamBounds(0, 9, is_proven=True), agreement)
+    for sound in (Agreement.SAME, Agreement.EXPIRED):
+        assert identity(StreamBounds(0, 9, is_proven=True), sound) == [Agree("s", POSITION)]
+
+
+def test_while_nobody_knows_the_stream_it_is_waited_for_and_then_to_be_repeated() -> None:
+    """No conclusion is drawn from a leader that does not answer."""
+    unknown = [Agreement.UNKNOWN] * 3
+    kinds = [type(each) for each in identity(StreamBounds(0, 9, is_proven=True), *unknown, Agreement.SAME)]
+    assert kinds == [Agree, Pause, Agree, Pause, Agree, Pause, Agree]
+    with pytest.raises(StreamUnavailable):
+        identity(StreamBounds(0, 9, is_proven=True), Agreement.UNKNOWN, patience_s=0.0)
+
+
+def test_a_node_that_cannot_prove_anything_is_not_waited_for() -> None:
+    """Over AMQP 0.9.1 nobody ever knows; the answer says `unproven`."""
+    bounds = StreamBounds(0, 9, is_proven=False)
+    assert identity(bounds, Agreement.UNKNOWN) == [Agree("s", POSITION)]
+    with pytest.raises(StreamReplaced):
+        identity(bounds, Agreement.OTHER)

@@ -72,7 +72,8 @@ class World:
             return self._rows(request)
         if isinstance(request, Bounds):
             count = len(self.times[request.stream])
-            return StreamBounds(self.first, count - 1) if count > self.first else StreamBounds(None, None)
+            ends = (self.first, count - 1) if count > self.first else (None, None)
+            return StreamBounds(*ends, is_proven=True)
         if isinstance(request, Scan):
             self.reads += 1
             stop = min(request.stop, len(self.times[request.stream]))

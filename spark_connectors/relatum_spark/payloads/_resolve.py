@@ -72,6 +72,7 @@ def resolve(
     | `expired` | retention has dropped it |
     | `not_found` | no message lies there: past the end, or an offset the broker used itself |
     | `no_stream` | there is no stream of that name |
+    | `unproven` | AMQP 0.9.1 gave no message, which proves nothing: it may have expired, or this node is behind |
     | `refused` | the broker refuses this user to read the stream |
     | `unreadable` | its batch is packed by a codec that is not installed, or is broken |
     | `replaced` | with `check`: what lies there is another message, the stream was deleted and declared again |
@@ -319,6 +320,8 @@ def status_of(result: Message | NotFound | AccessRefused) -> str:
     """What to call what came of one place."""
     if isinstance(result, Message):
         return "unreadable" if isinstance(result.raw, UnreadableRecord) else "found"
+    if isinstance(result, OffsetNotFound) and not result.is_proven:
+        return "unproven"
     if isinstance(result, OffsetExpired):
         return "expired"
     if isinstance(result, OffsetNotFound):

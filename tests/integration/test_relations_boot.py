@@ -1,0 +1,67 @@
+"""Look-ups while a broker boots, with the settings users have: right, or to be repeated, never a part."""
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import RelatumError, Transient
+from relatum.local import LocalRabbitMQ
+from relatum_consumer import Relations, Status
+from tests.support import declare_stream, make_streams_survive, publish_plain, recording, wait_recorded, wait_until
+
+STREAMS = ("orders", "payments", "parcels", "letters")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LocalRabbitMQ]:
+    """A broker of this test's own, to be killed."""
+    with LocalRabbitMQ(tmp_path / "broker") as server:
+        make_streams_survive(server)
+        yield server
+    shutil.rmtree(tmp_path / "broker", ignore_errors=True)
+
+
+def test_while_a_broker_boots_no_answer_is_a_part(server: LocalRabbitMQ, engine: sa.Engine, is_long: bool) -> None:
+    """One message in each of four streams: all four are found, or the answer is an error that says to repeat it.
+
+    Without a stream protocol that answers, `auto` falls back to AMQP 0.9.1: what that cannot read it says.
+    """
+    chance = random.Random(14)
+    for stream in STREAMS:
+        declare_stream(server.broker_url, stream)
+        publish_plain(server.broker_url, stream, [(stream.encode(), {"order_id": "a"})])
+    with recording(server.broker_url, engine, *STREAMS, keys=["order_id"]):
+        for stream in STREAMS:
+            wait_recorded(server.broker_url, engine, stream)
+    told: Counter[str] = Counter()
+
+    def ask(transport: Any) -> bool:
+        names = chance.choice([None, STREAMS])
+        try:
+            with Relations(server.broker_url, engine, transport=transport, timeout_s=5) as relations:
+                answer = relations.find("order_id", "a", streams=names, complete=chance.random() < 0.3)
+        except Transient:
+            told["to be repeated"] += 1
+            return False
+        except RelatumError as error:
+            told[type(error).__name__] += 1
+            return False
+        told[f"{answer.status} {len(answer) + len(answer.unread)} of {len(STREAMS)}"] += 1
+        return answer.status is Status.FOUND
+
+    for _ in range(50 if is_long else 2):
+        server.kill()
+        assert not ask("auto")
+        server.launch()
+        for transport in ("auto", "amqp", "auto", "stream"):
+            wait_until(lambda: ask(transport), limit_s=120, every_s=0.0, what="an answer")  # noqa: B023
+        server.await_answer()
+    print(f"\n{dict(told)}")
+    wrong = set(told) - {"to be repeated", "found 4 of 4", "unproven 4 of 4"}
+    assert not wrong, told
