@@ -41,3 +41,9 @@ CONTROL_HEADER: Final = "relatum_control"
 
 Serial consumers look for these letters in a record's bytes before they decode it, so no other header may begin so.
 """
+
+BROKERS_OWN: Final = "amq.rabbitmq."
+"""What begins so is the broker's own: addresses of direct reply-to, its log, its trace. Nothing is asked about it."""
+
+NAME_BYTES_MAX: Final = 255
+"""Bytes of the name of an exchange or queue, and of a routing key, in AMQP 0.9.1."""

@@ -15,7 +15,7 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import Message, StreamBounds, TimeSource
-from relatum.reading._operations import ATTACHES_MAX
+from relatum.reading._operations import ATTACHES_MAX, ROUTE_SINCE
 from tests.contract._faces import Face, open_face
 from tests.support import (
     broker_connection,
@@ -330,17 +330,35 @@ class TestBatches:
 class TestRouting:
     """Which streams there are."""
 
-    def test_streams_of_an_exchange(self, face: Face, amqp_url: str, stream_name: str) -> None:
-        """The streams a key is routed to are known over the stream protocol, and unknown, not empty, over AMQP."""
+    def test_streams_of_an_exchange(
+        self, face: Face, amqp_url: str, stream_name: str, broker_version: tuple[int, ...]
+    ) -> None:
+        """The streams a key is routed to are known over the stream protocol, and unknown, not empty, over AMQP.
+
+        Unknown as well on a broker that crashes over the question; which streams are bound harms none.
+        """
         exchange = unique_name("exchange")
         with broker_connection(amqp_url) as connection:
             channel = connection.channel()
             channel.exchange_declare(exchange, "topic")
             channel.queue_bind(stream_name, exchange, "a.*")
             routed = [face.routes(exchange, "a.b"), face.routes(exchange, "c"), face.routes("", stream_name)]
+            bound = face.partitions(exchange)
             channel.exchange_delete(exchange)
-        expected = [[stream_name], [], [stream_name]] if "stream" in face.name else [None, None, None]
+        expected: list[list[str] | None] = [None, None, None]
+        if "stream" in face.name:
+            expected = (
+                [[stream_name], [], [stream_name]] if broker_version >= ROUTE_SINCE else [None, None, [stream_name]]
+            )
         assert routed == expected
+        assert bound == ([stream_name] if "stream" in face.name else [])
+
+    def test_what_is_no_stream_leads_nowhere(self, face: Face) -> None:
+        """Names of no stream, of a direct reply-to, and such as no queue can have: no stream, and no harm."""
+        wrong = ["nobody", "amq.rabbitmq.reply-to.g1h2AA5yZXBseUA4", "x" * 300, "x" * 70_000, ""]
+        expected: list[str] | None = [] if "stream" in face.name else None
+        assert [face.routes("", name) for name in wrong] == [expected] * len(wrong)
+        assert face.partitions("amq.rabbitmq.trace") == []
 
     def test_no_super_stream(self, face: Face) -> None:
         """A name that is no super stream has no partitions."""

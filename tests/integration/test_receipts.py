@@ -299,7 +299,7 @@ def test_awaited_receipts_need_interception_confirms_and_a_database(amqp_url: st
 
 
 def test_over_amqp_alone_receipts_come_too(amqp_url: str, database_url: str, stream_name: str, fanout: str) -> None:
-    """No stream protocol: the default exchange's stream is known; of another exchange, what is recorded first."""
+    """No stream protocol: the default exchange's stream is known; of another exchange, those that `intercept` names."""
     with Proxy.to(amqp_url) as proxy, broker_connection(proxy.url(amqp_url)) as connection:
         relatum.intercept(connection, database=database_url, streams=[stream_name])
         channel = connection.channel()
@@ -307,7 +307,12 @@ def test_over_amqp_alone_receipts_come_too(amqp_url: str, database_url: str, str
         (place,) = receipt.wait(20)
         assert place.stream == stream_name
         assert receipt.settle() == (place,)
-        assert relatum.publish(channel, fanout, "", b"").wait(20)
+        receipt = relatum.publish(channel, fanout, "", b"")
+        assert [each.stream for each in receipt.wait(20)] == [stream_name]
+        assert receipt.streams is None
+        assert [each.stream for each in receipt.settle()] == [stream_name]
+        relatum.release(connection)
+        relatum.intercept(connection, database=database_url)
         with pytest.raises(ConfigurationError, match="streams"):
             relatum.publish(channel, fanout, "", b"").settle()
         relatum.release(connection)

@@ -17,9 +17,9 @@ from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording import EmbeddedRecorder, Recorder, backfill, prune, repair, status, verify
 from relatum.recording._batch import Batch
 from relatum.recording._commit import commit_batch
+from relatum.recording._embedded import DRAIN_S
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import is_same
-from relatum.recording._recorder import DRAIN_S
 from relatum.store import add_keys, ensure_stream, open_range, remove_key, set_record_time, tail_of
 from relatum_consumer import Relations
 from tests.support import (

@@ -51,6 +51,8 @@ class Confirms:
         if not isinstance(confirms, cls):
             confirms = cls(channel, publisher)
             setattr(channel, _CONFIRMS, confirms)
+        # Another one where the connection was released and intercepted again; it went on counting.
+        confirms._publisher = publisher
         return confirms
 
     def publish(self, sent: Sent, send: Callable[[], Any]) -> Receipt:

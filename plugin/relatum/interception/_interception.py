@@ -1,9 +1,11 @@
 """What one intercepted connection shares between its channels, whichever client it belongs to."""
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import URL, Engine
@@ -23,6 +25,15 @@ ATTRIBUTE: Final = "_relatum_interception"
 
 _WATCHED_MAX: Final = 4096
 """Pairs of exchange and routing key remembered as watched; topics can have no end of them."""
+
+RELEASE_S: Final = 2.0
+"""Seconds that releasing a connection may take in all."""
+
+_FORGET_S: Final = 60.0
+"""Seconds after which a pair that is still published to is told to the recorder again."""
+
+_NAMES: Final = (str, bytes)
+"""What pika takes for names."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,8 @@ class Interception:
         self.skipped: Counter[tuple[str, str]] = Counter()
         self._connection_url = connection_url
         self._stampers: dict[int, Stamper] = {}
-        self._watched: set[tuple[str, str]] = set()
+        self._watched: set[tuple[str | bytes, str | bytes]] = set()
+        self._forget_at = monotonic() + _FORGET_S
         self._recorder: Recorder | None = None
         self._locator: Locator | None = None
         if options.database is not None and options.recorder == "embedded":
@@ -91,7 +103,8 @@ class Interception:
     def locator(self) -> Locator:
         """What finds messages of this connection, in the table or in their streams."""
         if self._locator is None:
-            locator = Locator(self.address(), self.options.database, self._recorder)
+            told = frozenset(self.options.streams)
+            locator = Locator(self.address(), self.options.database, self._recorder, told)
             # For connections that are dropped without `release`.
             weakref.finalize(self, locator.close)
             self._locator = locator
@@ -103,24 +116,43 @@ class Interception:
         return self._recorder is not None
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
-        """Have the embedded recorder, if there is one, record where this leads to. A set look-up when known."""
+        """Have the embedded recorder, if there is one, record where this leads to. A set look-up when known.
+
+        Whatever is given: what is no name of anything is for the client to refuse.
+        """
         recorder = self._recorder
-        if recorder is None or (exchange, routing_key) in self._watched:
+        if recorder is None or not (isinstance(exchange, _NAMES) and isinstance(routing_key, _NAMES)):
             return
-        if len(self._watched) >= _WATCHED_MAX:
+        now = monotonic()
+        if now >= self._forget_at or len(self._watched) >= _WATCHED_MAX:
+            # What is still published to is told again: streams may have been declared and bound since.
             self._watched.clear()
-        self._watched.add((exchange, routing_key))
-        recorder.watch(exchange, routing_key)
+            self._forget_at = now + _FORGET_S
+        if (exchange, routing_key) not in self._watched:
+            self._watched.add((exchange, routing_key))
+            recorder.watch(exchange, routing_key)
 
     def release(self) -> None:
-        """Pass everything through from now on, and give back the recorder and the connections for reading."""
+        """Pass everything through from now on, and give back the recorder and the connections for reading.
+
+        It ends within `RELEASE_S`, whatever the servers do; what is not closed by then is closed in the background.
+        """
         self.active = False
-        if self._recorder is not None:
-            EmbeddedRecorders.give_back(self._recorder)
-            self._recorder = None
-        if self._locator is not None:
-            self._locator.close()
-            self._locator = None
+        recorder, self._recorder = self._recorder, None
+        locator, self._locator = self._locator, None
+        if recorder is None and locator is None:
+            return
+
+        def give_back() -> None:
+            if recorder is not None:
+                EmbeddedRecorders.give_back(recorder)
+            if locator is not None:
+                locator.close()
+
+        # In a thread of its own: a frozen broker keeps whoever says good-bye to it.
+        closing = threading.Thread(target=give_back, name="relatum-release", daemon=True)
+        closing.start()
+        closing.join(RELEASE_S)
 
 
 def interception_of(connection: object) -> Interception | None:

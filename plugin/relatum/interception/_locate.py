@@ -3,41 +3,68 @@
 Nothing here stands on the publish path; connections are opened when somebody first waits or settles.
 """
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from relatum._ids import MessageId
-from relatum._names import TIME_HEADER
+from relatum._names import BROKERS_OWN, TIME_HEADER
 from relatum.collecting import AsyncOutcomes, Outcomes
 from relatum.errors import (
+    AccessRefused,
     ConfigurationError,
     DataError,
     NotFound,
-    NotRecordedInTime,
     Transient,
 )
 from relatum.interception._ports import Recorder
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import make_engine, receipts, streams, translated_errors
+from relatum.store import coverage, make_engine, receipts, streams, translated_errors
 
-POLL_FIRST_S: Final = 0.002
-"""Seconds before the table is asked again for the first time; a batch is recorded in about that time."""
+logger = logging.getLogger("relatum.interception")
 
-POLL_LAST_S: Final = 0.05
-"""Seconds between two questions at most: what a receipt can come late by."""
+ASK_S: Final = 60.0
+"""Seconds for which it is known which streams are bound to an exchange."""
 
+ASK_AGAIN_S: Final = 30.0
+"""Seconds before an exchange is asked about again that no stream was bound to."""
+
+EXCHANGES_MAX: Final = 1000
+"""Exchanges of which the streams are remembered."""
 
 CONNECT_S: Final = 10.0
 """Seconds to reach the broker at most."""
 
 _CONNECT_LEAST_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """The streams a message may be in.
+
+    Attributes:
+        streams: Where it may be; none where nothing is known.
+        is_exact: True: it is in each of these and in no other, once the broker has taken it. False: in some of them, or
+            in others: which stream an exchange leads a message to cannot be asked without harm, and exchanges may lead
+            on to exchanges. Not to find it there then proves nothing.
+    """
+
+    streams: frozenset[str]
+    is_exact: bool
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anywhere to look, or surely nothing to look for."""
+        return self.is_exact or bool(self.streams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +117,8 @@ class Sent:
         before_s = now if monotonic_s is None else monotonic_s
         at = datetime.now(UTC) - timedelta(seconds=now - before_s)
         content = body.encode() if isinstance(body, str) else bytes(body)
-        return cls(str(exchange), str(routing_key), message_id, None, headers.get(TIME_HEADER), content, at, before_s)
+        exchange, routing_key = _name(exchange), _name(routing_key)
+        return cls(exchange, routing_key, message_id, None, headers.get(TIME_HEADER), content, at, before_s)
 
     def is_in(self, message: Message) -> bool:
         """Whether that message is this one."""
@@ -112,14 +140,22 @@ class Locator:
         address: Where streams are read.
         database: Where receipts are; None: only streams can be searched.
         recorder: The recorder in this process, which tells of receipts at once; None: the table is asked.
+        streams: Streams that messages may be in, as the caller said.
     """
 
     def __init__(
-        self, address: BrokerAddress, database: "str | sa.URL | sa.Engine | None", recorder: Recorder | None
+        self,
+        address: BrokerAddress,
+        database: "str | sa.URL | sa.Engine | None",
+        recorder: Recorder | None,
+        streams: frozenset[str] = frozenset(),
     ) -> None:
         self._address = address
         self._database = database
         self._recorder = recorder
+        self._told = streams
+        self._asked: dict[str, tuple[float, frozenset[str]]] = {}
+        self._said: set[str] = set()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._engine: sa.Engine | None = database if isinstance(database, sa.Engine) else None
@@ -140,18 +176,104 @@ class Locator:
             return lambda: None
         return self._recorder.subscribe(sent.receipt, listener)
 
-    def routes(self, sent: Sent, timeout_s: float = CONNECT_S) -> frozenset[str] | None:
-        """The streams the message was routed to, or None where that cannot be known.
+    def whereabouts(self, sent: Sent, timeout_s: float = CONNECT_S) -> Whereabouts:
+        """The streams the message may be in, as far as that can be found out without harm, and in time.
 
-        It can be where the stream protocol answers in time, but for exchanges that route by headers.
+        The default exchange leads to the queue of the routing key's name and nowhere else. Of any other exchange the
+        streams are asked for that are bound to it; where it is a super stream, the routing key names one of them. The
+        streams that `intercept` was told of count in, too.
         """
+        name = sent.routing_key
+        if sent.exchange != "":
+            with suppress(Transient, NotFound):
+                return self.destinations(sent, timeout_s)
+            return Whereabouts(self._told, is_exact=False)
+        if not name or name.startswith(BROKERS_OWN):
+            return Whereabouts(frozenset(), is_exact=True)
         names: list[str] | None = None
         with suppress(Transient, NotFound):
-            names = self._asked_routes(sent, timeout_s)
-        if sent.exchange == "":
-            # The default exchange leads to the queue of that name and nowhere else.
-            return frozenset([sent.routing_key]) if names is None else frozenset(names)
-        return frozenset(names) if names else None
+            names = self._ask(lambda reader: reader.routes("", name), timeout_s)
+        return Whereabouts(frozenset([name] if names is None else names), is_exact=True)
+
+    def destinations(self, sent: Sent, timeout_s: float) -> Whereabouts:
+        """The queues or streams a message must be in if it arrived, as far as that can be found out without harm.
+
+        Raises:
+            Transient: the broker does not answer.
+        """
+        exchange, name = sent.exchange, sent.routing_key
+        if exchange == "":
+            # Not asked for: a broker that starts says of streams, too, that they are none.
+            return Whereabouts(frozenset() if name.startswith(BROKERS_OWN) else frozenset([name]), is_exact=True)
+        bound = self._bound(exchange, timeout_s)
+        if f"{exchange}-{name}" in bound and all(stream.startswith(f"{exchange}-") for stream in bound):
+            return Whereabouts(frozenset([f"{exchange}-{name}"]), is_exact=True)
+        return Whereabouts(bound | self._told, is_exact=False)
+
+    def _bound(self, exchange: str, timeout_s: float) -> frozenset[str]:
+        """The streams bound to an exchange.
+
+        Raises:
+            Transient: the broker does not answer.
+        """
+        if exchange.startswith(BROKERS_OWN):
+            return frozenset()
+        now = time.monotonic()
+        asked_at, bound = self._asked.get(exchange, (-math.inf, frozenset()))
+        if now - asked_at >= ASK_S:
+            bound = frozenset(self._ask(lambda reader: reader.partitions(exchange), timeout_s))
+            if len(self._asked) >= EXCHANGES_MAX:
+                self._asked.clear()
+            # What is not bound yet may be in a moment: whoever publishes there again asks again.
+            self._asked[exchange] = (now if bound else now - ASK_S + ASK_AGAIN_S), bound
+            if not (bound or self._told or exchange in self._said):
+                self._said.add(exchange)
+                logger.warning(
+                    "the streams that exchange %r leads to are not known, so receipts cannot say whether they are "
+                    "complete: name them in intercept(…, streams=[…])",
+                    exchange,
+                )
+        return bound
+
+    def _ask(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
+        with self._lock:
+            return self._with_reader(question, min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s)))
+
+    def reader(self, timeout_s: float) -> StreamReader:
+        """A reader of the caller's own, connected within about `timeout_s` seconds."""
+        return StreamReader.open(self._address, timeout_s=min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s)))
+
+    def ends(self, streams: frozenset[str]) -> dict[str, int]:
+        """The offset of each stream's last message, -1 where there is none; streams that cannot be asked are left out.
+
+        Of a message that is confirmed, it says up to where it can be.
+        """
+        found: dict[str, int] = {}
+        with suppress(Transient, NotFound, AccessRefused), self._lock:
+            for stream in streams:
+                last = self._with_reader(partial(_last, stream), CONNECT_S)
+                found[stream] = -1 if last is None else last
+        return found
+
+    def lacking(self, ends: dict[str, int]) -> frozenset[str]:
+        """Which of these streams are still to be recorded up to their ends.
+
+        Streams that nobody has ever recorded count only where a recorder of this process is about to.
+
+        Raises:
+            DatabaseUnavailable: the database does not answer.
+        """
+        query = (
+            sa.select(streams.c.name, sa.func.max(coverage.c.to_offset))
+            .join_from(streams, coverage, coverage.c.stream_id == streams.c.stream_id, isouter=True)
+            .where(streams.c.vhost == self._address.vhost, streams.c.replaced_at.is_(None))
+            .where(streams.c.name.in_(ends), coverage.c.kind.is_distinct_from("hole"))
+            .group_by(streams.c.name)
+        )
+        with translated_errors(), self._database_engine().connect() as connection:
+            recorded = {name: to_offset or 0 for name, to_offset in connection.execute(query)}
+        nobodys = 0 if self._recorder is not None else math.inf
+        return frozenset(stream for stream, end in ends.items() if recorded.get(stream, nobodys) <= end)
 
     def recorded(self, sent: Sent) -> frozenset[MessageId]:
         """The message's places in the table so far.
@@ -180,31 +302,6 @@ class Locator:
         """The asyncio twin of `outcomes`."""
         return AsyncOutcomes(self._database_engine())
 
-    def destinations(self, sent: Sent, timeout_s: float) -> frozenset[str] | None:
-        """The queues or streams a message must be in if it arrived, or None where that cannot be known.
-
-        Raises:
-            Transient: the broker does not answer.
-            NotFound: there is no such exchange.
-        """
-        if sent.exchange == "":
-            # Not asked for: a broker that starts says of streams, too, that they are none.
-            return frozenset([sent.routing_key])
-        names = self._asked_routes(sent, timeout_s)
-        return frozenset(names) if names else None
-
-    def reader(self, timeout_s: float) -> StreamReader:
-        """A reader of the caller's own, connected within about `timeout_s` seconds."""
-        return StreamReader.open(self._address, timeout_s=min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s)))
-
-    def _asked_routes(self, sent: Sent, timeout_s: float) -> list[str] | None:
-        with self._lock:
-            timeout_s = min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s))
-            names: list[str] | None = self._with_reader(
-                lambda reader: reader.routes(sent.exchange, sent.routing_key), timeout_s
-            )
-            return names
-
     def _with_reader(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
         """Ask through the open reader, and once more through a new one where that has lost its connection."""
         if self._reader is not None:
@@ -225,24 +322,10 @@ class Locator:
             return self._engine
 
 
-def is_complete(expected: frozenset[str] | None, found: frozenset[MessageId]) -> bool:
-    """Whether each stream the message was routed to has it; where the streams are not known, whether one has."""
-    if expected is None:
-        return bool(found)
-    return expected <= {place.stream for place in found}
+def _name(given: Any) -> str:
+    """A name as the client takes it: as text or as bytes."""
+    return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
 
 
-def in_order(found: frozenset[MessageId]) -> tuple[MessageId, ...]:
-    """One place for each stream, by the stream's name."""
-    return tuple(sorted(found))
-
-
-def not_recorded(sent: Sent, expected: frozenset[str] | None, found: frozenset[MessageId], timeout_s: float) -> Any:
-    """The error of a receipt that was waited for in vain."""
-    missing = "" if expected is None else f" (missing: {', '.join(sorted(expected - {at.stream for at in found}))})"
-    return NotRecordedInTime(
-        f"the message {sent.message_id} is confirmed, but was not recorded within {timeout_s} s{missing}: wait again, "
-        "or see whether a recorder runs (`relatum status`)",
-        found=in_order(found),
-        in_stream=True if expected or found else None,
-    )
+def _last(stream: str, reader: StreamReader) -> int | None:
+    return reader.bounds(stream).last

@@ -183,6 +183,13 @@ class CountingPublisher(Publisher):
         self.delivery_tag: int | None = None
         """The last delivery tag; None while the channel is not in confirm mode."""
 
+    def take_over(self, earlier: "CountingPublisher") -> None:
+        """Go on counting where the publisher of an earlier interception, which is still there, has come to."""
+        self.delivery_tag = earlier.delivery_tag
+        if self.__wrapped__ is earlier:
+            self.__wrapped__ = earlier.__wrapped__
+            self.replaced = earlier.replaced
+
     def _publish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Publish as `Publisher` does, and count."""
         result = super()._publish(args, kwargs)
@@ -219,6 +226,10 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
 def release(connection: "BlockingConnection | Connection") -> None:
     """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
     for channel in _channels(connection):
+        publisher = vars(channel).get(PUBLISHER)
+        if isinstance(publisher, CountingPublisher) and publisher.delivery_tag is not None:
+            # Stays, passes everything through and counts: the tags of later confirms could not be known otherwise.
+            continue
         _put_back(channel, "basic_publish")
         _put_back(channel, "confirm_delivery")
         vars(channel).pop(PUBLISHER, None)
@@ -286,9 +297,13 @@ def _intercept_channel(connection: "BlockingConnection | Connection") -> Callabl
     def put(channel: "BlockingChannel | Channel") -> None:
         kind = CountingPublisher if isinstance(channel, Channel) else Publisher
         publisher = kind(channel, _current(channel, "basic_publish"), interception, implementation)
+        earlier = vars(channel).get(PUBLISHER)
         setattr(channel, PUBLISHER, publisher)
         _put(channel, "basic_publish", publisher)
         if isinstance(publisher, CountingPublisher):
+            if isinstance(earlier, CountingPublisher):
+                publisher.take_over(earlier)
+                return
 
             def begin_counting(_result: Any, publisher: CountingPublisher = publisher) -> None:
                 publisher.delivery_tag = publisher.delivery_tag or 0

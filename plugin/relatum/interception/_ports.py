@@ -9,7 +9,7 @@ from relatum._ids import MessageId
 class Recorder(Protocol):
     """The recorder beside a publisher: it works in a thread of its own, and none of its methods waits for a server."""
 
-    def watch(self, exchange: str, routing_key: str) -> None:
+    def watch(self, exchange: str | bytes, routing_key: str | bytes) -> None:
         """Record the streams this exchange and routing key lead to, from now on. Cheap where already known."""
 
     def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:

@@ -13,20 +13,12 @@ from relatum.collecting._options import check_seconds
 from relatum.collecting._outcomes import not_finished
 from relatum.errors import (
     ConfigurationError,
-    DatabaseUnavailable,
     NotFinishedInTime,
     PublishError,
     PublishOutcomeUnknown,
 )
-from relatum.interception._locate import (
-    POLL_FIRST_S,
-    POLL_LAST_S,
-    Locator,
-    Sent,
-    in_order,
-    is_complete,
-    not_recorded,
-)
+from relatum.interception._locate import Locator, Sent, Whereabouts
+from relatum.interception._look import POLL_FIRST_S, POLL_LAST_S, Look, in_order
 from relatum.interception._settle import Unsettled
 
 WAIT_S: Final = 10.0
@@ -57,6 +49,7 @@ class Receipt:
         self.message_id = sent.message_id
         self._sent = sent
         self._locator = locator
+        self._where: Whereabouts | None = None
         self._final_at: float | None = None
         self._error: PublishError | None = None
         self._decided = threading.Event()
@@ -75,6 +68,14 @@ class Receipt:
     def is_confirmed(self) -> bool:
         """Whether the broker has confirmed the message. Over a blocking connection it always has."""
         return self._decided.is_set() and self._error is None
+
+    @property
+    def streams(self) -> frozenset[str] | None:
+        """The streams the message was routed to; None where that is not exactly known, and before `wait`.
+
+        It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
+        """
+        return self._where.streams if self._where is not None and self._where.is_exact else None
 
     @property
     def error(self) -> PublishError | None:
@@ -102,9 +103,11 @@ class Receipt:
 
         Returns:
             One message id for each stream the exchange routed it to, by the stream's name. None at all where the
-            message went to queues that are no streams by the default exchange. Where the streams cannot be known
-            (no stream protocol and not the default exchange, or an exchange that routes by headers): those that are
-            recorded when the first one is.
+            message went to queues that are no streams by the default exchange. By another exchange that is no super
+            stream: once it is recorded in one stream, and each other stream that is bound to the exchange, or that
+            `intercept` was told of, has it or is recorded behind it. Streams that exchanges lead to by way of other
+            exchanges are only known if told; with none known (no stream protocol), or over 32: those that are recorded
+            when the first one is. `streams` is None then.
 
         Raises:
             PublishUnroutable: nothing is bound for it; `in_stream` is False.
@@ -127,20 +130,18 @@ class Receipt:
 
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
-            expected = self._locator.routes(self._sent, timeout_s)
+            look = Look(self._locator, self._sent, timeout_s)
+            self._where = look.begin()
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
-                found = arrivals.add(frozenset())
-                if not is_complete(expected, found):
-                    # The table is derived: while it is away, the message is simply not recorded yet.
-                    with suppress(DatabaseUnavailable):
-                        found = arrivals.add(self._locator.recorded(self._sent))
-                if is_complete(expected, found):
+                found, is_complete = look.look(arrivals.add(frozenset()))
+                arrivals.add(found)
+                if is_complete:
                     return in_order(found)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise not_recorded(self._sent, expected, found, timeout_s)
+                    return look.at_end(found, timeout_s)
                 arrived.wait(min(pause, remaining))
                 pause = min(2 * pause, POLL_LAST_S)
         finally:
@@ -233,9 +234,18 @@ class AsyncReceipt:
         self.message_id = sent.message_id
         self._sent = sent
         self._locator = locator
+        self._where: Whereabouts | None = None
 
     def __repr__(self) -> str:
         return f"<AsyncReceipt {self.message_id} confirmed>"
+
+    @property
+    def streams(self) -> frozenset[str] | None:
+        """The streams the message was routed to; None where that is not exactly known, and before `wait`.
+
+        It is known of the default exchange and of super streams. Of other exchanges it is not: see `wait`.
+        """
+        return self._where.streams if self._where is not None and self._where.is_exact else None
 
     async def wait(self, timeout_s: float = WAIT_S) -> tuple[MessageId, ...]:
         """The message's places, once they are recorded; see `Receipt.wait`.
@@ -266,19 +276,18 @@ class AsyncReceipt:
 
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
-            expected = await asyncio.to_thread(self._locator.routes, self._sent, timeout_s)
+            look = Look(self._locator, self._sent, timeout_s)
+            self._where = await asyncio.to_thread(look.begin)
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
-                found = arrivals.add(frozenset())
-                if not is_complete(expected, found):
-                    with suppress(DatabaseUnavailable):
-                        found = arrivals.add(await asyncio.to_thread(self._locator.recorded, self._sent))
-                if is_complete(expected, found):
+                found, is_complete = await asyncio.to_thread(look.look, arrivals.add(frozenset()))
+                arrivals.add(found)
+                if is_complete:
                     return in_order(found)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    raise not_recorded(self._sent, expected, found, timeout_s)
+                    return look.at_end(found, timeout_s)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(pause, remaining)):
                         await arrived.wait()

@@ -23,7 +23,7 @@ from relatum.errors import (
     RelatumError,
     Transient,
 )
-from relatum.interception._locate import Locator, Sent
+from relatum.interception._locate import Locator, Sent, Whereabouts
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
 
 CLOCK_SKEW_S: Final = 60
@@ -71,7 +71,7 @@ class Unsettled:
 
         Args:
             timeout_s: Seconds to look for it; None (default) as long as it takes to be sure, at least `WAIT_S`.
-            streams: Where to look; by default, where exchange and routing key lead.
+            streams: Where to look; by default, where exchange and routing key lead, as far as that is known.
 
         Returns:
             Its places, one for each stream it is in, by the stream's name.
@@ -79,7 +79,8 @@ class Unsettled:
         Raises:
             PublishRejected: it is in no stream and cannot arrive any more: safe to publish again.
             PublishOutcomeUnknown: not found in time, and it may still arrive; or it was not found, and that proves
-                nothing: over AMQP 0.9.1, or where retention has dropped what was written then.
+                nothing: over AMQP 0.9.1, where retention has dropped what was written then, or where other streams may
+                have it: an exchange that is no super stream may lead to more than those bound to it.
             BrokerUnavailable: the broker did not answer until the end; nothing is known, settle it again.
             StreamNotFound: until the end there was no such stream.
             ConfigurationError: the streams cannot be known, name them; or it is no stream.
@@ -88,20 +89,26 @@ class Unsettled:
             timeout_s = WAIT_S if self.final_at is None else max(WAIT_S, self.final_at + 5 - time.monotonic())
         deadline = time.monotonic() + timeout_s
         searches = {name: _Search(self.sent, name) for name in streams}
+        is_exact = bool(streams)
         pause_s = _POLL_FIRST_S
         while True:
             is_final = self.final_at is not None and time.monotonic() >= self.final_at
             failure: RelatumError | None = None
+            was_found = any(search.place for search in searches.values())
             try:
-                searches = searches or self._searches(deadline)
+                if not searches:
+                    where = self._whereabouts(deadline)
+                    searches, is_exact = {name: _Search(self.sent, name) for name in where.streams}, where.is_exact
                 self._look(searches, deadline)
             except (Transient, NotFound) as error:
                 # A broker that starts says "no such stream" as well.
                 failure = error
             found = tuple(sorted(search.place for search in searches.values() if search.place))
-            if searches and len(found) == len(searches):
+            # The broker routes a message to all its streams at once: what a later look does not find, is not there.
+            if searches and (len(found) == len(searches) or (was_found and not is_exact and failure is None)):
                 return found
-            if is_final and failure is None and all(search.is_known for search in searches.values()):
+            is_sure = is_final and failure is None and all(search.is_known for search in searches.values())
+            if is_sure and (found or is_exact):
                 return found or self._raise_absent()
             if time.monotonic() >= deadline:
                 return found or self._raise_unknown(timeout_s, failure, searches)
@@ -114,13 +121,14 @@ class Unsettled:
             for search in searches.values():
                 search.go_on(reader, deadline)
 
-    def _searches(self, deadline: float) -> "dict[str, _Search]":
-        expected = self.locator.destinations(self.sent, deadline - time.monotonic())
-        if expected is None:
+    def _whereabouts(self, deadline: float) -> Whereabouts:
+        where = self.locator.destinations(self.sent, deadline - time.monotonic())
+        if not where.streams:
             raise ConfigurationError(
-                f"the streams that exchange {self.sent.exchange!r} leads to cannot be known here: settle(streams=…)"
+                f"the streams that exchange {self.sent.exchange!r} leads to cannot be known here: settle(streams=…), "
+                "or intercept(…, streams=[…])"
             )
-        return {name: _Search(self.sent, name) for name in expected}
+        return where
 
     def _raise_absent(self) -> Any:
         raise PublishRejected(

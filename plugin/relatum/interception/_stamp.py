@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -21,6 +22,10 @@ OnInvalid: TypeAlias = Literal["raise", "skip"]
 
 SOURCE_FAILED: Final = "source_failed"
 """The reason given where a key's callable raised an error of its own."""
+
+_HINTS: Final[dict[str, str]] = {
+    SkipReason.SUBSECOND: " (a datetime travels in whole seconds: give integer microseconds, or ISO 8601 text)"
+}
 
 _TIMESTAMP_MAX: Final = TIME_US_MAX // 1_000_000
 """Seconds: the last value of the property `timestamp` that is a moment."""
@@ -132,10 +137,7 @@ class Stamper:
                 # Printable: no NUL and no half of a surrogate pair.
                 if value is None or (type(value) is str and len(value) <= _SURE_LENGTH and value.isprintable()):
                     continue
-            try:
-                definition.value_of(out, partial(self._read_property, properties))
-            except InvalidValue as error:
-                self._invalid(definition.name, error.reason, None)
+            self._check(definition, out, partial(self._read_property, properties))
         now = time_ns()
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
@@ -165,11 +167,16 @@ class Stamper:
                     out[name] = value
                     added.append(name)
                 continue
-            try:
-                definition.value_of(out, _no_property)
-            except InvalidValue as error:
-                self._invalid(name, error.reason, None)
+            self._check(definition, out, _no_property)
         return tuple(added)
+
+    def _check(self, definition: KeyDefinition, out: dict[str, Any], read_property: Callable[[str], Any]) -> None:
+        """Refuse a value that cannot be recorded, or that another one would be recorded for."""
+        try:
+            if definition.value_of(out, read_property) is not None:
+                _check_survives(definition, out)
+        except InvalidValue as error:
+            self._invalid(definition.name, error.reason, None)
 
     def _value_from(self, source: BodyFunction, definition: KeyDefinition, body: bytes) -> str | int | None:
         key_type = definition.value_type
@@ -210,8 +217,11 @@ class Stamper:
     def _invalid(self, key: str, reason: str, cause: Exception | None) -> None:
         reason = str(reason)
         if self._raises:
+            hint = _HINTS.get(reason, "")
             raise InvalidRelationshipKey(
-                f"key {key!r} has a value that cannot be recorded: {reason}; nothing was sent", key=key, reason=reason
+                f"key {key!r} has a value that cannot be recorded: {reason}{hint}; nothing was sent",
+                key=key,
+                reason=reason,
             ) from cause
         self._skip(key, reason)
 
@@ -221,6 +231,21 @@ class Stamper:
             logger.warning(
                 "publishing values of key %r that will not be recorded: %s; further ones are counted", key, reason
             )
+
+
+def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> None:
+    """Refuse a value that is another one in the stream: look-ups of the one that was published would not find it.
+
+    An AMQP timestamp counts seconds. What else changes on the way is no key's value (floating point), or the same in
+    its canonical form (bytes, and integers of any size).
+
+    Raises:
+        InvalidValue: a `datetime` has a fraction of a second.
+    """
+    for component in definition.components:
+        value = headers.get(component.name) if component.kind == "header" else None
+        if isinstance(value, datetime) and value.microsecond:
+            raise InvalidValue(SkipReason.SUBSECOND)
 
 
 def _plain_text_header(definition: KeyDefinition) -> str | None:

@@ -50,6 +50,7 @@ class SkipReason(StrEnum):
     NOT_INTEGER = "not_integer"
     NOT_TIMESTAMP = "not_timestamp"
     OUT_OF_RANGE = "out_of_range"
+    SUBSECOND = "fraction_of_a_second"
     UNSUPPORTED = "unsupported_type"
     UNDECODABLE = "undecodable_message"
 

@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final
 
+from relatum._names import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -45,6 +46,12 @@ patch releases of 3.10 and 3.11 that came after November 2022; those are taken f
 
 STATS_SINCE: Final = (3, 11)
 """Version from which StreamStats is answered."""
+
+ROUTE_SINCE: Final = (4, 3)
+"""Version from which Route is known to be safe. In 3.10.8 the one process that serves all stream connections of a node
+evaluates it, with a message that has no content: any exchange that looks into messages (headers, hash by header, recent
+history, JMS topic) crashes it, reached directly, as alternate exchange or through a binding between exchanges. 4.3.6
+evaluates it in the process of the connection, with an empty message. Versions between were not tried."""
 
 SHORT_SCAN_CREDIT: Final = 2
 """Chunks a scan with a stop is granted at first."""
@@ -118,6 +125,12 @@ def _is_before(version: str, release: tuple[int, int]) -> bool:
     """Whether a broker is older than a release; one whose version cannot be read counts as a new one."""
     parts = version.split(".")[:2]
     return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
+
+
+def _answers_routes(version: str) -> bool:
+    """Whether Route is known to do no harm there; a version that cannot be read is not known."""
+    parts = version.split(".")[:2]
+    return len(parts) == 2 and all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= ROUTE_SINCE
 
 
 def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
@@ -281,8 +294,13 @@ class StreamOperations:
             return False
         return frames.decode_stats(answer.body).get("first_chunk_id", 0) < 0
 
-    def routes(self, exchange: str, routing_key: str) -> Steps[list[str]]:
-        """The streams that an exchange routes a key to."""
+    def routes(self, exchange: str, routing_key: str) -> Steps[list[str] | None]:
+        """The streams that an exchange routes a key to; None where this broker cannot be asked without harm."""
+        if exchange == "":
+            return (yield from self._named(routing_key))
+        if exchange.startswith(BROKERS_OWN) or not _answers_routes(self.session.server_properties.get("version", "")):
+            return None
+        yield from self._prove_alive()
         correlation = self.session.next_correlation()
         self.session.send(frames.route(correlation, routing_key, exchange))
         answer = yield from self.session.answer_to(correlation)
@@ -290,14 +308,39 @@ class StreamOperations:
             raise NotFound(f"There is no exchange {exchange!r}.")
         return self._strings(answer, exchange)
 
+    def _named(self, name: str) -> Steps[list[str]]:
+        """The stream of that name, if it is one: all that the default exchange can lead to.
+
+        Never by Route: RabbitMQ 3.10 delivers an empty message where the key is an address of direct reply-to.
+        """
+        if name.startswith(BROKERS_OWN) or not 1 <= len(name.encode(errors="replace")) <= NAME_BYTES_MAX:
+            return []
+        places = yield from self.places(name)
+        return [] if places.code == Code.STREAM_DOES_NOT_EXIST else [name]
+
     def partitions(self, super_stream: str) -> Steps[list[str]]:
-        """The streams of a super stream, in order; none where there is no such super stream."""
+        """The streams bound to an exchange, in order: a super stream's; none where there is no such exchange.
+
+        It lists bindings and routes nothing, so exchanges of every kind may be asked about.
+        """
+        if not super_stream or super_stream.startswith(BROKERS_OWN):
+            return []
+        yield from self._prove_alive()
         correlation = self.session.next_correlation()
         self.session.send(frames.partitions(correlation, super_stream))
         answer = yield from self.session.answer_to(correlation)
         if answer.code == Code.STREAM_DOES_NOT_EXIST:
             return []
         return self._strings(answer, super_stream)
+
+    def _prove_alive(self) -> Steps[None]:
+        """Exchange something harmless: a connection that is lost afterwards was lost over the question itself.
+
+        So nobody takes it for an idle connection that had been closed, and asks once more.
+        """
+        correlation = self.session.next_correlation()
+        self.session.send(frames.metadata(correlation, []))
+        yield from self.session.answer_to(correlation)
 
     def _strings(self, answer: Answer, name: str) -> list[str]:
         if answer.code != Code.OK:

@@ -178,13 +178,19 @@ class StreamReader:
         return self._transport.bounds(stream)
 
     def partitions(self, super_stream: str) -> list[str]:
-        """The streams of a super stream in their order; empty where there is no super stream of that name."""
+        """The streams of a super stream in their order; empty where there is no super stream of that name.
+
+        Of any other exchange: the streams that are bound to it directly.
+        """
         return self._transport.partitions(super_stream)
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        """The streams an exchange routes a key to; None over AMQP 0.9.1, which cannot say.
+        """The streams an exchange routes a key to; None where that cannot be asked.
 
-        "" is the default exchange. A headers exchange routes by headers, so there are none.
+        "" is the default exchange, which leads to the stream of that name: any broker can be asked by the stream
+        protocol. Other exchanges are asked about from RabbitMQ 4.3 on, since the question takes down the stream plugin
+        of older ones where a headers exchange is reached; and AMQP 0.9.1 cannot say. A headers exchange routes by
+        headers, so there are none.
 
         Raises:
             NotFound: There is no such exchange.

@@ -33,6 +33,7 @@ from relatum.reading._leading import (
 )
 from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
+from relatum.reading._once import lost_questions
 from relatum.reading._operations import (
     Scan,
     StreamNotHere,
@@ -261,10 +262,12 @@ class AsyncStreams:
         return await (await self._reach(broker))._ask(ask)
 
     async def partitions(self, super_stream: str) -> list[str]:
-        return await self._ask(lambda operations: operations.partitions(super_stream))
+        with lost_questions.once(self._address, super_stream):
+            return await self._ask(lambda operations: operations.partitions(super_stream))
 
-    async def routes(self, exchange: str, routing_key: str) -> list[str]:
-        return await self._ask(lambda operations: operations.routes(exchange, routing_key))
+    async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
+        with lost_questions.once(self._address, exchange):
+            return await self._ask(lambda operations: operations.routes(exchange, routing_key))
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:

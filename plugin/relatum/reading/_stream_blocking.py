@@ -36,6 +36,7 @@ from relatum.reading._leading import (
 )
 from relatum.reading._many import ManyReader, Renewal
 from relatum.reading._message import Message
+from relatum.reading._once import lost_questions
 from relatum.reading._operations import (
     Scan,
     StreamNotHere,
@@ -285,10 +286,12 @@ class BlockingStreams:
         return self._reach(broker)._ask(ask)
 
     def partitions(self, super_stream: str) -> list[str]:
-        return self._ask(lambda operations: operations.partitions(super_stream))
+        with lost_questions.once(self._address, super_stream):
+            return self._ask(lambda operations: operations.partitions(super_stream))
 
-    def routes(self, exchange: str, routing_key: str) -> list[str]:
-        return self._ask(lambda operations: operations.routes(exchange, routing_key))
+    def routes(self, exchange: str, routing_key: str) -> list[str] | None:
+        with lost_questions.once(self._address, exchange):
+            return self._ask(lambda operations: operations.routes(exchange, routing_key))
 
     # --- many messages ------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from relatum._holders import new_holder
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
 from relatum.recording._compare import Difference, StreamVerified
+from relatum.recording._embedded import EmbeddedRecorder
 from relatum.recording._prune import PruneReport, prune
-from relatum.recording._recorder import EmbeddedRecorder, Recorder
+from relatum.recording._recorder import Recorder
 from relatum.recording._repair import repair
 from relatum.recording._status import StreamEvent, StreamStatus, status
 from relatum.recording._verify import VerifyReport, verify

@@ -74,7 +74,7 @@ class RecorderGroup:
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on; nothing happens where it is recorded already."""
-        if stream in self._running:
+        if stream in self._running or self._stop.is_set():
             return
         if not self._running:
             self._keeper.start()
@@ -104,13 +104,17 @@ class RecorderGroup:
         ):
             time.sleep(DRAIN_LOOK_S)
 
-    def stop(self, timeout_s: float = STOP_S) -> None:
-        """Finish the batches under way, give the leases back and end all threads, in so many seconds at most."""
-        until = time.monotonic() + timeout_s
+    def end(self) -> None:
+        """Tell all threads to finish the batches under way and end; none is waited for."""
         self._stop.set()
         self._keeper.leave()
         self.outages.wake()
-        for _, thread in self._running.values():
+
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Finish the batches under way, give the leases back and end all threads, in so many seconds at most."""
+        until = time.monotonic() + timeout_s
+        self.end()
+        for _, thread in list(self._running.values()):
             thread.join(max(0.0, until - time.monotonic()))
         self._committers.stop(max(0.0, until - time.monotonic()))
         if self._running:

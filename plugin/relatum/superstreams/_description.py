@@ -61,7 +61,10 @@ def described(source: Any, reach: Reach, name: str) -> Layout:
 
 
 def described_by_protocol(reader: StreamReader, name: str) -> Layout:
-    """The layout as the stream protocol tells it: Partitions gives the streams, Route checks each one's binding key."""
+    """The layout as the stream protocol tells it: Partitions gives the streams, Route checks each one's binding key.
+
+    Where Route is not known to be safe (before RabbitMQ 4.3), names tell the keys, and other names are a conflict.
+    """
     streams = reader.partitions(name)
     if not streams:
         raise SuperStreamNotFound(f"There is no super stream {name!r}.", super_stream=name)
@@ -74,7 +77,10 @@ def _binding_key(reader: StreamReader, name: str, stream: str, place: int) -> st
     """The key by which the exchange leads to a stream. The broker does not tell it, only whether a key is one."""
     # As RabbitMQ's tools name partitions; then what somebody may have chosen who bound streams of other names.
     for key in dict.fromkeys((stream.removeprefix(f"{name}-"), str(place), stream)):
-        if stream in (reader.routes(name, key) or ()):
+        routes = reader.routes(name, key)
+        if routes is None and stream == f"{name}-{key}":
+            return key
+        if stream in (routes or ()):
             return key
     raise SuperStreamConflict(
         f"Stream {stream!r} is a partition of {name!r} by a binding key that cannot be told: give the layout yourself.",

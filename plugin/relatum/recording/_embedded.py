@@ -1,0 +1,243 @@
+"""The recorder beside a publisher, in its process: it records the streams that are published to."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum._failures import QUESTION_S, backoff, ended, log_failure
+from relatum._ids import MessageId
+from relatum.errors import ConnectionLost, NotFound, RelatumError, Transient
+from relatum.keys import KeyDefinition
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._group import STOP_S, RecorderGroup
+from relatum.recording._recorder import committers_of, engine_of
+from relatum.recording._watched import Subject, Watched
+from relatum.store import add_keys
+
+logger = logging.getLogger("relatum.recorder")
+
+DRAIN_S: Final = 1.8
+"""How long a recorder beside a publisher goes on for what was published last. What it leaves, the next one records."""
+
+CLOSE_S: Final = 2.0
+"""How long closing may take in all; threads that wait for a server that answers nothing are left to end alone."""
+
+DATABASE_CONNECTIONS_MAX: Final = 2
+"""Connections to PostgreSQL of the recorder beside a publisher, of which there may be hundreds."""
+
+_LOOK_UP: Final = "names of streams"
+
+BOUND_MAX: Final = 100
+"""Streams recorded for one exchange that is no super stream."""
+
+
+class EmbeddedRecorder:
+    """Records the streams that are published to.
+
+    None of its methods waits for a broker or a database, but for `close`.
+
+    Args:
+        address: The broker.
+        database: PostgreSQL's URL, or an engine.
+        definitions: Keys to define where they are not defined yet.
+    """
+
+    def __init__(
+        self, address: BrokerAddress, database: str | sa.Engine, definitions: Sequence[KeyDefinition] = ()
+    ) -> None:
+        self._owns_engine = not isinstance(database, sa.Engine)
+        self._engine = engine_of(database, DATABASE_CONNECTIONS_MAX)
+        self._definitions = definitions
+        self._group = RecorderGroup(
+            address, self._engine, on_recorded=self._tell, committers_max=committers_of(DATABASE_CONNECTIONS_MAX)
+        )
+        self._changed = threading.Condition()
+        self._watched = Watched()
+        self._is_away = False
+        """Whether the broker could not be asked the last time."""
+        self._unknown: set[str] = set()
+        self._listeners: dict[str, list[Callable[[MessageId], None]]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
+        self._thread.start()
+
+    def watch(self, exchange: Any, routing_key: Any) -> None:
+        """Record the streams a message published there may go to, from now on. Cheap where already known.
+
+        That is the stream of the routing key's name, or the streams bound to the exchange. Names that are none are
+        passed over. Streams that other exchanges or an alternate exchange lead to are not found: see `record`.
+        """
+        with self._changed:
+            if self._watched.add(exchange, routing_key, time.monotonic()):
+                self._changed.notify_all()
+
+    def record(self, stream: str) -> None:
+        """Record a stream by name, from now on."""
+        self.watch("", stream)
+
+    def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:
+        """Call `listener`, in a recorder's thread, for each place where that AMQP `message_id` is recorded.
+
+        Returns:
+            What ends the subscription.
+        """
+        with self._changed:
+            self._listeners.setdefault(receipt, []).append(listener)
+
+        def unsubscribe() -> None:
+            with self._changed:
+                listeners = self._listeners.get(receipt, [])
+                if listener in listeners:
+                    listeners.remove(listener)
+                if not listeners:
+                    self._listeners.pop(receipt, None)
+
+        return unsubscribe
+
+    def _tell(self, stream: str, receipts: list[tuple[str, int]]) -> None:
+        for message_id, offset in receipts:
+            with self._changed:
+                listeners = list(self._listeners.get(message_id, ()))
+            for listener in listeners:
+                listener(MessageId(stream, offset))
+
+    def close(self) -> None:
+        """Record what was published until now, and stop: within two seconds, whatever the servers do.
+
+        Nothing is waited for where the broker or the database does not answer, or another process records.
+        """
+        # In a thread of its own: a frozen broker keeps whoever connects to it.
+        closing = threading.Thread(target=self._close, name="relatum-closing", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        self._end()
+
+    def _close(self) -> None:
+        self._drain(time.monotonic() + DRAIN_S)
+        self._end()
+        self._thread.join(STOP_S)
+        self._group.stop()
+        if self._owns_engine:
+            self._engine.dispose()
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._group.end()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _drain(self, until: float) -> None:
+        with self._changed:
+            known = self._changed.wait_for(
+                lambda: self._is_away or not self._watched.has_new, max(0.0, until - time.monotonic())
+            )
+        if known and not self._is_away:
+            self._group.drain(until)
+
+    def _run(self) -> None:
+        keys_defined = not self._definitions
+        pauses = backoff(QUESTION_S)
+        while not self._stop.is_set():
+            with self._changed:
+                if keys_defined:
+                    self._changed.wait(self._watched.next_s(time.monotonic()))
+                subjects = self._watched.due(time.monotonic())
+            if not keys_defined:
+                keys_defined = self._define_keys()
+            try:
+                is_away = not self._resolve(subjects)
+            except Exception as error:  # noqa: BLE001 a defect in one look-up must not end recording
+                log_failure(logger, error, "streams not looked up")
+                is_away = True
+            with self._changed:
+                self._is_away = is_away
+                self._changed.notify_all()
+            if is_away or not keys_defined:
+                self._group.outages.wait(next(pauses))
+            else:
+                pauses = backoff(QUESTION_S)
+
+    def _define_keys(self) -> bool:
+        """Define the publisher's keys; False where the database is away and it must be tried again."""
+        try:
+            add_keys(self._engine, self._definitions)
+        except RelatumError as error:
+            logger.warning("keys not defined: %s", ended(error))
+            return not isinstance(error, Transient)
+        return True
+
+    def _resolve(self, subjects: Sequence[Subject]) -> bool:
+        """Start recorders for what messages may go to; False where the broker cannot be asked now."""
+        if not subjects or self._stop.is_set():
+            return True
+        try:
+            reader = self._group.reader.get()
+            for subject in subjects:
+                if self._stop.is_set():
+                    return True
+                streams = self._streams_of(reader, subject)
+                with self._changed:
+                    self._watched.answered(subject, streams, time.monotonic())
+        except RelatumError as error:
+            self._group.outages.failed(_LOOK_UP, error)
+            return False
+        self._group.outages.over(_LOOK_UP)
+        return True
+
+    def _streams_of(self, reader: StreamReader, subject: Subject) -> list[str]:
+        """Ask about one subject, and record what it leads to."""
+        name = subject.name
+        try:
+            streams = reader.partitions(name) if subject.is_exchange else _named(reader, name)
+        except ConnectionLost as error:
+            # Whatever ended the connection: the others are asked by a new one, this one not before its pause is over.
+            logger.warning("streams of %r not looked up: %s", name, ended(error))
+            with self._changed:
+                self._watched.answered(subject, [], time.monotonic())
+            raise
+        if not subject.is_exchange:
+            for stream in streams:
+                self._group.add(stream)
+            return streams
+        is_super_stream = all(stream.startswith(f"{name}-") for stream in streams)
+        if not streams or (len(streams) > BOUND_MAX and not is_super_stream):
+            self._say_unknown(name, f"{len(streams)} streams are bound to it" if streams else _why_none(reader))
+            return []
+        for stream in streams:
+            # All of them: a look-up by the super stream's name covers those that others publish to.
+            self._group.add(stream, super_stream=name if is_super_stream else None)
+        return streams
+
+    def _say_unknown(self, exchange: str, why: str) -> None:
+        """Say once that it is not known where messages published there lie."""
+        if exchange in self._unknown:
+            return
+        self._unknown.add(exchange)
+        logger.warning(
+            "the streams that exchange %r leads to are not known: %s; this process records only those of them that are "
+            "named in intercept(…, streams=[…])",
+            exchange,
+            why,
+        )
+
+
+def _named(reader: StreamReader, name: str) -> list[str]:
+    """The stream of that name, if there is one."""
+    try:
+        found = reader.routes("", name)
+        if found is None:
+            reader.bounds(name)
+            found = [name]
+    except NotFound:
+        return []
+    return found
+
+
+def _why_none(reader: StreamReader) -> str:
+    if reader.transport == "stream":
+        return "no stream is bound to it directly"
+    return "the stream protocol, by which its streams are asked for, does not answer"

@@ -1,0 +1,281 @@
+"""Publishing through every kind of exchange harms nobody: no crash in the broker's log, no other client that notices.
+
+On a broker of the module's own, with the plugins of more kinds of exchange: what is wrong here ends its stream plugin.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+import sqlalchemy as sa
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+
+import relatum
+from relatum.errors import NotRecordedInTime
+from relatum.local import LocalRabbitMQ
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording import EmbeddedRecorder
+from relatum.store import streams_named
+from tests.support import broker_connection, declare_stream, recorded_to, recording, unique_name, wait_until
+
+PLUGINS = (
+    "rabbitmq_stream",
+    "rabbitmq_consistent_hash_exchange",
+    "rabbitmq_recent_history_exchange",
+    "rabbitmq_random_exchange",
+    "rabbitmq_jms_topic_exchange",
+)
+
+CRASH = re.compile(r"crash|badrecord|function_clause|badmatch|terminating|INTERNAL_ERROR", re.IGNORECASE)
+"""What a broker's log has after a question that it cannot bear."""
+
+EXCHANGES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "direct": ("direct", "key", {}),
+    "topic": ("topic", "*", {}),
+    "fanout": ("fanout", "", {}),
+    "headers": ("headers", "", {}),
+    "alternate": ("direct", "never", {"alternate-exchange": "headers"}),
+    "hash": ("x-consistent-hash", "1", {}),
+    "hash-header": ("x-consistent-hash", "1", {"hash-header": "order_id"}),
+    "recent": ("x-recent-history", "key", {}),
+    "random": ("x-random", "", {}),
+}
+"""Name: kind, the key a stream is bound by, arguments."""
+
+ROUTES = [*EXCHANGES, "onwards", "amq.headers", "amq.match"]
+"""Exchanges that somebody publishes to; `onwards` leads to `headers` by a binding between the two."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
+    """A private broker that has exchanges of every kind, each with a stream of its name in capitals."""
+    with LocalRabbitMQ(tmp_path_factory.mktemp("no-harm") / "broker", plugins=PLUGINS) as server:
+        with broker_connection(server.broker_url) as connection:
+            channel = connection.channel()
+            for name, (kind, key, arguments) in EXCHANGES.items():
+                declare_stream(server.broker_url, name.upper())
+                channel.exchange_declare(name, kind, arguments=arguments)
+                binding = {"x-match": "all", "order_id": "1"} if kind == "headers" else None
+                channel.queue_bind(name.upper(), name, key, binding)
+            channel.exchange_declare("onwards", "fanout")
+            channel.exchange_bind("headers", "onwards")
+            channel.exchange_declare("internal", "fanout", internal=True)
+            declare_stream(server.broker_url, "PLAIN")
+        yield server
+
+
+@pytest.fixture
+def bystander(server: LocalRabbitMQ) -> Iterator[Callable[[], None]]:
+    """A bare client by both protocols, and what asserts that it has noticed nothing."""
+    with broker_connection(server.broker_url) as connection, StreamReader.open(server.stream_url) as reader:
+        channel = connection.channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(queue, "recent", "key")
+        before = reader.bounds("PLAIN")
+        log = log_of(server)
+
+        def notices_nothing() -> None:
+            connection.process_data_events(0)
+            assert channel.is_open
+            # By the connection it had from the beginning, which ends with the stream plugin.
+            assert reader.bounds("PLAIN").first == before.first
+            assert not [line for line in log_of(server)[len(log) :].splitlines() if CRASH.search(line)]
+
+        yield notices_nothing
+
+
+def log_of(server: LocalRabbitMQ) -> str:
+    """All that the broker has written."""
+    return (Path(server.directory) / "server.log").read_text(errors="replace")
+
+
+def _gotten(channel: BlockingChannel, queue: str) -> Any:
+    """A message of the queue, None where there is none yet."""
+    got = channel.basic_get(queue, auto_ack=True)
+    return got if got[0] is not None else None
+
+
+def _outcome(connection: BlockingConnection, exchange: Any, key: Any) -> Any:
+    """How a publish ends: the class and the text of its error, or None."""
+    channel = connection.channel()
+    try:
+        channel.basic_publish(exchange, key, b"")
+    except Exception as error:
+        return type(error), str(error)
+    return None
+
+
+def publish_everywhere(channel: BlockingChannel) -> list[relatum.Receipt]:
+    """Publish with a receipt by each exchange, and by names and kinds of which nothing can be recorded."""
+    properties = pika.BasicProperties(headers={"order_id": "1"})
+    receipts = [relatum.publish(channel, name, "key", b"", properties, mandatory=False) for name in ROUTES]
+    receipts.append(relatum.publish(channel, "", "PLAIN", b"", properties))
+    receipts.append(relatum.publish(channel, "", "nobody", b"", properties, mandatory=False))
+    for name in ("missing", "internal"):
+        other = channel.connection.channel()
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+            relatum.publish(other, name, "key", b"")
+    return receipts
+
+
+@pytest.mark.differs
+@pytest.mark.parametrize("recorder", ["embedded", "external"])
+def test_every_kind_of_exchange_is_published_to_without_harm(
+    server: LocalRabbitMQ,
+    bystander: Callable[[], None],
+    database_url: str,
+    engine: sa.Engine,
+    recorder: Any,
+) -> None:
+    """A bare client notices nothing, nothing crashes, and what is bound is recorded: the receipts tell where."""
+    with broker_connection(server.broker_url) as connection, recording(server.broker_url, engine, "PLAIN", "TOPIC"):
+        options: dict[str, Any] = {"database": database_url, "keys": ["order_id"], "stream_url": server.stream_url}
+        relatum.intercept(connection, recorder=recorder, **options)
+        receipts = publish_everywhere(connection.channel())
+        found = dict(zip([*ROUTES, "PLAIN", "nobody"], receipts, strict=True))
+        places = {name: found[name].wait(30) for name in ("PLAIN", "nobody", "topic")}
+        assert [each.stream for each in places["PLAIN"]] == ["PLAIN"]
+        assert [each.stream for each in places["topic"]] == ["TOPIC"]
+        assert places["nobody"] == ()
+        assert found["PLAIN"].streams == {"PLAIN"}
+        assert found["topic"].streams is None
+        if recorder == "embedded":
+            for name in ("headers", "fanout", "hash-header", "recent", "random"):
+                assert [each.stream for each in found[name].wait(30)] == [name.upper()]
+        with pytest.raises(NotRecordedInTime):
+            found["amq.headers"].wait(1)
+        bystander()
+        relatum.release(connection)
+    bystander()
+
+
+@pytest.mark.differs
+def test_a_server_that_answers_over_direct_reply_to_harms_no_client(
+    server: LocalRabbitMQ, bystander: Callable[[], None], database_url: str
+) -> None:
+    """The client gets the answer and nothing else: before, a question delivered an empty message into its channel."""
+    answers: list[tuple[bytes, Any]] = []
+    with broker_connection(server.broker_url) as connection, broker_connection(server.broker_url) as client_connection:
+        relatum.intercept(connection, database=database_url, stream_url=server.stream_url)
+        client, queue = client_connection.channel(), unique_name("rpc")
+        client.queue_declare(queue, auto_delete=True)
+        client.basic_consume(
+            "amq.rabbitmq.reply-to", lambda _c, _m, properties, body: answers.append((body, properties)), auto_ack=True
+        )
+        client.basic_publish("", queue, b"ask", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
+        channel = connection.channel()
+        _, asked, _ = wait_until(lambda: _gotten(channel, queue), what="the request")
+        channel.basic_publish("", asked.reply_to, b"answer", pika.BasicProperties(correlation_id="1"))
+        receipt = relatum.publish(channel, "", asked.reply_to, b"answer again", mandatory=False)
+        assert receipt.wait(30) == ()
+        relatum.publish(channel, "", "PLAIN", b"").wait(30)
+
+        def has_both() -> bool:
+            client_connection.process_data_events(0)
+            return len(answers) >= 2
+
+        wait_until(has_both, what="both answers")
+        bystander()
+        assert [body for body, _ in answers] == [b"answer", b"answer again"]
+        assert answers[0][1].correlation_id == "1"
+        assert client.is_open
+        relatum.release(connection)
+
+
+@pytest.mark.differs
+def test_streams_that_cannot_be_found_out_can_be_told(
+    server: LocalRabbitMQ, database_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where exchanges lead to exchanges, `streams` names what to record and where to look; else it is said once."""
+    properties = pika.BasicProperties(headers={"order_id": "1"})
+    with broker_connection(server.broker_url) as connection:
+        relatum.intercept(connection, database=database_url, stream_url=server.stream_url)
+        channel = connection.channel()
+        for _ in range(3):
+            receipt = relatum.publish(channel, "onwards", "", b"unknown", properties)
+        with pytest.raises(NotRecordedInTime, match="streams=") as caught:
+            receipt.wait(0.5)
+        assert (caught.value.in_stream, receipt.streams) == (None, None)
+        wait_until(lambda: "'onwards' leads to are not known" in caplog.text, what="it is said")
+        said = [each for each in caplog.records if "onwards" in each.getMessage()]
+        assert len(said) <= 2, "once by the recorder, once by receipts"
+        relatum.release(connection)
+        relatum.intercept(connection, database=database_url, stream_url=server.stream_url, streams=["HEADERS"])
+        receipt = relatum.publish(connection.channel(), "onwards", "", b"told", properties)
+        assert [each.stream for each in receipt.wait(30)] == ["HEADERS"]
+        assert receipt.settle() == receipt.wait(30)
+        relatum.release(connection)
+    assert recorded_to(engine, "HEADERS") > 0
+
+
+@pytest.mark.differs
+def test_what_a_client_refuses_does_not_end_recording(
+    server: LocalRabbitMQ, database_url: str, engine: sa.Engine
+) -> None:
+    """Each bad call ends as with bare pika, and what is published next is recorded; names as bytes are names."""
+    wrong = [("", 5), ("", None), ("", "\ud800"), (5, "x"), (["a"], "x"), ("", "x" * 70_000), (None, "x"), ("", {})]
+    streams = [unique_name() for _ in range(2)]
+    for stream in streams:
+        declare_stream(server.broker_url, stream)
+    with broker_connection(server.broker_url) as connection, broker_connection(server.broker_url) as bare:
+        relatum.intercept(connection, database=database_url, stream_url=server.stream_url)
+        for exchange, key in wrong:
+            assert _outcome(connection, exchange, key) == _outcome(bare, exchange, key), (exchange, key)
+        channel = connection.channel()
+        channel.basic_publish(b"", streams[0].encode(), b"")
+        channel.basic_publish("", streams[1], b"")
+        for stream in streams:
+            wait_until(lambda stream=stream: recorded_to(engine, stream) == 1, limit_s=30, what=f"{stream} recorded")
+        relatum.release(connection)
+
+
+@pytest.mark.differs
+def test_streams_declared_or_bound_after_the_first_publish_are_recorded(
+    server: LocalRabbitMQ, database_url: str, engine: sa.Engine
+) -> None:
+    """They are found by asking again, without anything being published there before."""
+    stream, other, exchange = unique_name(), unique_name(), unique_name()
+    with broker_connection(server.broker_url) as connection:
+        relatum.intercept(connection, database=database_url, stream_url=server.stream_url)
+        channel = connection.channel()
+        channel.exchange_declare(exchange, "topic")
+        channel.basic_publish(exchange, "key", b"")
+        channel.basic_publish("", stream, b"")
+        relatum.publish(channel, "", "PLAIN", b"").wait(30)
+        for name in (stream, other):
+            declare_stream(server.broker_url, name)
+        channel.queue_bind(other, exchange, "#")
+        channel.basic_publish("", stream, b"")
+        channel.basic_publish(exchange, "key", b"")
+        for name in (stream, other):
+            wait_until(lambda name=name: recorded_to(engine, name) == 1, limit_s=60, what=f"{name} recorded")
+        relatum.release(connection)
+
+
+@pytest.mark.differs
+def test_releasing_is_quick_though_the_broker_is_frozen(
+    server: LocalRabbitMQ, database_url: str, engine: sa.Engine
+) -> None:
+    """Two seconds are promised, whatever the broker does; before, each of its connections was waited for in turn."""
+    with broker_connection(server.broker_url) as connection:
+        relatum.intercept(connection, database=database_url, stream_url=server.stream_url)
+        channel = connection.channel()
+        relatum.publish(channel, "", "PLAIN", b"").wait(30)
+        relatum.publish(channel, "fanout", "", b"").wait(30)
+        recorder = EmbeddedRecorder(BrokerAddress.parse(server.broker_url, server.stream_url), engine)
+        recorder.record("TOPIC")
+        wait_until(lambda: recorded_to(engine, "PLAIN") > 0, limit_s=30, what="recorded")
+        server.freeze()
+        try:
+            for end in (lambda: relatum.release(connection), recorder.close):
+                begun = time.monotonic()
+                end()
+                assert time.monotonic() - begun < 3
+        finally:
+            server.thaw()
+    with engine.connect() as database:
+        assert streams_named(database, "/", ["PLAIN"])
