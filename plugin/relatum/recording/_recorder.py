@@ -21,7 +21,7 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._lease import LEASE_S
 from relatum.recording._outages import Outages
-from relatum.store import add_keys, key_definitions, translated_errors
+from relatum.store import add_keys, key_definitions, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
