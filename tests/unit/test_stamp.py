@@ -267,3 +267,19 @@ def test_any_headers_are_stamped_or_refused_and_never_changed(headers: dict[str,
         ours = {name: value for name, value in got.headers.items() if name not in got.added}
         assert repr(ours) == repr(before)
     assert repr(headers) == repr(before)
+
+
+@pytest.mark.parametrize("key_type", ["timestamp"])
+def test_a_datetime_that_would_lose_its_fraction_is_refused(key_type: str) -> None:
+    """An AMQP timestamp has whole seconds: what a look-up of the published value would not find, is not published."""
+    whole = datetime(2024, 1, 1, 12, tzinfo=UTC)
+    keyed = stamper(KeyDefinition("at", type=key_type))
+    stamp(keyed, {"at": whole})
+    stamp(keyed, {"at": whole.isoformat() + "", "other": whole.replace(microsecond=5)})
+    stamp(keyed, {"at": 1_704_067_200_123_456})
+    with pytest.raises(InvalidRelationshipKey, match="microseconds") as caught:
+        stamp(keyed, {"at": whole.replace(microsecond=123_456)})
+    assert (caught.value.key, caught.value.reason) == ("at", "fraction_of_a_second")
+    composite = stamper(KeyDefinition("both", ["header:at", "header:host"], type=key_type))
+    with pytest.raises(InvalidRelationshipKey):
+        stamp(composite, {"at": whole.replace(microsecond=1), "host": "2024-01-01T00:00:00Z"})
