@@ -4,6 +4,7 @@ On a broker of the module's own, with the plugins of more kinds of exchange: wha
 """
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -275,5 +276,11 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
                 assert time.monotonic() - begun < 3
         finally:
             server.thaw()
+        left = ("relatum-release", "relatum-closing")
+        wait_until(
+            lambda: not [each for each in threading.enumerate() if each.name in left],
+            limit_s=60,
+            what="what was left is closed in the background",
+        )
     with engine.connect() as database:
         assert streams_named(database, "/", ["PLAIN"])

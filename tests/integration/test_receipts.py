@@ -333,3 +333,25 @@ def test_connections_share_one_recorder(amqp_url: str, stream_url: str, database
     # The thread that keeps readers' idle connections alive belongs to the process, and ends when it finds none.
     left = {thread.name for thread in set(threading.enumerate()) - before} - {"relatum-heartbeats"}
     assert not [name for name in left if name.startswith("relatum-")]
+
+
+def test_delivery_tags_are_counted_while_a_connection_is_released(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """Released and intercepted again, with messages in between: each receipt is confirmed by its own confirm."""
+    options: dict[str, Any] = {"database": database_url, "stream_url": stream_url}
+    with running(amqp_url, **options) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        for again in range(3):
+            receipt = on_thread(relatum.publish, channel, "", stream_name, b"%d" % again)
+            (place,) = receipt.wait(30)
+            assert body_at(stream_url, place) == b"%d" % again
+            relatum.release(connection)
+            for _ in range(5):
+                on_thread(channel.basic_publish, "", stream_name, b"between")
+            on_thread(relatum.intercept, connection, **options)
+        receipts = [on_thread(relatum.publish, channel, "", name, b"") for name in (stream_name, "nobody", stream_name)]
+        for receipt in (receipts[0], receipts[2]):
+            assert receipt.wait(30)
+        with pytest.raises(PublishUnroutable):
+            receipts[1].wait(30)

@@ -51,7 +51,9 @@ def intercept(
             published last is recorded too. `"external"`: `relatum record` does it.
         on_invalid: `"raise"` (default): a value that cannot be recorded is an error before anything is sent.
             `"skip"`: the message is published as it is; the value is counted and not recorded.
-        streams: Streams for the embedded recorder to record even before anything is published to them.
+        streams: Streams for the embedded recorder to record even before anything is published to them; and where
+            receipts and `settle` look beside the streams that are bound to an exchange. Name those that exchanges lead
+            to by way of other exchanges: they cannot be found out.
         broker_url: Where streams are read. None (default): where the connection leads.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
@@ -89,7 +91,8 @@ def release(connection: _Connection) -> _Connection:
     """The same connection as it was before `intercept`; what others have wrapped since stays and passes through.
 
     The embedded recorder ends with the last connection that used it, when it has recorded what was published until now;
-    it takes two seconds at most for that, and leaves the rest to the next recorder. It blocks: where an event loop must
+    it takes two seconds at most for that, and leaves the rest to the next recorder. Nor does a broker that answers
+    nothing keep it longer: what is not closed by then is closed in the background. It blocks: where an event loop must
     not wait, `await asyncio.to_thread(relatum.release, connection)`. A connection that is not intercepted is left
     alone.
     """
