@@ -28,7 +28,6 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
         statements.finished,
         {**PLACES, "states": RESULTS["states"], "of_member": LIVE_MEMBER, "of_bulk": 1},
     ),
-    "settled": (statements.settled, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
     "mine to consume": (statements.mine_to_consume, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (
         statements.take_over,

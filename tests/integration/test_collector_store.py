@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,13 +11,20 @@ import sqlalchemy as sa
 
 from relatum import MessageId
 from relatum.collecting import OutcomeStatus, forget_finished
+from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason, results_of
+from relatum.collecting._joined import JoinedRun
+from relatum.collecting._options import ExecutorOptions
 from relatum.collecting._ports import Advance, Entry, Result
+from relatum.collecting._results import decide
+from relatum.collecting._steps import Executed, Join
 from relatum.collecting._store import REPLACED, CollectorStore
 from relatum.errors import Conflict, DatabaseUnavailable
+from relatum.reading import Message, Properties
 from relatum.store import Position
 
 LEASE_S = 60.0
 BULK = 7
+PLAIN = Properties(message_id="orders-0", type="order")
 
 
 @pytest.fixture
@@ -99,7 +107,6 @@ def test_every_call_may_be_repeated(store: CollectorStore, member: int) -> None:
     failed = [*results(OutcomeStatus.FAILED, 0, reason="no"), *results(OutcomeStatus.COLLECTED, 2, retry_in_s=60.0)]
     done = store.finish(member, BULK, failed)
     assert store.finish(member, BULK, failed).places == done.places == places(0, 2)
-    assert store.finished(member, BULK, places(0, 2)) == places(0, 2)
     assert [outcome.attempts for outcome in store.outcomes_of(["orders-0", "orders-2"]).values()] == [1, 1]
 
 
@@ -257,7 +264,6 @@ def test_a_stale_member_cannot_store_results(
     heir = other.open(["order"], LEASE_S)
     assert len(other.take_over(heir, ["order"], 1)) == 1
     assert store.finish(member, BULK, results(OutcomeStatus.SUCCEEDED, 0, 1)).places == places(1)
-    assert store.finished(member, BULK, places(0, 1)) == places(1)
     assert store.forward(member, BULK + 1, places(0)).places == frozenset()
     assert statuses(store, 0, 1) == ["collected", "succeeded"]
     # Nothing is left, so the member is gone, and says so.
@@ -317,9 +323,8 @@ def test_a_joined_transaction_keeps_results_and_writes_together(
         store.finish(member, BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection)
         raise ZeroDivisionError
     assert statuses(store, 0) == ["forwarded"]
-    assert store.finished(member, BULK, places(0)) == frozenset()
-    with pytest.raises(sa.exc.ProgrammingError), store.transaction() as connection:
-        connection.execute(sa.text("INSERT INTO nowhere VALUES (0)"))
+    with pytest.raises(sa.exc.DataError), store.transaction() as connection:
+        connection.execute(sa.text("SELECT 1 / 0"))
     with store.transaction() as connection:
         connection.execute(sa.text("INSERT INTO paid VALUES (0)"))
         store.finish(member, BULK, results(OutcomeStatus.SUCCEEDED, 0), connection=connection)
@@ -382,6 +387,34 @@ def test_a_commit_whose_outcome_is_unknown_is_settled_by_repeating(
     found = repeated(lambda: other.take_over(heir, ["order"], 10))
     assert [entry.place.offset for entry in found] == [1, 5]
     assert [entry.attempts for entry in found] == [1, 0]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
+    store: CollectorStore, member: int, engine: sa.Engine, after: bool
+) -> None:
+    """An executor that would decide otherwise the second time is asked again only where nothing was committed."""
+    options = ExecutorOptions(type="order", attempts=3)
+    place = MessageId("orders", 0)
+    message = Collected(place, "orders-0", "order", 1, Message("orders", 0, None, None, lambda: ({}, PLAIN, b"", True)))
+    bulk = Bulk(BULK, "order", (message,), FlushReason.AGE)
+    store.add(member, entries(0))
+    store.forward(member, BULK, places(0))
+    answers: list[list[Any]] = [[Failure("not yet")], [None]]
+
+    def judge(executed: Executed) -> list[Result]:
+        return decide(options, bulk.messages, results_of(bulk, executed.answer, executed.raised), may_die=False)
+
+    run = JoinedRun(store, member, Join(bulk, judge), lambda bulk: answers.pop(0), lambda letters: {})
+    with _CutAtCommit(engine, after=after):
+        with pytest.raises(DatabaseUnavailable):
+            run.run()
+        joined = run.run()
+    told = OutcomeStatus.COLLECTED if after else OutcomeStatus.SUCCEEDED
+    assert [result.status for result in joined.results] == [told]
+    assert statuses(store, 0) == [told.value]
+    assert joined.stored is not None
+    assert joined.stored.places == places(0)
 
 
 def test_a_stream_declared_again_begins_anew(store: CollectorStore, member: int) -> None:

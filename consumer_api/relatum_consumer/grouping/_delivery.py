@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from relatum._ids import MessageId
-from relatum.errors import GroupConflict, RelatumError, Transient
+from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient
 from relatum.grouping import Anomaly, membership
-from relatum.reading import Message
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message, StreamBounds
 from relatum_consumer._proof import replaced
 from relatum_consumer._related import first_retained
 from relatum_consumer.grouping._assembly import UNGROUPED, Assembled, GroupOrder, Member, Row, assemble
@@ -214,6 +215,22 @@ def read_members(
             first = first_retained(member.id, found, is_named=is_named)
             floors[member.stream] = max(first, floors.get(member.stream, 0))
     return messages, floors
+
+
+def floor_of(stream: str, bounds: StreamBounds) -> int:
+    """The first offset that a stream retains; of one without any message, that is behind all that it ever had.
+
+    Raises:
+        StreamUnavailable: it shows no message, and nobody can say whether it has any: a node is behind, or starts.
+    """
+    if bounds.first is not None:
+        return bounds.first
+    if bounds.is_proven:
+        return INTEGER_MAX
+    raise StreamUnavailable(
+        f"whether the stream {stream!r} is empty cannot be said now: its leader cannot be asked from here",
+        stream=stream,
+    )
 
 
 def checked(member: Member, message: Message) -> Message:

@@ -16,7 +16,7 @@ from relatum_consumer._limits import POLL_S_MIN
 from relatum_consumer._requests import Bounds, Pause, Read
 from relatum_consumer.grouping import _durable_statements as statements
 from relatum_consumer.grouping._assembly import Assembled, Member
-from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, read_group
+from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.grouping._durable_claims import Claims
 from relatum_consumer.grouping._durable_consumer import check_dead_letters, find_consumer
 from relatum_consumer.grouping._durable_later import Later
@@ -337,10 +337,10 @@ class _AtOnce(Reading):
 def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:
     """Whether a stream does not hold an offset any more that it has held."""
     try:
-        first: int | None = (yield Bounds(stream)).first
+        bounds = yield Bounds(stream)
     except StreamNotFound:
         return True
-    return first is None or first > offset
+    return floor_of(stream, bounds) > offset
 
 
 def _told(claim: Claim, group: Assembled) -> IncompleteGroupReport:

@@ -16,7 +16,15 @@ from relatum_consumer._related import Question, answer
 from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.grouping import _statements as statements
 from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble, distinct
-from relatum_consumer.grouping._delivery import Reading, all_of, as_group, raised, read_members, without_copies
+from relatum_consumer.grouping._delivery import (
+    Reading,
+    all_of,
+    as_group,
+    floor_of,
+    raised,
+    read_members,
+    without_copies,
+)
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
 from relatum_consumer.grouping._limits import REPORTS_MAX
 from relatum_consumer.grouping._requests import GroupSteps, Sift
@@ -90,8 +98,7 @@ def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str
                 raise
             floors[stream] = INTEGER_MAX
         else:
-            # A stream without any message has dropped all that was recorded.
-            floors[stream] = INTEGER_MAX if bounds.first is None else bounds.first
+            floors[stream] = floor_of(stream, bounds)
     return floors
 
 

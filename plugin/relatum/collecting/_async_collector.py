@@ -191,7 +191,6 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
                 self._followers[name] = AsyncFollower(
                     self._shared,
                     name,
-                    address=self._address,
                     open_reader=self._open_reader,
                     type_of=self._type_of,
                     initial=self._initial,

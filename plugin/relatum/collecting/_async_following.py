@@ -8,12 +8,11 @@ from functools import partial
 
 from relatum._failures import Pauses
 from relatum.collecting._async_shared import AsyncShared
-from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S
+from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, is_another
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._state import log_defect, logger
-from relatum.reading import AsyncStreamReader, BrokerAddress, RecordBatch, StreamBounds, StreamReader
-from relatum.recording._opening import is_same
+from relatum.reading import AsyncStreamReader, RecordBatch, StreamBounds, async_agreement
 
 OpenAsyncReader = Callable[[], Awaitable[AsyncStreamReader]]
 
@@ -24,7 +23,6 @@ class AsyncFollower:
     Args:
         shared: What the collector's tasks share.
         stream: The stream.
-        address: Where it is.
         open_reader: Opens a reader.
         type_of: Tells messages' types.
         initial: Where to begin with it, if it was never followed.
@@ -35,14 +33,12 @@ class AsyncFollower:
         shared: AsyncShared,
         stream: str,
         *,
-        address: BrokerAddress,
         open_reader: OpenAsyncReader,
         type_of: TypeOf,
         initial: Callable[[StreamBounds], int],
     ) -> None:
         self._shared = shared
         self._stream = stream
-        self._address = address
         self._open_reader = open_reader
         self._type_of = type_of
         self._initial = initial
@@ -84,7 +80,7 @@ class AsyncFollower:
             self._noted = ""
             self._say_where(followed)
             try:
-                await self._follow(reader, await self._known_again(followed))
+                await self._follow(reader, await self._known_again(reader, followed))
             finally:
                 await self._leave(member)
 
@@ -95,28 +91,17 @@ class AsyncFollower:
             logger.info("going on where the collector was; start is for streams it never followed", extra=extra)
         self._was_followed = True
 
-    async def _known_again(self, followed: Followed) -> Followed:
-        """The position, if the stream is the one it was taken in; else one in a new generation."""
-        shared = self._shared
-        if await shared.in_thread(partial(self._is_same, followed)):
+    async def _known_again(self, reader: AsyncStreamReader, followed: Followed) -> Followed:
+        """As `Follower._known_again`."""
+        shared, known_by = self._shared, followed.known_by
+        if known_by is None or not is_another(self._stream, await async_agreement(reader, self._stream, known_by)):
             return followed
         logger.warning("stream replaced", extra={"stream": self._stream})
         # Places mean something else from now on: what lay there before is consumed first.
         while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
             await shared.changed.wait(IDLE_S)
-        return await shared.in_thread(self._begin_anew)
-
-    def _is_same(self, followed: Followed) -> bool:
-        known_by = followed.known_by
-        if known_by is None:
-            return True
-        with StreamReader.open(self._address) as reader:
-            return is_same(reader, self._stream, known_by, reader.bounds(self._stream))
-
-    def _begin_anew(self) -> Followed:
-        with StreamReader.open(self._address) as reader:
-            first = reader.bounds(self._stream).first or 0
-        return self._shared.store.begin_anew(self._shared.member, self._stream, first)
+        first = (await reader.bounds(self._stream)).first or 0
+        return await shared.in_thread(partial(shared.store.begin_anew, shared.member, self._stream, first))
 
     async def _follow(self, reader: AsyncStreamReader, followed: Followed) -> None:
         shared, member = self._shared, self._shared.member

@@ -10,8 +10,8 @@ from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared
 from relatum.collecting._state import log_defect, logger
-from relatum.reading import RecordBatch, StreamReader
-from relatum.recording._opening import is_same
+from relatum.errors import StreamUnavailable
+from relatum.reading import Agreement, RecordBatch, StreamReader, agreement
 
 IDLE_S: Final = 0.25
 """How often a follower with nothing to read looks whether it should stop."""
@@ -24,6 +24,20 @@ STANDBY_S: Final = 1.0
 
 Initial = Callable[[StreamReader, str], int]
 """Where to begin with a stream that was never followed."""
+
+
+def is_another(stream: str, found: Agreement) -> bool:
+    """Whether a stream is surely not what was read of it; where retention took that, nothing speaks against it.
+
+    Raises:
+        StreamUnavailable: Nobody can say now: to be asked again.
+    """
+    if found is Agreement.UNKNOWN:
+        raise StreamUnavailable(
+            f"whether {stream!r} holds what was collected of it cannot be said now: a node is behind, or starts",
+            stream=stream,
+        )
+    return found in (Agreement.OTHER, Agreement.ENDS_BEFORE)
 
 
 class Follower:
@@ -96,9 +110,13 @@ class Follower:
         self._was_followed = True
 
     def _known_again(self, reader: StreamReader, followed: Followed) -> Followed:
-        """The position, if the stream is the one it was taken in; else one in a new generation."""
+        """The position, if the stream is the one it was taken in; else one in a new generation.
+
+        Raises:
+            StreamUnavailable: Nobody can say now. A node that is behind does not hold what was read of another one.
+        """
         known_by = followed.known_by
-        if known_by is None or is_same(reader, self._stream, known_by, reader.bounds(self._stream)):
+        if known_by is None or not is_another(self._stream, agreement(reader, self._stream, known_by)):
             return followed
         logger.warning("stream replaced", extra={"stream": self._stream})
         shared = self._shared

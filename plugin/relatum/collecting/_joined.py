@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from relatum._ids import MessageId
 from relatum.collecting._bulk import Bulk, Executor
@@ -51,7 +52,8 @@ class JoinedRun:
         self._judge = join.judge
         self._executor = executor
         self._bury = bury
-        self._results: list[Result] | None = None
+        self._results: list[Result] = []
+        self._in_doubt: UUID | None = None
         self._failed: list[Result] = []
 
     def run(self) -> Joined:
@@ -70,12 +72,17 @@ class JoinedRun:
         return Joined([], None)
 
     def _committed_before(self) -> Joined | None:
-        """What an earlier try committed without being answered."""
-        if self._results is None:
+        """What the try before committed without being answered.
+
+        Before there is another try: what that one decides must not be taken for what this one has stored.
+        """
+        if self._in_doubt is None:
             return None
-        places = [message.place for message in self._bulk.messages]
-        finished = self._store.finished(self._member, self._bulk.id, places)
-        return Joined(self._results, Stored(finished, datetime.now(UTC))) if finished else None
+        came_through = self._store.came_through(self._in_doubt)
+        self._in_doubt = None
+        if not came_through:
+            return None
+        return Joined(self._results, Stored(frozenset(result.place for result in self._results), datetime.now(UTC)))
 
     def _attempt(self) -> Joined | None:
         """One transaction; None where some messages turned out to be another member's: to be done without them."""
@@ -86,23 +93,22 @@ class JoinedRun:
                 stored = self._write(connection)
         except _RolledBack as end:
             return self._rolled_back(end.stored)
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
+            self._in_doubt = getattr(error, "token", None)
             raise
         except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
             return Joined(self._judge(Executed(raised=error)), None)
         finally:
             bulk._end_transaction()
-        assert self._results is not None, "they were written"
         return Joined(self._results, stored)
 
     def _write(self, connection: "sa.Connection") -> Stored:
-        commits = _Commits(connection)
         executed = call(self._executor, self._bulk)
         if connection.invalidated or connection.closed:
             raise DatabaseUnavailable("the executor's transaction was lost") from executed.raised
-        if commits.count:
+        if not connection.in_transaction():
             raise ConfigurationError(
-                "the executor committed the transaction that stores its results: what it wrote is not joined with them"
+                "the executor ended the transaction that stores its results: what it committed is not joined with them"
             ) from executed.raised
         results = self._judge(executed)
         if executed.raised is not None:
@@ -120,25 +126,8 @@ class JoinedRun:
     def _rolled_back(self, stored: Stored | None) -> Joined | None:
         if stored is None:
             return Joined(self._failed, None)
-        committed = self._committed_before()
-        if committed is None:
-            self._bulk._keep(stored.places)
-            self._results = None
-        return committed
-
-
-class _Commits:
-    """Counts the commits of a connection from now on."""
-
-    def __init__(self, connection: "sa.Connection") -> None:
-        self.count = 0
-        # Imported here: a collector in memory needs no PostgreSQL.
-        from sqlalchemy import event
-
-        event.listen(connection, "commit", self._committed)
-
-    def _committed(self, connection: "sa.Connection") -> None:
-        self.count += 1
+        self._bulk._keep(stored.places)
+        return None
 
 
 def call(executor: Executor, bulk: Bulk) -> Executed:

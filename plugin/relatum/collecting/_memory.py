@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from relatum._ids import MessageId
 from relatum.collecting._outcome import Outcome, OutcomeStatus
@@ -130,9 +131,13 @@ class MemoryStore:
         if not self._places[message_id]:
             del self._places[message_id]
 
-    def finished(self, member: int, bulk_id: int, places: Collection[MessageId]) -> frozenset[MessageId]:
-        """None: no answer is ever lost."""
-        return frozenset()
+    def came_through(self, token: UUID) -> bool:
+        """No answer is ever lost.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError("a collector in memory has no transaction whose commit could be in doubt")
 
     def transaction(self) -> "AbstractContextManager[sa.Connection]":
         """There is none.

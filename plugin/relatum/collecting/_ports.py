@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
+from uuid import UUID
 
 from relatum._ids import MessageId
 from relatum.collecting._outcome import Outcome, OutcomeStatus
@@ -189,8 +190,12 @@ class Store(Protocol):
             connection: The transaction of `transaction` to write in; else one of its own.
         """
 
-    def finished(self, member: int, bulk_id: int, places: Collection[MessageId]) -> frozenset[MessageId]:
-        """Which of these already hold what `finish` stored for this bulk: after a commit that nobody answered."""
+    def came_through(self, token: UUID) -> bool:
+        """Whether a joined transaction whose commit nobody answered was committed; where not, it never is.
+
+        Args:
+            token: The field of the error it ended with.
+        """
 
     def transaction(self) -> "AbstractContextManager[sa.Connection]":
         """A transaction that an executor may join: committed at the end of the block, rolled back where it raises.

@@ -92,12 +92,6 @@ forwarded: Final = sa.select(_messages.source_id, _messages.stream_offset, _mess
     _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
 )
 
-settled: Final = sa.select(_messages.source_id, _messages.stream_offset).where(
-    *_mine,
-    _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
-    _messages.state != "forwarded",
-)
-
 texts: Final = sa.select(sa.bindparam("texts", type_=sa.ARRAY(sa.Text)))
 """Texts as they are: what the database cannot hold, it refuses."""
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
+from uuid import UUID
 
 import psycopg
 import sqlalchemy as sa
@@ -27,7 +28,17 @@ from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.collecting._prune import KEEP_S, forget_finished
 from relatum.errors import Conflict, RowRefused
 from relatum.recording import new_holder
-from relatum.store import Position, copy_lines, copy_text, make_engine, translated_errors
+from relatum.store import (
+    Position,
+    Tokens,
+    copy_lines,
+    copy_text,
+    forget_settlements,
+    joined,
+    make_engine,
+    settle,
+    translated_errors,
+)
 
 logger = logging.getLogger("relatum.collector")
 
@@ -63,6 +74,7 @@ class CollectorStore:
         self._collector: int | None = None
         self._source_ids: dict[str, int] = {}
         self._taking: dict[int, int] = {}
+        self._tokens = Tokens()
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -95,6 +107,7 @@ class CollectorStore:
                 "has_types": sorted(types),
                 "holds_s": lease_s,
             }
+            forget_settlements(connection)
             return int(connection.execute(member_statements.add_member, member).scalar_one())
 
     def renew(self, member: int) -> bool:
@@ -352,12 +365,12 @@ class CollectorStore:
             named["retries_s"] = [result.retry_in_s for result in its_own]
         return self._update(connection, statements.finish, statements.finished, wanted, sources)
 
-    def finished(self, member: int, bulk_id: int, places: Collection[MessageId]) -> frozenset[MessageId]:
-        """Which of these already hold what `finish` stored for this bulk."""
-        with self._transaction() as connection:
-            sources = self._known_sources(connection, {place.stream for place in places})
-            wanted = _by_source(places, sources, of_member=member, into=bulk_id)
-            return _places(_selected(connection, statements.settled, wanted), sources)
+    def came_through(self, token: UUID) -> bool:
+        """Whether a joined transaction in doubt was committed; asked once, over a connection of its own."""
+        came_through = settle(self._engine, token, within_s=0.0)
+        if came_through:
+            self._tokens.committed(token)
+        return came_through
 
     def _update(
         self,
@@ -379,16 +392,16 @@ class CollectorStore:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """A transaction that an executor may join. What is raised inside passes through as it is."""
-        with translated_errors():
-            connection = self._engine.connect()
-        try:
+        """A transaction that an executor may join.
+
+        Raises:
+            CommitInDoubt: The connection was lost during the commit: ask `came_through`, before anything is done again.
+            DatabaseUnavailable: PostgreSQL is away; nothing was committed.
+        """
+        token = self._tokens.new()
+        with joined(self._engine, token, lambda connection: self._tokens.write(connection, token)) as connection:
             yield connection
-            with translated_errors():
-                connection.commit()
-        finally:
-            # Rolls back what is not committed.
-            connection.close()
+        self._tokens.committed(token)
 
     # Taking over
 
