@@ -798,6 +798,27 @@ def test_a_stream_declared_again_is_collected_from_its_beginning(
     assert consumer.bodies == list("abcde")
 
 
+def test_a_stream_that_lost_its_end_is_gone_on_with_where_both_agree(
+    amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector], engine: sa.Engine
+) -> None:
+    """What lies there as it was is not consumed again; what took the places of what was lost is."""
+    consumer = Consumer()
+    publish(amqp_url, stream_name, *"abcdef")
+    collector = collector_of()
+    collector.register_executor("order", consumer, max_age_s=0.05)
+    with collector:
+        wait_status(collector, SUCCEEDED, *"abcdef")
+    delete_stream(amqp_url, stream_name)
+    declare_stream(amqp_url, stream_name)
+    publish(amqp_url, stream_name, *"abcd", "new")
+    again = collector_of()
+    again.register_executor("order", consumer, max_age_s=0.05)
+    with again:
+        wait_status(again, SUCCEEDED, "new")
+        wait_status(again, SUCCEEDED, *"abcdef")
+    assert consumer.bodies == [*"abcdef", "new"]
+
+
 def test_retention_that_was_faster_is_noticed(
     amqp_url: str,
     stream_name: str,

@@ -5,10 +5,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
+from typing import Any
 
 from relatum._failures import Pauses
+from relatum._ids import MessageId
+from relatum.collecting._agreeing import LastCollected, last_agreed
 from relatum.collecting._async_shared import AsyncShared
-from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, is_another
+from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, is_another, readable
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._state import log_defect, logger
@@ -77,10 +80,11 @@ class AsyncFollower:
             while (followed := await shared.in_thread(follow)) is None:
                 if await self._stops_within(STANDBY_S) or shared.member != member:
                     return
-            self._noted = ""
             self._say_where(followed)
             try:
-                await self._follow(reader, await self._known_again(reader, followed))
+                known = await self._known_again(reader, followed)
+                self._noted = ""
+                await self._follow(reader, known)
             finally:
                 await self._leave(member)
 
@@ -100,8 +104,31 @@ class AsyncFollower:
         # Places mean something else from now on: what lay there before is consumed first.
         while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
             await shared.changed.wait(IDLE_S)
-        first = (await reader.bounds(self._stream)).first or 0
-        return await shared.in_thread(partial(shared.store.begin_anew, shared.member, self._stream, first))
+        bounds = await reader.bounds(self._stream)
+        agreed = await self._last_agreed(reader, bounds)
+        if agreed is None:
+            anew = partial(shared.store.begin_anew, shared.member, self._stream, bounds.first or 0)
+            return await shared.in_thread(anew)
+        logger.warning("stream has lost its end", extra={"stream": self._stream, "agreed": agreed})
+        return await shared.in_thread(partial(shared.store.cut_back, shared.member, self._stream, agreed))
+
+    async def _last_agreed(self, reader: AsyncStreamReader, bounds: StreamBounds) -> int | None:
+        """As `Follower._last_agreed`."""
+        steps = last_agreed(bounds)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                found: int | None = end.value
+                return found
+            if isinstance(step, LastCollected):
+                answer = await self._shared.in_thread(
+                    partial(self._shared.store.last_collected, self._stream, step.until)
+                )
+            else:
+                (read,) = [each async for each in reader.read_many([MessageId(self._stream, step.offset)])]
+                answer = readable(read)
 
     async def _follow(self, reader: AsyncStreamReader, followed: Followed) -> None:
         shared, member = self._shared, self._shared.member

@@ -3,15 +3,17 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from relatum._failures import Pauses
+from relatum._ids import MessageId
+from relatum.collecting._agreeing import LastCollected, last_agreed
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared
 from relatum.collecting._state import log_defect, logger
-from relatum.errors import StreamUnavailable
-from relatum.reading import Agreement, RecordBatch, StreamReader, agreement
+from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamUnavailable
+from relatum.reading import Agreement, Message, RecordBatch, StreamBounds, StreamReader, agreement
 
 IDLE_S: Final = 0.25
 """How often a follower with nothing to read looks whether it should stop."""
@@ -38,6 +40,19 @@ def is_another(stream: str, found: Agreement) -> bool:
             stream=stream,
         )
     return found in (Agreement.OTHER, Agreement.ENDS_BEFORE)
+
+
+def readable(found: Message | RelatumError) -> Message | None:
+    """What lies at an offset; None for nothing.
+
+    Raises:
+        RelatumError: It cannot be said.
+    """
+    if isinstance(found, Message):
+        return found
+    if isinstance(found, OffsetExpired) or (isinstance(found, OffsetNotFound) and found.is_proven):
+        return None
+    raise found
 
 
 class Follower:
@@ -95,10 +110,11 @@ class Follower:
             while (followed := shared.store.follow(member, self._stream, initial)) is None:
                 if shared.stopping.wait(STANDBY_S) or shared.member != member:
                     return
-            self._noted = ""
             self._say_where(followed)
             try:
-                self._follow(reader, self._known_again(reader, followed))
+                known = self._known_again(reader, followed)
+                self._noted = ""
+                self._follow(reader, known)
             finally:
                 self._leave(member)
 
@@ -124,7 +140,28 @@ class Follower:
             # Places mean something else from now on: what lay there before is consumed first.
             while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
                 shared.changed.wait(IDLE_S)
-        return shared.store.begin_anew(shared.member, self._stream, reader.bounds(self._stream).first or 0)
+        bounds = reader.bounds(self._stream)
+        agreed = self._last_agreed(reader, bounds)
+        if agreed is None:
+            return shared.store.begin_anew(shared.member, self._stream, bounds.first or 0)
+        logger.warning("stream has lost its end", extra={"stream": self._stream, "agreed": agreed})
+        return shared.store.cut_back(shared.member, self._stream, agreed)
+
+    def _last_agreed(self, reader: StreamReader, bounds: StreamBounds) -> int | None:
+        """Where to go on behind: the last message that is as it was collected; None where none is."""
+        steps = last_agreed(bounds)
+        answer: Any = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                found: int | None = end.value
+                return found
+            if isinstance(step, LastCollected):
+                answer = self._shared.store.last_collected(self._stream, step.until)
+            else:
+                (read,) = reader.read_many([MessageId(self._stream, step.offset)])
+                answer = readable(read)
 
     def _follow(self, reader: StreamReader, followed: Followed) -> None:
         shared, member = self._shared, self._shared.member

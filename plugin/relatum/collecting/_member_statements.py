@@ -154,6 +154,42 @@ replace_source: Final = (
     .values(replaced_at=sa.func.now(), member_id=None)
 )
 
+add_replaced: Final = (
+    sa.insert(collector_sources)
+    .values(collector_id=_of_collector, stream=sa.bindparam("of_stream"), replaced_at=sa.func.now())
+    .returning(_sources.source_id)
+)
+"""A generation that is over from the first: for messages whose places others have, or will have."""
+
+move_lost: Final = (
+    sa.update(collected_messages)
+    .where(
+        _messages.source_id == sa.bindparam("of_source"),
+        _messages.stream_offset > sa.bindparam("behind", type_=sa.BigInteger),
+    )
+    .values(source_id=sa.bindparam("to_source", type_=sa.Integer))
+)
+
+set_back: Final = (
+    sa.update(collector_sources)
+    .where(_sources.source_id == sa.bindparam("id"))
+    .values(
+        position=sa.bindparam("to", type_=sa.BigInteger),
+        last_offset=None,
+        last_fingerprint=None,
+        last_chunk_ms=None,
+        moved_at=sa.func.now(),
+    )
+)
+
+last_collected: Final = (
+    sa.select(_messages.stream_offset, _messages.message_id)
+    .join(collector_sources, _sources.source_id == _messages.source_id)
+    .where(*_this_source, _messages.stream_offset <= sa.bindparam("until", type_=sa.BigInteger))
+    .order_by(_messages.stream_offset.desc())
+    .limit(1)
+)
+
 fail_unfinished: Final = (
     sa.update(collected_messages)
     .where(_messages.source_id == sa.bindparam("of_source"), _messages.finished_at.is_(None))

@@ -62,6 +62,22 @@ class MemoryStore:
             self._positions[stream] = Followed(initial)
             return self._positions[stream]
 
+    def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
+        """The last message up to an offset that is remembered."""
+        with self._lock:
+            offsets = [place.offset for place in self._records if place.stream == stream and place.offset <= until]
+            if not offsets:
+                return None
+            return max(offsets), self._records[MessageId(stream, max(offsets))].message_id
+
+    def cut_back(self, member: int, stream: str, behind: int) -> Followed:
+        """Forget what lay behind an offset."""
+        with self._lock:
+            for place in [place for place in self._records if place.stream == stream and place.offset > behind]:
+                self._drop(place)
+            self._positions[stream] = Followed(behind + 1)
+            return self._positions[stream]
+
     def unfollow(self, member: int, stream: str) -> None:
         """Nobody else follows."""
 

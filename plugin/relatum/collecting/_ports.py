@@ -158,6 +158,15 @@ class Store(Protocol):
         What is unfinished of the old generation becomes FAILED: its bodies are gone.
         """
 
+    def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
+        """The last message of a stream's present generation up to an offset: its offset, and its id; None for none."""
+
+    def cut_back(self, member: int, stream: str, behind: int) -> Followed:
+        """Go on behind an offset in a stream this member follows, which has lost its end.
+
+        What lay behind it is over: unfinished messages become FAILED, and the places are free for others.
+        """
+
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member follow the stream."""
 

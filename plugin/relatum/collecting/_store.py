@@ -155,6 +155,28 @@ class CollectorStore:
             connection.execute(member_statements.follow, {"id": new.source_id, "by": member, "initial": initial})
             return Followed(initial, None, self._types_of_others(connection, member))
 
+    def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
+        """The last message of a stream's present generation up to an offset: its offset, and its id."""
+        with self._transaction() as connection:
+            named = {"in_collector": self._collector_id(connection), "of_stream": stream, "until": until}
+            row = connection.execute(member_statements.last_collected, named).one_or_none()
+            return None if row is None else (row.stream_offset, row.message_id)
+
+    def cut_back(self, member: int, stream: str, behind: int) -> Followed:
+        """Go on behind an offset in a stream that lost its end: what lay there is over, and its places are free."""
+        with self._transaction() as connection:
+            self._hold(connection, member)
+            source = self._lock_source(connection, stream)
+            if source.member_id != member:
+                raise Conflict(f"another member of {self.name!r} follows {stream!r}")
+            named = {"in_collector": self._collector_id(connection), "of_stream": stream}
+            lost = connection.execute(member_statements.add_replaced, named).scalar_one()
+            moved = {"of_source": source.source_id, "behind": behind, "to_source": lost}
+            connection.execute(member_statements.move_lost, moved)
+            connection.execute(member_statements.fail_unfinished, {"of_source": lost, "why": REPLACED})
+            connection.execute(member_statements.set_back, {"id": source.source_id, "to": behind + 1})
+            return Followed(behind + 1, None, self._types_of_others(connection, member))
+
     def _types_of_others(self, connection: sa.Connection, member: int) -> frozenset[str]:
         """The types other members whose lease holds have executors of."""
         named = {"in_collector": self._collector_id(connection), "of_member": member}
