@@ -291,7 +291,7 @@ def test_an_executor_that_commits_by_itself_is_told(
     with collector:
         status, reason = wait_final(collector, "a")["a"]
     assert status is FAILED
-    assert "committed the transaction" in str(reason)
+    assert "ended the transaction" in str(reason)
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
