@@ -1,12 +1,22 @@
 """Serial consumers on three nodes, of which one is behind."""
 
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
 import sqlalchemy as sa
 
+from relatum._names import CONTEXT_HEADER
+from relatum.errors import StreamUnavailable
+from relatum.placement._cache import Sent
+from relatum.placement._entries import Fence, Placed
+from relatum.placement._search import Strays
+from relatum.reading import BrokerAddress
 from relatum.serial import SerialConsumer
 from relatum.superstreams import Layout
 from tests.support import broker_connection, unique_name
 from tests.support.cluster import Cluster, on_each_cluster
-from tests.support.serial_consuming import SerialBed
+from tests.support.serial_consuming import SESSION, SerialBed
 
 pytestmark = on_each_cluster
 
@@ -46,3 +56,30 @@ def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, database_url: 
             bed.publish(0, "a", "new")
             assert consume(second, 1) == ["new"]
             assert second.next_batch(0.5) is None
+
+
+def test_a_router_finds_a_stray_that_a_replica_does_not_have_yet(
+    cluster: Cluster, database_url: str, engine: sa.Engine
+) -> None:
+    """A message behind a fence is a stray by its leader's word, and without that word nothing is concluded."""
+    name = unique_name()
+    stream = f"{name}-0"
+    cluster.declare(stream, leader=1)
+    with broker_connection(cluster.amqp_url(1)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        bed = SerialBed(cluster.amqp_url(1), engine, Layout.of(name, [(stream, "0")]), channel)
+        bed.publish(0, "a", "first")
+        epoch = bed._epochs["a"]
+        cluster.lag(2)
+        bed.control(0, Fence(1, epoch + 1, frozenset("a")))
+        at = bed.stray(0, "a", "late")
+        sent = Sent("a", stream, Placed(epoch, SESSION, 2), 0)
+        nowhere = Sent("a", stream, Placed(epoch, SESSION, 3), 0)
+        address = BrokerAddress.parse(cluster.amqp_url(2), cluster.stream_url(2))
+        with closing(Strays(address, CONTEXT_HEADER)) as strays:
+            assert strays.search(sent, 0) == at
+            assert strays.search(nowhere, 0) is None
+        alone = closing(Strays(replace(address, stream_port=None), CONTEXT_HEADER))
+        with alone as strays, pytest.raises(StreamUnavailable):
+            strays.search(nowhere, 0)

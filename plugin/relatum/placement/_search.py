@@ -52,30 +52,25 @@ def scan(
         ReadTimeout: it gave nothing, though it has more.
     """
     bounds = reader.bounds(stream)
-    if bounds.last is not None and bounds.last >= from_offset:
-        yield from _scan(reader, stream, from_offset, bounds.last + 1, may_matter)
-    if is_whole and not bounds.is_proven:
-        raise StreamUnavailable(
-            f"where {stream!r} ends is known of a replica alone, which may be behind: its leader cannot be asked",
-            stream=stream,
-        )
-
-
-def _scan(
-    reader: StreamReader, stream: str, from_offset: int, stop: int, may_matter: Callable[[bytes], bool]
-) -> Generator[Message]:
-    # Waiting for what a replica does not have yet: all below the end is there, by the word of who said so.
-    found = reader.batches(stream, from_offset, stop=stop, idle_s=IDLE_S)
+    # Up to where it was read: a replica may have less than its leader has confirmed.
+    read_to = from_offset - 1
+    found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
     with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
         for batch in batches:
             if batch is None:
                 raise ReadTimeout(f"the stream {stream!r} gave nothing for {IDLE_S:g} s")
+            read_to = batch.last_offset
             if batch.messages is not None:
                 yield from batch.messages
                 continue
             for offset, record in zip(batch.offsets, batch.records, strict=True):
                 if may_matter(record):
                     yield Message.from_record(stream, offset, record)
+    if is_whole and not (bounds.is_proven and (bounds.last is None or bounds.last <= read_to)):
+        raise StreamUnavailable(
+            f"where {stream!r} ends is known of a replica alone, which may be behind: its leader cannot be asked",
+            stream=stream,
+        )
 
 
 def publish_control(publisher: DirectPublisher, stream: str, control: Control) -> None:
