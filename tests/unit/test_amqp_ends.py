@@ -6,7 +6,7 @@ from typing import Any
 import pika
 import pytest
 
-from relatum.errors import ReadTimeout
+from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.reading._amqp_operations import AmqpOperations, Consume, Count, Delivery, Next
 from relatum.reading._operations import Scan
 from relatum.reading._start import beginning
@@ -40,7 +40,19 @@ def test_a_busy_broker_is_no_end() -> None:
 
 
 def test_an_empty_stream_has_no_end() -> None:
-    """Silence is an answer where the stream has no messages."""
+    """Silence, twice, is an answer where the stream has no messages."""
     operations = AmqpOperations(10.0)
-    assert driven(operations.bounds("s"), [[]], count=0) == (None, None)
-    assert driven(operations.scan("s", Scan(beginning(3), None, False, 1), 10.0), [[]], count=0) is None
+    assert driven(operations.bounds("s"), [[], []], count=0) == (None, None)
+    assert driven(operations.scan("s", Scan(beginning(3), None, False, 1), 10.0), [[], []], count=0) is None
+
+
+def test_a_count_of_nothing_is_no_proof() -> None:
+    """A node that started just now counts no messages of a stream that has some: what comes later still counts."""
+    operations = AmqpOperations(10.0)
+    assert driven(operations.bounds("s"), [[], FIRST, [], LAST, []], count=0) == (0, 7)
+
+
+def test_an_end_that_does_not_show() -> None:
+    """A stream that has a first message and shows no last one is unavailable; its first is not its last."""
+    with pytest.raises(StreamUnavailable, match="'s'"):
+        driven(AmqpOperations(10.0).bounds("s"), [FIRST, [], []], count=0)

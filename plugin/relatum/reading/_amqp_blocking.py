@@ -29,7 +29,6 @@ from relatum.errors import (
     NotFound,
     ReadTimeout,
     RelatumError,
-    StreamNotFound,
 )
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_operations import (
@@ -433,13 +432,9 @@ class BlockingAmqp:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
 
-    def exists(self, name: str) -> bool:
-        """True where there is a queue or stream of that name."""
-        try:
-            self._ask(lambda: self._operations.count(name))
-        except StreamNotFound:
-            return False
-        return True
+    def probe(self, name: str) -> None:
+        """Return where there is a stream of that name; raises `NotAStream`, `StreamNotFound`, `StreamUnavailable`."""
+        self._ask(lambda: self._operations.probe(name))
 
     def read(self, stream: str, offset: int) -> Message:
         return self._ask(lambda: self._operations.read(stream, offset))

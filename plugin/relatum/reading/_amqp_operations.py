@@ -29,6 +29,9 @@ from relatum.reading._window import Result, Window
 QUIET_S: Final = 0.5
 """Seconds without a delivery that mean the end of a stream. A local broker delivers within milliseconds."""
 
+SECOND_LOOK_S: Final = 1.0
+"""Seconds without a delivery, on a second look, that mean an empty stream; it is no proof."""
+
 LAST_S: Final = 2.0
 """Seconds of reading from the last chunk on after which a stream that never falls quiet is past the end it had when
 asked: a chunk has a few thousand messages, which take a fraction of that."""
@@ -38,6 +41,12 @@ PREFETCH: Final = 256
 
 GAP_MAX: Final = 100
 """The widest gap that is read across: attaching takes 4 ms, a message 20 to 40 us, both measured with pika."""
+
+NO_QUEUE: Final = "no queue"
+"""In the text of a 404: the broker knows the name of no queue."""
+
+EXCLUSIVE: Final = "exclusive"
+"""In the text of a 405: another connection's own queue, which no stream can be."""
 
 BATCH_MESSAGES: Final = 256
 """Messages of one batch at most."""
@@ -83,12 +92,19 @@ Answer = list[Delivery] | int | None
 
 
 def refused(stream: str, code: int, text: str) -> RelatumError:
-    """The error for a channel that the broker closed."""
-    if code == 404:
+    """The error for a channel that the broker closed.
+
+    Only "no queue" says that there is none: a node that starts, or whose cluster does, answers 404 of streams that are
+    there, too ("home node ... is down or inaccessible"). Texts seen with RabbitMQ 3.10.8 and 4.3.6.
+    """
+    if code == 404 and NO_QUEUE in text:
         return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
+    if code == 404:
+        message = f"The stream {stream!r} is starting, or the node that has it is away."
+        return StreamUnavailable(message, stream=stream)
     if code == 403:
         return AccessRefused(f"The broker refuses this user to read the stream {stream!r}.", stream=stream)
-    if code == 406 and "x-stream-offset" in text:
+    if (code == 406 and "x-stream-offset" in text) or (code == 405 and EXCLUSIVE in text):
         return not_a_stream(stream)
     if code in (406, 405):
         message = f"The stream {stream!r} has no running replica on this node."
@@ -143,34 +159,39 @@ class AmqpOperations:
             raise ReadTimeout(f"The stream {stream!r} gave nothing for {self._timeout_s} s.")
         return deliveries
 
-    def count(self, stream: str) -> Generator[Command, Any, int]:
-        """How many messages a stream or queue has, by the broker's estimate."""
-        count: int = yield Count(stream)
-        return count
+    def probe(self, name: str) -> Generator[Command, Any, None]:
+        """Return where there is a stream of that name, else raise what there is: the queue itself is asked."""
+        yield Consume(name, "next", 1)
 
     def bounds(self, stream: str) -> Generator[Command, Any, StreamBounds]:
         """The first and the last offset."""
-        yield Consume(stream, "first", 1)
-        deliveries = yield Next(QUIET_S)
+        deliveries = yield from self._look(stream, "first", 1)
         if not deliveries:
-            if not (yield Count(stream)):
-                return StreamBounds(None, None)
-            yield Consume(stream, "first", 1)
-            deliveries = yield from self._must_come(stream)
-        first: int = deliveries[0].offset
+            return StreamBounds(None, None)
+        first = deliveries[0].offset
         last = yield from self._last(stream)
-        return StreamBounds(first, first if last is None else last)
+        if last is None:
+            raise StreamUnavailable(f"The stream {stream!r} does not show its end yet.", stream=stream)
+        return StreamBounds(first, last)
+
+    def _look(self, stream: str, argument: str, prefetch: int) -> Generator[Command, Any, list[Delivery]]:
+        """What comes first from the first or the last chunk on; nothing for an empty stream, as far as can be seen."""
+        yield Consume(stream, argument, prefetch)
+        deliveries: list[Delivery] = yield Next(QUIET_S)
+        if deliveries:
+            return deliveries
+        # A broker that is busy, or a chunk that is not committed yet, is no end: whoever looks for something up to the
+        # end must not miss it. The count says 0 for a while after a node's start, too, so a second look is longer.
+        count: int = yield Count(stream)
+        yield Consume(stream, argument, prefetch)
+        if count:
+            return (yield from self._must_come(stream))
+        deliveries = yield Next(SECOND_LOOK_S)
+        return deliveries
 
     def _last(self, stream: str) -> Generator[Command, Any, int | None]:
         """The last offset: from the last chunk on, until nothing comes, or long enough. None for an empty stream."""
-        yield Consume(stream, "last", PREFETCH)
-        deliveries: list[Delivery] = yield Next(QUIET_S)
-        if not deliveries:
-            # A broker that is busy is no end: whoever looks for something up to the end must not miss it.
-            if not (yield Count(stream)):
-                return None
-            yield Consume(stream, "last", PREFETCH)
-            deliveries = yield from self._must_come(stream)
+        deliveries = yield from self._look(stream, "last", PREFETCH)
         last: int | None = None
         enough = time.monotonic() + LAST_S
         while deliveries:

@@ -15,15 +15,16 @@ from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
     ConnectionLost,
+    NotAStream,
     NotFound,
     OffsetExpired,
     ReadTimeout,
     RelatumError,
     StreamNotFound,
+    StreamUnavailable,
 )
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
-from relatum.reading._amqp_operations import not_a_stream
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._leading import (
     NODE_CONNECT_S,
@@ -434,11 +435,23 @@ def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
 def name_missing(
     error: StreamNotFound, address: BrokerAddress, timeout_s: float, tls: ssl.SSLContext | None
 ) -> NotFound:
-    """`NotAStream` for a queue of another kind: the stream protocol does not know those, AMQP 0.9.1 does."""
+    """What a stream that a node does not know is: `NotAStream` for a queue of another kind, as AMQP 0.9.1 says.
+
+    One question, which the queue itself answers: two would find a stream that is deleted and declared again missing
+    first, and there then, like a queue.
+
+    Raises:
+        StreamUnavailable: There is such a stream after all, or it cannot be said yet.
+    """
     if address.amqp_port is None:
         return error
     try:
         with contextlib.closing(BlockingAmqp(address, timeout_s=timeout_s, tls=tls)) as amqp:
-            return not_a_stream(error.stream) if amqp.exists(error.stream) else error
+            amqp.probe(error.stream)
+    except NotAStream as found:
+        return found
+    except StreamUnavailable:
+        raise
     except RelatumError:
         return error
+    raise StreamUnavailable(f"The stream {error.stream!r} was declared just now.", stream=error.stream)
