@@ -14,7 +14,8 @@ from relatum.reading._message import Message
 from relatum.reading._operations import ATTACHES_MAX, StreamOperations
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, Request, StreamPlan
 from relatum.reading._window import Window
-from relatum.wire._frames import FIRST
+from relatum.wire import _frames as frames
+from relatum.wire._frames import FIRST, Code, Command
 from relatum.wire._session import Login, StreamSession
 
 ROUND_TRIP_S = 0.2e-3
@@ -126,8 +127,22 @@ def test_a_connection_wears_out_where_the_broker_keeps_files_open(version: str, 
     operations = StreamOperations(session)
     for _ in range(ATTACHES_MAX):
         assert not operations.is_worn
-        operations.attach("stream", FIRST)
+        attach = operations.attach("stream", FIRST)
+        # The least id again and again: it is free once the broker has answered its Unsubscribe.
+        assert attach.subscription == 0
+        session.receive(frames.answer(Command.UNSUBSCRIBE, attach.barrier, Code.OK))
     assert operations.is_worn is is_worn
+
+
+def test_ids_of_subscriptions_are_not_used_before_they_are_free() -> None:
+    """An id that the broker may still deliver for is nobody else's; the least that is free comes next."""
+    session = StreamSession(Login("user", "password"))
+    operations = StreamOperations(session)
+    first, second = operations.attach("stream", FIRST), operations.attach("stream", FIRST)
+    assert (first.subscription, second.subscription) == (0, 1)
+    session.receive(frames.answer(Command.UNSUBSCRIBE, first.barrier, Code.OK))
+    assert operations.attach("stream", FIRST).subscription == 0
+    assert operations.attach_to_go_on("stream", FIRST, 2).subscription == 2
 
 
 def message(stream: str, offset: int, size: int = 1) -> Message:

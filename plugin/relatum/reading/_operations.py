@@ -33,9 +33,6 @@ from relatum.wire._chunk import Chunk, record_at
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMoved, StreamSession, code_name
 
-SUBSCRIPTIONS: Final = 256
-"""Subscription ids of one connection: one byte."""
-
 ATTACHES_MAX: Final = 500
 """Attaches after which a connection to a broker that leaks is replaced; a new one takes as long as a few."""
 
@@ -162,7 +159,6 @@ class StreamOperations:
 
     def __init__(self, session: StreamSession) -> None:
         self.session = session
-        self._subscription = 0
         self._attaches = 0
 
     @property
@@ -176,14 +172,12 @@ class StreamOperations:
 
     def _next_subscription(self) -> int:
         self._attaches += 1
-        # Ids are taken in turn, so that what is still under way for an abandoned one is not mistaken.
-        self._subscription = (self._subscription + 1) % SUBSCRIPTIONS
-        return self._subscription
+        return self.session.take_subscription()
 
     def attach(self, stream: str, start: StartSpec, chunks: int = 1) -> Attach:
         """Ask for at most that many chunks from a start on, and end there; does not wait."""
         pair = self._subscribe(stream, start, chunks)
-        self.session.send(frames.unsubscribe(pair.barrier, pair.subscription))
+        self.session.unsubscribe(pair.subscription, pair.barrier)
         pair.is_done = True
         return pair
 
@@ -215,7 +209,7 @@ class StreamOperations:
         """Ask for no more; does not wait: what comes of it is for a number nobody has any more."""
         if not attach.is_done:
             attach.is_done = True
-            self.session.send(frames.unsubscribe(self.session.next_correlation(), attach.subscription))
+            self.session.unsubscribe(attach.subscription)
 
     def _until_barriers(self, *pairs: Attach) -> Steps[None]:
         while not all(pair.is_at_barrier for pair in pairs):
@@ -477,7 +471,7 @@ class _Subscription:
 
     def close(self) -> None:
         """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
-        self._session.send(frames.unsubscribe(self._session.next_correlation(), self._number))
+        self._session.unsubscribe(self._number)
 
 
 def check_offset(stream: str, offset: int) -> None:

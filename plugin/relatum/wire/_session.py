@@ -18,6 +18,9 @@ from relatum.wire._publishing import Confirmed, Refused, decode_outcome
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
+SUBSCRIPTIONS: Final = 256
+"""Subscription ids of one connection: one byte."""
+
 _SIZE: Final = struct.Struct(">I")
 _KEYS: Final = struct.Struct(">HH")
 _ANSWER: Final = struct.Struct(">HHIH")
@@ -113,6 +116,8 @@ class StreamSession:
         self._buffer = bytearray()
         self._outgoing = bytearray()
         self._correlation = 0
+        self._subscriptions: set[int] = set()
+        self._ending: dict[int, int] = {}
         self._frame_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
         self._tuned = False
         self.server_properties: dict[str, str] = {}
@@ -137,6 +142,26 @@ class StreamSession:
         """A number for the next request."""
         self._correlation = (self._correlation + 1) & 0x7FFFFFFF
         return self._correlation
+
+    def take_subscription(self) -> int:
+        """The least id that no subscription has; it is free again when the broker has answered `unsubscribe`.
+
+        Always the least: RabbitMQ keeps a counter for each id of each connection until it restarts (3.10.8).
+
+        Raises:
+            BrokerUnavailable: all are taken: the broker has not answered for a long time.
+        """
+        for number in range(SUBSCRIPTIONS):
+            if number not in self._subscriptions:
+                self._subscriptions.add(number)
+                return number
+        raise BrokerUnavailable(f"All {SUBSCRIPTIONS} subscriptions of a connection are in use.")
+
+    def unsubscribe(self, number: int, correlation: int | None = None) -> None:
+        """End a subscription. The broker answers in order: what is still under way for its id comes before that."""
+        correlation = self.next_correlation() if correlation is None else correlation
+        self._ending[correlation] = number
+        self.send(frames.unsubscribe(correlation, number))
 
     def receive(self, data: bytes | memoryview) -> list[Event]:
         """What the bytes that arrived amount to, in order; frames that are not complete yet are kept.
@@ -192,6 +217,8 @@ class StreamSession:
         if len(frame) < _ANSWER.size:
             raise ProtocolError("An answer of the stream protocol ends too early.")
         _, _, correlation, code = _ANSWER.unpack_from(frame)
+        if correlation in self._ending:
+            self._subscriptions.discard(self._ending.pop(correlation))
         return Answer(correlation, code, frame[_ANSWER.size :])
 
     def _command(self, key: int, frame: bytes) -> None:
