@@ -12,6 +12,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from relatum._ids import MessageId
+from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -57,6 +58,7 @@ class AsyncRelations(AsyncGroupMethods):
     ) -> None:
         self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
         self._database = Database(database, pool_size=pool_size)
+        self._pool_size = pool_size
         self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
         self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
         self._lookups = Lookups(self._address.vhost, timeout_s)
@@ -65,6 +67,13 @@ class AsyncRelations(AsyncGroupMethods):
         self._lock = asyncio.Lock()
         self._reader: AsyncStreamReader | None = None
         self._is_closed = False
+        after_fork(self, AsyncRelations._renew)
+
+    def _renew(self) -> None:
+        """In a child: threads, reader and groups under way are the parent's, and of its event loop."""
+        leave_to_parent(self._threads, self._reader, *self._sharing)
+        self._threads = ThreadPoolExecutor(self._pool_size, thread_name_prefix="relatum-database")
+        self._lock, self._reader, self._sharing = asyncio.Lock(), None, WeakSet()
 
     # --- reading ------------------------------------------------------------------------------------------
 

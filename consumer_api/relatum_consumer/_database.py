@@ -7,7 +7,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable
-from relatum.store import make_engine, translated_errors
+from relatum.store import known_engine, make_engine, translated_errors
 from relatum_consumer._requests import Select
 
 
@@ -27,7 +27,7 @@ class Database:
         if self._owned is not None:
             sa.event.listen(self._owned, "connect", _commit_each)
         elif isinstance(database, sa.Engine):
-            self._theirs = database.execution_options(isolation_level="AUTOCOMMIT")
+            self._theirs = known_engine(database).execution_options(isolation_level="AUTOCOMMIT")
 
     def select(self, request: Select) -> list[Any]:
         """The rows of a statement.

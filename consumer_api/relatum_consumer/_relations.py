@@ -12,6 +12,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from relatum._ids import MessageId
+from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, OffsetNotFound, RelatumError, StreamNotFound
 from relatum.reading import BrokerAddress, Message, StreamReader, agreement
 from relatum_consumer._answer import Answer
@@ -68,6 +69,13 @@ class Relations(GroupMethods):
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._is_closed = False
+        after_fork(self, Relations._renew)
+
+    def _renew(self) -> None:
+        """In a child: no other thread asks, and groups under way are the parent's. The rest sees to itself."""
+        self._lock = threading.Lock()
+        leave_to_parent(*self._sharing)
+        self._sharing = WeakSet()
 
     # --- reading ------------------------------------------------------------------------------------------
 

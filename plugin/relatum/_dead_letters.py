@@ -12,6 +12,7 @@ from pika import BasicProperties
 from relatum._direct import TIMEOUT_S, DirectPublisher, encoded_bytes
 from relatum._failures import ended, log_failure, may_be_mended, may_repeat
 from relatum._ids import MessageId
+from relatum._processes import after_fork
 from relatum.errors import InvalidInput
 from relatum.limits import HEADERS_DEPTH_MAX
 from relatum.reading import BrokerAddress, Message
@@ -69,6 +70,11 @@ class DeadLetters:
     def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = TIMEOUT_S) -> None:
         self.stream = stream
         self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
+        self._lock = threading.Lock()
+        after_fork(self, DeadLetters._renew)
+
+    def _renew(self) -> None:
+        """In a child: no other thread publishes."""
         self._lock = threading.Lock()
 
     def publish(self, messages: Sequence[Message], reason: str, **headers: str | int | bool) -> None:

@@ -18,6 +18,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
+from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -77,6 +78,13 @@ class DirectPublisher:
         self._lock = threading.Lock()
         self._connection: BlockingConnection | None = None
         self._channel: BlockingChannel | None = None
+        after_fork(self, DirectPublisher._renew)
+
+    def _renew(self) -> None:
+        """In a child: the connection is the parent's."""
+        self._lock = threading.Lock()
+        leave_to_parent(self._connection, self._channel)
+        self._connection = self._channel = None
 
     def publish(self, stream: str, body: bytes, properties: BasicProperties) -> None:
         """Publish a message and wait for its confirm.

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
+from relatum._processes import after_fork
+
 _COUNTERS: Final = tuple(f"7{count:03x}" for count in range(4096))
 """The version and the 12 bits after it, counting."""
 
@@ -48,4 +50,4 @@ def _begin_block() -> None:
 
 
 # A child that went on with the parent's block would make the parent's ids.
-os.register_at_fork(after_in_child=_begin_block)
+after_fork(uuid7, lambda _: _begin_block())

@@ -3,6 +3,7 @@
 ```
 RelatumError
 ├── ConfigurationError            change a URL, an option or an installation
+│   ├── UsedAfterFork             made before a fork, used in the child: make one in each process
 │   ├── SchemaMissing             run `relatum migrate`
 │   ├── NothingRecorded           no stream of the virtual host is recorded: let something record (field: vhost)
 │   ├── ServerStartFailed         a private server of `relatum.local` did not start
@@ -82,6 +83,13 @@ class RelatumError(Exception):
 
 class ConfigurationError(RelatumError):
     """A URL, an option or an installation is not as it must be; nothing was sent or written."""
+
+
+class UsedAfterFork(ConfigurationError):
+    """An object that works in one process was made before a fork and used in the child; nothing was sent or written.
+
+    Make one in each process: behind the fork, in a pre-fork server's hook for new workers.
+    """
 
 
 class SchemaMissing(ConfigurationError):

@@ -13,6 +13,7 @@ from typing import Any, Self
 from relatum._dead_letters import DeadLetters
 from relatum._failures import log_failure
 from relatum._holders import new_holder
+from relatum._processes import of_one_process
 from relatum.errors import RelatumError, Transient
 from relatum.reading import BrokerAddress
 from relatum_consumer._catalog import Catalog
@@ -56,6 +57,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             self._letters = DeadLetters(address, consumer.dead_letter_stream)
         self._keeper: asyncio.Task[None] | None = None
         self._renew_s = consumer.lease_s / RENEWALS
+        of_one_process(self, "a consumer of groups")
 
     async def __anext__(self) -> AsyncSharedGroup:
         """Give the next group. See `SharedGroups.__next__`."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 from relatum._dead_letters import DeadLetters
 from relatum._failures import log_failure
 from relatum._holders import new_holder
+from relatum._processes import of_one_process
 from relatum.errors import RelatumError, Transient
 from relatum.reading import BrokerAddress
 from relatum_consumer._catalog import Catalog
@@ -68,6 +69,7 @@ class SharedGroups(Iterator[SharedGroup]):
         self._stop = threading.Event()
         self._keeper: threading.Thread | None = None
         self._renew_s = consumer.lease_s / RENEWALS
+        of_one_process(self, "a consumer of groups")
 
     def __next__(self) -> SharedGroup:
         """Give the next group.

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import sqlalchemy as sa
 
 from relatum._dead_letters import DeadLetters
+from relatum._processes import of_one_process
 from relatum.collecting._bulk import Collected
 from relatum.collecting._handlers import Handler
 from relatum.collecting._intake import TypeOf, describe, type_of_property
@@ -102,6 +103,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         self._is_durable = database is not None
         self._executors: dict[str, ExecutorT] = {}
         self._is_started = False
+        of_one_process(self, "a collector")
 
     @abstractmethod
     def _prepare(self, store: Store, limits: CollectorLimits) -> StateT:

@@ -11,12 +11,13 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._processes import after_fork, leave_to_parent
 from relatum.collecting import _statements as statements
 from relatum.collecting._options import check_callable, check_seconds, check_text
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import least_advanced, unknown
 from relatum.errors import ConfigurationError, InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient
-from relatum.store import collector_sources, collectors, make_engine, translated_errors
+from relatum.store import collector_sources, collectors, known_engine, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.collecting")
 
@@ -77,10 +78,17 @@ class Outcomes:
 
     def __init__(self, database: str | sa.URL | sa.Engine) -> None:
         self._is_own = not isinstance(database, sa.Engine)
-        self._engine = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
+        self._engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
         self._is_closed = False
+        after_fork(self, Outcomes._renew)
+
+    def _renew(self) -> None:
+        """In a child: handlers, and the thread that calls them, are the parent's. The engine sees to itself."""
+        self._lock = threading.Lock()
+        leave_to_parent(self._watch)
+        self._watch = None
 
     def __enter__(self) -> Self:
         return self

@@ -35,6 +35,7 @@ from relatum.store import (
     copy_text,
     forget_settlements,
     joined,
+    known_engine,
     make_engine,
     settle,
     translated_errors,
@@ -68,7 +69,9 @@ class CollectorStore:
         self._keep_s = keep_s
         self._is_own = not isinstance(database, sa.Engine)
         self._engine = (
-            database if isinstance(database, sa.Engine) else make_engine(database, pool_size=_POOL, is_bounded=False)
+            known_engine(database)
+            if isinstance(database, sa.Engine)
+            else make_engine(database, pool_size=_POOL, is_bounded=False)
         )
         self._lock = threading.Lock()
         self._collector: int | None = None

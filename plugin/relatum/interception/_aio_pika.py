@@ -19,6 +19,7 @@ from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
 
 from relatum._ids import MessageId
+from relatum._processes import of_one_process
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishUnroutable
 from relatum.interception._interception import ATTRIBUTE, Interception
 from relatum.interception._locate import Sent
@@ -44,6 +45,7 @@ class _Publisher:
         self._interception = interception
         self._stamper = stamper_of(interception, underlay)
         self._in_flight: dict[str, asyncio.Future[None]] = {}
+        of_one_process(self, "an intercepted connection")
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Publish with what is missing added; arguments, result and what is raised before sending are aiormq's."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from sqlalchemy import URL, Engine
 
+from relatum._processes import after_fork, leave_to_parent
 from relatum.interception._ports import Recorder
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress
@@ -34,6 +35,13 @@ class EmbeddedRecorders:
             return recorder
 
     @classmethod
+    def renew(cls) -> None:
+        """In a child: the recorders are the parent's, whose threads are not here. Who intercepts here gets others."""
+        cls._lock = threading.Lock()
+        leave_to_parent(cls._used)
+        cls._used = {}
+
+    @classmethod
     def give_back(cls, recorder: Recorder) -> None:
         """End one use; the last one closes the recorder."""
         with cls._lock:
@@ -45,6 +53,9 @@ class EmbeddedRecorders:
                     return
                 del cls._used[key]
         recorder.close()
+
+
+after_fork(EmbeddedRecorders, lambda recorders: recorders.renew())
 
 
 def _start(address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> Recorder:

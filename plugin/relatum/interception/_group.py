@@ -8,6 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
 from relatum._names import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
+from relatum._processes import of_one_process
 from relatum.errors import InvalidGroup, PublishOutcomeUnknown
 from relatum.grouping import GroupFault, GroupPosition, Membership, Numbering
 from relatum.interception._pika import OwnProperties, copy_with
@@ -40,6 +41,7 @@ class GroupBase:
             )
         self._closes = on_incomplete == "close"
         self._numbers = Numbering(group_id, start)
+        of_one_process(self, "a message group, whose numbers are given once,")
 
     def __repr__(self) -> str:
         state = "complete" if self.is_complete else f"next {self.next_sequence}"

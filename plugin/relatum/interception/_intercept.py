@@ -64,6 +64,7 @@ def intercept(
 
     Raises:
         ConfigurationError: not such a connection, or intercepted already with other options.
+        UsedAfterFork: intercepted before a fork: a connection belongs to the process that opened it.
         InvalidKeyDefinition: one of `keys` cannot be a key.
     """
     options = Options(
@@ -78,6 +79,8 @@ def intercept(
     )
     client = _client_of(connection)
     present = interception_of(connection)
+    if present is not None:
+        present.check_usable()
     if present is None:
         client.intercept(connection, Interception(options, lambda: client.connection_url(connection)))
     elif present.options != options:

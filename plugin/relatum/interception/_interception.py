@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import URL, Engine
 
+from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError
 from relatum.interception._embedded import EmbeddedRecorders
 from relatum.interception._locate import Locator
@@ -81,6 +82,14 @@ class Interception:
             self._recorder = EmbeddedRecorders.acquire(self.address(), options.database, options.definitions)
             for stream in options.streams:
                 self.watch("", stream)
+        of_one_process(self, "an intercepted connection")
+
+    def check_usable(self) -> None:
+        """Nothing, where it is one of this process.
+
+        Raises:
+            UsedAfterFork: the connection is the parent's.
+        """
 
     def address(self) -> BrokerAddress:
         """Where streams are read: the client's own connection, unless options say otherwise."""

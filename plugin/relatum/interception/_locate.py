@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from relatum._ids import MessageId
 from relatum._names import BROKERS_OWN, TIME_HEADER
+from relatum._processes import after_fork
 from relatum.collecting import AsyncOutcomes, Outcomes
 from relatum.errors import (
     AccessRefused,
@@ -28,7 +29,7 @@ from relatum.errors import (
 )
 from relatum.interception._ports import Recorder
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import coverage, make_engine, receipts, streams, translated_errors
+from relatum.store import coverage, known_engine, make_engine, receipts, streams, translated_errors
 
 logger = logging.getLogger("relatum.interception")
 
@@ -158,7 +159,13 @@ class Locator:
         self._said: set[str] = set()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
-        self._engine: sa.Engine | None = database if isinstance(database, sa.Engine) else None
+        self._engine: sa.Engine | None = known_engine(database) if isinstance(database, sa.Engine) else None
+        after_fork(self, Locator._renew)
+
+    def _renew(self) -> None:
+        """In a child: the recorder is the parent's; places come from the table. Reader and engine see to themselves."""
+        self._lock = threading.Lock()
+        self._recorder = None
 
     def close(self) -> None:
         """Close what was opened for reading."""

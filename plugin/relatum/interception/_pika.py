@@ -22,6 +22,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
+from relatum._processes import of_one_process
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
 from relatum.interception._interception import ATTRIBUTE, Interception
 from relatum.interception._locate import Sent
@@ -73,6 +74,7 @@ class Publisher:
         self.__doc__ = wrapped.__doc__
         self._stamper = interception.stamper(connection.params.frame_max, integer=long)
         self._watches = interception.watches
+        of_one_process(self, "an intercepted connection")
 
     @property
     def _original_function(self) -> "Publisher":

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from relatum._processes import of_one_process
 from relatum.errors import ServerStartFailed
 from relatum.local._identity import Identity, ports_free
 from relatum.local._process import SupervisedProcess, lock_directory
@@ -41,6 +42,7 @@ class LocalServer(ABC):
     def __init__(self, directory: str | os.PathLike[str], *, start_timeout_s: float = 60.0) -> None:
         self.directory = Path(directory).absolute()
         self._start_timeout_s = start_timeout_s
+        of_one_process(self, "a private server")
         self._kept: Identity | None = None
         self._process: SupervisedProcess | None = None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from relatum._processes import of_one_process
 from relatum.local._postgresql import LocalPostgreSQL
 from relatum.local._rabbitmq import LocalRabbitMQ
 
@@ -34,6 +35,7 @@ class LocalServers:
         self.postgresql = LocalPostgreSQL(
             self.directory / "postgresql", durable=durable, start_timeout_s=start_timeout_s
         )
+        of_one_process(self, "private servers")
 
     def __enter__(self) -> Self:
         self.start()

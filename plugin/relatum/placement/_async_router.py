@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import sqlalchemy as sa
 
+from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError
 from relatum.placement._cache import Sent
 from relatum.placement._core import CLOSED, Places, RouterCore, RouterOptions, unsettled
@@ -104,6 +105,7 @@ class AsyncRouter:
         stream_url: str | None = None,
     ) -> None:
         self._core = RouterCore(super_stream, database, options, broker=broker, stream_url=stream_url)
+        of_one_process(self, "a router")
         self._locks = AsyncNameLocks()
         self._generation = SharedRead(lambda: self._in_thread(ReadGeneration()))
         self._threads = ThreadPoolExecutor(THREADS, "relatum-router")

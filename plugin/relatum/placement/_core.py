@@ -30,7 +30,7 @@ from relatum.placement._publication import (
 from relatum.placement._search import Strays
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import make_engine
+from relatum.store import known_engine, make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import reach_of
 from relatum.superstreams._layout import checked_name
@@ -130,7 +130,7 @@ class RouterCore:
         )
         self._looks = Looks(self.look, options.check_s) if options.check_s else None
         # Made at once: what is wrong with a URL is told where the router is made.
-        self._engine = database if isinstance(database, sa.Engine) else make_engine(database)
+        self._engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database)
         self._is_own_engine = self._engine is not database
         self._broker = broker
         self._stream_url = stream_url

@@ -13,6 +13,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import UnroutableError
 
+from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, RelatumError
 from relatum.interception._pika import OwnProperties, copy_with
 from relatum.placement._cache import Sent
@@ -71,6 +72,7 @@ class Router(Target):
         stream_url: str | None = None,
     ) -> None:
         self._core = RouterCore(super_stream, database, options, broker=broker, stream_url=stream_url)
+        of_one_process(self, "a router")
         self._locks = NameLocks()
 
     def __repr__(self) -> str:

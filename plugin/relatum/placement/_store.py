@@ -41,7 +41,7 @@ from relatum.placement._model import (
 )
 from relatum.placement._names import check_name
 from relatum.placement._prune import forget_released
-from relatum.store import make_engine, translated_errors
+from relatum.store import known_engine, make_engine, translated_errors
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
@@ -80,7 +80,7 @@ class PlacementStore:
     """
 
     def __init__(self, database: "str | sa.Engine", vhost: str, super_stream: str) -> None:
-        self._engine = make_engine(database) if isinstance(database, str) else database
+        self._engine = make_engine(database) if isinstance(database, str) else known_engine(database)
         self._is_own = isinstance(database, str)
         self._vhost = vhost
         self._name = super_stream

@@ -21,6 +21,7 @@ from pika.channel import Channel
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum._ids import MessageId
+from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -161,6 +162,7 @@ class PikaConnection:
         self._channel: Channel | None = None
         self._stream = ""
         self._is_ready = False
+        after_fork(self, PikaConnection._leave)
         self._deliveries: list[Delivery] = []
         self._unsettled: int = 0
         self._failure: RelatumError | None = None
@@ -177,6 +179,12 @@ class PikaConnection:
         if not self._is_open:
             self._loop.close()
             raise connection_error(self._error, address) from self._error
+
+    def _leave(self) -> None:
+        """In a child: ended, and nothing said to the broker or taken from the loop, which the parent goes on with."""
+        self._is_gone, self._is_open = True, False
+        self._error = ConnectionLost("The AMQP connection is that of the process that forked.")
+        leave_to_parent(self)
 
     @property
     def is_usable(self) -> bool:
@@ -358,6 +366,13 @@ class BlockingAmqp:
         connection = PikaConnection(address, pika_parameters(address, tls, first_s, mechanism, heartbeat_s), first_s)
         self.server_properties = connection.server_properties
         self._release(connection)
+        after_fork(self, BlockingAmqp._renew)
+
+    def _renew(self) -> None:
+        """In a child: the connections are the parent's, and so is what their loops have told the kernel to watch."""
+        self._lock = threading.Lock()
+        leave_to_parent(*self._idle)
+        self._idle = []
 
     def _connect(self) -> PikaConnection:
         return PikaConnection(self._address, self._parameters, self._timeout_s)

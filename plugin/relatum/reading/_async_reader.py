@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from relatum._ids import MessageId
+from relatum._processes import of_one_process
 from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -47,6 +48,7 @@ class AsyncStreamReader:
         self._transport = transport
         self._timeout_s = timeout_s
         self.transport: Literal["stream", "amqp"] = name
+        of_one_process(self, "a reader for asyncio")
 
     @classmethod
     async def open(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from relatum._processes import after_fork
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -94,6 +95,12 @@ class SocketConnection:
         self.is_usable = True
         self.has_received = False
         self._sent_at = self._received_at = time.monotonic()
+        after_fork(self, SocketConnection._leave)
+
+    def _leave(self) -> None:
+        """In a child: the connection is the parent's. Closing our descriptor of it sends nothing."""
+        self._send_lock = threading.Lock()
+        self.abandon()
 
     @classmethod
     def open(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from relatum._ids import MessageId
+from relatum._processes import after_fork
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -101,9 +102,20 @@ class BlockingStreams:
         self.server_properties = connection.session.server_properties
         self._release(connection)
         self._closing = threading.Event()
+        self._begin_beating()
+        after_fork(self, BlockingStreams._renew)
+
+    def _begin_beating(self) -> None:
+        self._beats = True
         if self._login.heartbeat_s:
             arguments = (weakref.ref(self), self._closing, self._login.heartbeat_s / 4)
             threading.Thread(target=_beat, args=arguments, name="relatum-heartbeats", daemon=True).start()
+
+    def _renew(self) -> None:
+        """In a child: connections and the thread are the parent's; the next question opens and starts others."""
+        self._lock, self._closing = threading.Lock(), threading.Event()
+        self._idle, self._nodes = [], {}
+        self._beats = False
 
     def _connect(self, timeout_s: float | None = None) -> SocketConnection:
         return SocketConnection.open(self._address, self._login, self._tls, timeout_s or self._timeout_s)
@@ -111,6 +123,8 @@ class BlockingStreams:
     def _acquire(self) -> SocketConnection:
         if self._is_closed:
             raise BrokerUnavailable("The reader is closed.")
+        if not self._beats:
+            self._begin_beating()
         try:
             connection = self._idle.pop()
         except IndexError:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from relatum._failures import QUESTION_S, backoff, ended, log_failure
 from relatum._ids import MessageId
+from relatum._processes import of_one_process
 from relatum.errors import ConnectionLost, NotFound, RelatumError, Transient
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
@@ -62,6 +63,7 @@ class EmbeddedRecorder:
         self._unknown: set[str] = set()
         self._listeners: dict[str, list[Callable[[MessageId], None]]] = {}
         self._stop = threading.Event()
+        of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
         self._thread.start()
 

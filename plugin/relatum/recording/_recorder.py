@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
 from relatum._failures import QUESTION_S, backoff
+from relatum._processes import of_one_process
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -21,7 +22,7 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._lease import LEASE_S
 from relatum.recording._outages import Outages
-from relatum.store import add_keys, key_definitions, make_engine, translated_errors
+from relatum.store import add_keys, key_definitions, known_engine, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -80,6 +81,7 @@ class Recorder:
         self._plain: set[str] = set()
         """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
         self._super: set[str] = set()
+        of_one_process(self, "a recorder")
 
     @property
     def metrics(self) -> CollectorRegistry:
@@ -149,7 +151,7 @@ def _exists(reader: StreamReader, stream: str) -> bool:
 def engine_of(database: str | sa.Engine, connections_max: int) -> sa.Engine:
     """The engine itself, or one for a URL that opens so many connections and no more."""
     if isinstance(database, sa.Engine):
-        return database
+        return known_engine(database)
     return make_engine(database, pool_size=connections_max, connections_max=connections_max)
 
 

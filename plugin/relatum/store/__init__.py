@@ -30,7 +30,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._engine import as_engine, make_engine, translated_errors
+from relatum.store._engine import as_engine, known_engine, make_engine, translated_errors
 from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._placement_tables import (
     context_moves,
@@ -114,6 +114,7 @@ __all__ = [
     "joined",
     "key_definitions",
     "keys",
+    "known_engine",
     "last_position",
     "lock_stream",
     "make_engine",

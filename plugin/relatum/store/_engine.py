@@ -9,6 +9,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
+from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RowRefused, SchemaMissing
 
 _LIBPQ_OPTIONS: dict[str, Any] = {
@@ -74,7 +75,7 @@ def make_engine(
     overflow = pool_size if is_bounded else -1
     if connections_max is not None:
         pool_size, overflow = min(pool_size, connections_max), max(0, connections_max - pool_size)
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         pool_size=pool_size,
         max_overflow=overflow,
@@ -83,13 +84,25 @@ def make_engine(
         connect_args=options,
         hide_parameters=True,
     )
+    return known_engine(engine)
+
+
+def known_engine(engine: sa.Engine) -> sa.Engine:
+    """The engine itself, whose connections a child leaves to its parent from now on: a caller's own, too."""
+    after_fork(engine, _forget_connections)
+    return engine
+
+
+def _forget_connections(engine: sa.Engine) -> None:
+    leave_to_parent(engine.pool)
+    engine.dispose(close=False)
 
 
 @contextmanager
 def as_engine(database: str | URL | sa.Engine) -> Iterator[sa.Engine]:
     """The engine itself, or one made for a URL and disposed of at the end."""
     if isinstance(database, sa.Engine):
-        yield database
+        yield known_engine(database)
         return
     engine = make_engine(database)
     try:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from relatum._processes import after_fork
 from relatum.errors import InvalidInput
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._layout import Layout, Partition
@@ -27,6 +28,12 @@ class Placing:
         self._rules: dict[BalanceName | Balance, Balance] = {}
         self._open: Counter[str] = Counter()
         self._lock = threading.Lock()
+        after_fork(self, Placing._renew)
+
+    def _renew(self) -> None:
+        """In a child: no other thread places; the handles that came along are open here as well."""
+        self._lock = threading.Lock()
+        self._rules = {}
 
     def place(
         self, layout: Layout, balance: BalanceName | Balance, name: str | None, weights: Mapping[str, float]
@@ -83,6 +90,11 @@ class AffinityHandle(Target):
         self._weights = dict(weights or {})
         self._partition = partition
         self._is_counted = False
+        self._lock = threading.Lock()
+        after_fork(self, AffinityHandle._renew)
+
+    def _renew(self) -> None:
+        """In a child: no other thread places it. Where it is placed already, both go on with the same partition."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

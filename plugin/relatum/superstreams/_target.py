@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
+from relatum._processes import after_fork
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
 from relatum.superstreams._admin import describe_super_stream
@@ -75,6 +76,11 @@ class SuperStream(Target):
         self._lock = threading.Lock()
         self._layouts: dict[_BrokerKey, Layout] = {}
         self._by_connection: WeakKeyDictionary[Any, Layout] = WeakKeyDictionary()
+        after_fork(self, SuperStream._renew)
+
+    def _renew(self) -> None:
+        """In a child: no other thread asks. What is known of the partitions stays known."""
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"SuperStream({self.name!r})"

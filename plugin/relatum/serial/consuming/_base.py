@@ -5,6 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._batch import BatchBase
@@ -80,6 +81,7 @@ class ConsumerBase(Generic[BatchT]):
             lost=self._tell_lost,
         )
         self._is_started = self._is_closed = False
+        of_one_process(self, "a serial consumer")
 
     def _tell_gained(self, stream: str) -> None:
         if self._on_gained is not None:

@@ -25,7 +25,16 @@ from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._shares import target
 from relatum.serial.consuming._starts import MovedBefore, consistent_starts
 from relatum.serial.moving._store import MoveStore
-from relatum.store import Position, Tokens, forget_settlements, joined, make_engine, settle, translated_errors
+from relatum.store import (
+    Position,
+    Tokens,
+    forget_settlements,
+    joined,
+    known_engine,
+    make_engine,
+    settle,
+    translated_errors,
+)
 
 POOL: Final = 4
 """Connections kept. More are opened where it takes them: each transaction an application joins holds one."""
@@ -98,7 +107,9 @@ class ConsumerStore:
         self.tokens = Tokens()
         self._is_own = not isinstance(database, sa.Engine)
         self.engine = (
-            database if isinstance(database, sa.Engine) else make_engine(database, pool_size=POOL, is_bounded=False)
+            known_engine(database)
+            if isinstance(database, sa.Engine)
+            else make_engine(database, pool_size=POOL, is_bounded=False)
         )
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._consumer_id = 0

@@ -7,6 +7,7 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._processes import of_one_process
 from relatum.errors import Conflict, InvalidInput, PlacementNotFound
 from relatum.placement._model import PartitionRow, PartitionState, Placement, PlacementState
 from relatum.placement._store import PlacementStore
@@ -79,6 +80,7 @@ class SerializationContexts:
         except BaseException:
             self._placements.close_store()
             raise
+        of_one_process(self, "a mover of contexts")
 
     # Where contexts are
 

@@ -1,0 +1,111 @@
+"""What a fork does to objects that have threads, sockets or an identity. The one place that knows.
+
+In the child there is the thread that forked and no other; sockets are the parent's as well, and a lock that another
+thread held stays locked for ever. So each such object does one of two things in a child:
+
+- It *works*: `after_fork` has it make its locks anew and forget its connections, without a word on them.
+- It *says that it does not*: `of_one_process` ends it. What is called on it raises `UsedAfterFork`, and closing it does
+  nothing: its threads, leases, numbers and connections are the parent's, who goes on with them.
+
+Nothing of this costs anything where nobody forks, or in the parent. Other ways to start processes copy no objects.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from relatum.errors import UsedAfterFork
+
+_ENDINGS: Final = frozenset({"close", "aclose", "release", "__exit__", "__aexit__"})
+"""What ends an object. In a child it does nothing and gives True, as for something that has ended."""
+
+_USES: Final = frozenset(
+    {"__call__", "__enter__", "__aenter__", "__iter__", "__aiter__", "__next__", "__anext__", "__getitem__"}
+)
+
+_renewed: "WeakKeyDictionary[Any, Callable[[Any], None]]" = WeakKeyDictionary()
+_single: "WeakKeyDictionary[Any, str]" = WeakKeyDictionary()
+_left: list[Any] = []
+"""What is the parent's: kept, so that nothing of it is finalised here."""
+
+
+def after_fork(owner: Any, renew: Callable[[Any], None]) -> None:
+    """In a child, call `renew(owner)` before anything else runs there.
+
+    Args:
+        owner: The object; held weakly.
+        renew: Makes its locks anew and forgets its connections. It takes no lock, waits for nothing, sends nothing.
+            It must not hold the owner: give a function of the class.
+    """
+    _renewed[owner] = renew
+
+
+def of_one_process(owner: Any, what: str) -> None:
+    """In a child, end the object: each use of it raises `UsedAfterFork`, and to close it does nothing.
+
+    Args:
+        owner: The object; held weakly. Its public methods are its uses, attributes stay as they were.
+        what: What it is, with an article, as the error names it: "a recorder".
+    """
+    _single[owner] = what
+
+
+def leave_to_parent(*objects: Any) -> None:
+    """Keep what belongs to the parent from being finalised here: a last word on its sockets would be the parent's."""
+    _left.extend(objects)
+
+
+def _in_child() -> None:
+    for owner, what in list(_single.items()):
+        kind: Any = type(owner)
+        owner.__class__ = _ended(kind, what)
+    for owner, renew in list(_renewed.items()):
+        renew(owner)
+
+
+@functools.cache
+def _ended(kind: Any, what: str) -> Any:
+    """The class of a parent's object in a child."""
+    body: dict[str, Any] = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    if all("__dict__" not in vars(each) for each in kind.__mro__ if each is not object):
+        body["__slots__"] = ()
+    for name in dir(kind):
+        if name.startswith("_") and name not in _ENDINGS | _USES:
+            continue
+        method = inspect.getattr_static(kind, name)
+        if not inspect.isfunction(method):
+            continue
+        if name not in _ENDINGS:
+            body[name] = _refusing(method, what)
+        elif inspect.iscoroutinefunction(method):
+            body[name] = _nothing_async
+        else:
+            body[name] = _nothing
+    return type(kind.__name__, (kind,), body)
+
+
+def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        raise UsedAfterFork(
+            f"{what} was made before this process was forked off, and works in the process that made it alone: make "
+            "one here; nothing was sent or written"
+        )
+
+    return refuse
+
+
+def _nothing(self: Any, *args: Any, **_options: Any) -> bool | None:
+    # As `__exit__` it is given three arguments, and must not swallow an error.
+    return None if len(args) == len(("kind", "error", "trace")) else True
+
+
+async def _nothing_async(self: Any, *args: Any, **_options: Any) -> bool | None:
+    return _nothing(self, *args)
+
+
+# Objects of the interpreter's own come first: `threading` has forgotten the other threads by then.
+os.register_at_fork(after_in_child=_in_child)

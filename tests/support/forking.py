@@ -1,0 +1,89 @@
+"""Running things in child processes, however those are started; also what a child of any kind imports."""
+
+import os
+import pickle
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pika
+from pika import BlockingConnection
+
+import relatum
+
+T = TypeVar("T")
+
+
+def in_child(function: Callable[[], T], limit_s: float = 60.0) -> T:
+    """What a function gives in a forked child. It fails with what the child raised, or where it hangs."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of forks beside threads, which is what these tests are about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            answer = pickle.dumps((True, function()))
+        except BaseException as error:
+            answer = pickle.dumps((False, f"{type(error).__name__}: {error}"))
+        os.write(writer, answer)
+        os._exit(0)
+    os.close(writer)
+    try:
+        return _answer(reader, child, limit_s)
+    finally:
+        os.close(reader)
+        os.waitpid(child, 0)
+
+
+def _answer(reader: int, child: int, limit_s: float) -> Any:
+    data, until = b"", time.monotonic() + limit_s
+    while True:
+        ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            raise AssertionError(f"the child did not end within {limit_s:g} s: it waits for what is the parent's")
+        part = os.read(reader, 65536)
+        if not part:
+            break
+        data += part
+    works, result = pickle.loads(data)
+    if not works:
+        raise AssertionError(f"in the child: {result}")
+    return result
+
+
+def opened(amqp_url: str, stream_url: str, database_url: str) -> Any:
+    """A channel whose messages are recorded by the embedded recorder, by the header `order_id`."""
+    connection = BlockingConnection(pika.URLParameters(amqp_url))
+    relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    return channel
+
+
+@contextmanager
+def publishing(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Any]:
+    """The same, for as long as the block."""
+    channel = opened(amqp_url, stream_url, database_url)
+    try:
+        yield channel
+    finally:
+        relatum.release(channel.connection)
+        channel.connection.close()
+
+
+def put(channel: Any, stream: str, values: list[str]) -> None:
+    """Publish a message for each value of `order_id`."""
+    for value in values:
+        channel.basic_publish("", stream, b"", pika.BasicProperties(headers={"order_id": value}))
+
+
+def publish_in_child(amqp_url: str, stream_url: str, database_url: str, stream: str, values: list[str]) -> None:
+    """The whole life of a publisher; a child process calls this."""
+    with publishing(amqp_url, stream_url, database_url) as channel:
+        put(channel, stream, values)
