@@ -166,10 +166,19 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def _find_streams(self) -> list[str]:
         """The streams to follow: those named, or the partitions where the name is a super stream's."""
-        if not self._streams:
-            return []
+        if self._plain.issuperset(self._streams):
+            return self._checked_followed(list(self._streams))
         async with await self._open_reader() as reader:
-            found = [stream for name in self._streams for stream in (await reader.partitions(name) or [name])]
+            found: list[str] = []
+            for name in self._streams:
+                if name in self._plain:
+                    found.append(name)
+                    continue
+                partitions = await reader.partitions(name)
+                found += partitions or [name]
+                if not partitions and await reader.routes("", name) != []:
+                    # A stream is no super stream: asked once, since the broker logs an error each time.
+                    self._plain.add(name)
         return self._checked_followed(found)
 
     async def _check_streams(self, names: Sequence[str]) -> None:
@@ -179,7 +188,9 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         async with await self._open_reader() as reader:
             for name in names:
                 with suppress(Transient, StreamNotFound, AccessRefused):
-                    await reader.bounds(name)
+                    # What is a stream needs no second look; what is none is told apart by the other question.
+                    if await reader.routes("", name) == []:
+                        await reader.bounds(name)
 
     async def _look(self) -> None:
         self._follow(await self._find_streams())

@@ -89,6 +89,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         self.name = _checked_name(name)
         self._address = _address_of(broker, stream_url)
         self._streams = _checked_streams(streams)
+        self._plain: set[str] = set()
         self._start = _checked_start(start)
         self._type_of = type_of
         self._lease_s = lease_s

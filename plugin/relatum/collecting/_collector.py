@@ -228,10 +228,19 @@ class MessageCollector(CollectorBase[Shared, Executor]):
 
     def _find_streams(self) -> list[str]:
         """The streams to follow: those named, or the partitions where the name is a super stream's."""
-        if not self._streams:
-            return []
+        if self._plain.issuperset(self._streams):
+            return self._checked_followed(list(self._streams))
         with self._open_reader() as reader:
-            found = [stream for name in self._streams for stream in (reader.partitions(name) or [name])]
+            found: list[str] = []
+            for name in self._streams:
+                if name in self._plain:
+                    found.append(name)
+                    continue
+                partitions = reader.partitions(name)
+                found += partitions or [name]
+                if not partitions and reader.routes("", name) != []:
+                    # A stream is no super stream: asked once, since the broker logs an error each time.
+                    self._plain.add(name)
         return self._checked_followed(found)
 
     def _check_streams(self, names: Sequence[str]) -> None:
@@ -241,7 +250,9 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         with self._open_reader() as reader:
             for name in names:
                 with suppress(Transient, StreamNotFound, AccessRefused):
-                    reader.bounds(name)
+                    # What is a stream needs no second look; what is none is told apart by the other question.
+                    if reader.routes("", name) == []:
+                        reader.bounds(name)
 
     def _look(self) -> None:
         self._follow(self._find_streams())

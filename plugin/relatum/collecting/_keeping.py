@@ -14,7 +14,7 @@ TAKE_OVER_S: Final = 1.0
 TAKE_OVER_MESSAGES: Final = 1000
 """Messages taken over in one transaction."""
 
-PARTITIONS_S: Final = 10.0
+PARTITIONS_S: Final = 30.0
 """How often super streams are asked for new partitions."""
 
 WAIT_S: Final = 1.0

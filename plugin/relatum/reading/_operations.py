@@ -255,7 +255,7 @@ class StreamOperations:
             return StreamBounds(*offsets, is_proven=not any_node)
         if not first.chunks and not any_node and (yield from self._has_nothing_written(stream)):
             return StreamBounds(None, None, is_proven=True)
-        raise _not_settled(stream, may_be_empty=not first.chunks)
+        raise _not_settled(last, may_be_empty=not first.chunks)
 
     def _attach_at_end(self, stream: str) -> Attach:
         """Ask for the last chunk, and who leads the stream; does not wait."""
@@ -420,7 +420,7 @@ class Scan:
         if self.begin.spec == NEXT:
             return None
         if not tail.chunks:
-            raise _not_settled(tail.stream, may_be_empty=True)
+            raise _not_settled(tail, may_be_empty=True)
         chunk = tail.chunks[-1]
         end = chunk.last_offset if self.stop is None else min(chunk.last_offset, self.stop - 1)
         is_past = end < self.begin.offset or not self.wants(chunk)
@@ -480,9 +480,11 @@ def check_offset(stream: str, offset: int) -> None:
         raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None, is_proven=True)
 
 
-def _not_settled(stream: str, *, may_be_empty: bool) -> NotSettled:
-    message = f"The stream {stream!r} is starting, or what it has is not committed yet."
-    return NotSettled(message, stream=stream, may_be_empty=may_be_empty)
+def _not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
+    message = f"The stream {last.stream!r} is starting, or what it has is not committed yet."
+    places = _places_in(last.answer, last.stream)
+    is_alone = not set(places.replicas) - {places.leader}
+    return NotSettled(message, stream=last.stream, may_be_empty=may_be_empty, is_alone=is_alone)
 
 
 def _places_in(body: bytes, stream: str) -> StreamPlaces:
