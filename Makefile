@@ -2,6 +2,7 @@
 #
 #   make demo          publish, record and look up real data               (DEMO="--all" for its options)
 #   make test          all tests, on private servers                       (TEST="tests/unit -k chunk")
+#   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release)
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between packages
 #   make bench         the table of speeds                                 (BENCH="--help")
@@ -22,7 +23,7 @@ export TMPDIR := $(CURDIR)/.venv/tmp
 export PIP_NO_CACHE_DIR := 1
 export PYTHON
 
-.PHONY: demo test test-docker check bench bench-spark clean rabbitmq java
+.PHONY: demo test test-long test-docker check bench bench-spark clean rabbitmq java
 .DELETE_ON_ERROR:
 
 demo: $(made) rabbitmq
@@ -30,6 +31,9 @@ demo: $(made) rabbitmq
 
 test: $(spark) rabbitmq java
 	$(bin)/python -m pytest $(TEST)
+
+test-long: $(spark) rabbitmq java
+	$(bin)/python -m pytest --long --override-ini timeout=14400 $(TEST)
 
 test-docker: $(spark) java
 	$(bin)/python -m pytest --docker $(TEST)
