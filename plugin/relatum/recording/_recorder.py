@@ -15,7 +15,6 @@ from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
     RelatumError,
-    StreamNotFound,
 )
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import BrokerAddress, StreamReader
@@ -135,17 +134,9 @@ class Recorder:
             self._super.add(name)
         elif name not in self._super:
             self._group.add(name)
-            # Over AMQP 0.9.1 nobody can say what is a super stream.
-            if reader.transport == "stream" and _exists(reader, name):
+            # None over AMQP 0.9.1, where nobody can say what is a super stream.
+            if reader.routes("", name):
                 self._plain.add(name)
-
-
-def _exists(reader: StreamReader, stream: str) -> bool:
-    try:
-        reader.bounds(stream)
-    except StreamNotFound:
-        return False
-    return True
 
 
 def engine_of(database: str | sa.Engine, connections_max: int) -> sa.Engine:
