@@ -38,6 +38,11 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"in_collector": 1, "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1},
     ),
     "taken over": (statements.taken_over, {"of_member": DEAD_MEMBER, "token": -1}),
+    "last collected": (
+        member_statements.last_collected,
+        {"in_collector": 1, "of_stream": "orders", "until": ROWS // 2},
+    ),
+    "move lost": (member_statements.move_lost, {"of_source": 1, "behind": ROWS - 500, "to_source": 2}),
     "remove members": (member_statements.remove_members, {"lapsed": [DEAD_MEMBER]}),
     "forget": (statements.forget, {"of_source": 1, "older_s": 3600.0, "most": 500}),
 }

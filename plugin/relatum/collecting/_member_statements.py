@@ -184,8 +184,11 @@ set_back: Final = (
 
 last_collected: Final = (
     sa.select(_messages.stream_offset, _messages.message_id)
-    .join(collector_sources, _sources.source_id == _messages.source_id)
-    .where(*_this_source, _messages.stream_offset <= sa.bindparam("until", type_=sa.BigInteger))
+    .where(
+        # Not by a join, for which PostgreSQL reads half a stream's messages.
+        _messages.source_id == sa.select(_sources.source_id).where(*_this_source).scalar_subquery(),
+        _messages.stream_offset <= sa.bindparam("until", type_=sa.BigInteger),
+    )
     .order_by(_messages.stream_offset.desc())
     .limit(1)
 )
