@@ -56,6 +56,13 @@ def test_an_empty_piped_table_has_its_header() -> None:
     assert piped(table_of("stream", "offset")).splitlines() == ["stream\toffset"]
 
 
+def test_a_quiet_console_prints_no_table() -> None:
+    """Where a command prints one JSON document, nothing stands before it."""
+    out = io.StringIO()
+    _DataConsole(file=out, quiet=True).print(table_of("stream"))
+    assert not out.getvalue()
+
+
 @pytest.mark.parametrize(("no_color", "is_plain"), [("1", True), ("", False)])
 def test_no_color_leaves_no_escape_sequences(no_color: str, is_plain: bool) -> None:
     """With NO_COLOR set, neither colours nor bold type are printed, also on a terminal."""

@@ -31,7 +31,7 @@ class _DataConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As `rich.console.Console.print`."""
-        if self.is_terminal:
+        if self.is_terminal or self.quiet:
             super().print(*objects, **options)
             return
         for each in objects:
