@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import hypothesis
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -23,6 +24,10 @@ from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import declare_stream, delete_stream, make_streams_survive, server_version, unique_name
 from tests.support.cluster import Cluster, newer_server
+
+# How long an example takes says how busy the machine is, not whether it is right.
+hypothesis.settings.register_profile("relatum", deadline=None)
+hypothesis.settings.load_profile("relatum")
 
 STREAM_OFFSET = -120
 """From a broker's AMQP port to its stream port: 5672 to 5552."""
