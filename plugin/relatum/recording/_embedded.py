@@ -144,12 +144,18 @@ class EmbeddedRecorder:
         keys_defined = not self._definitions
         pauses = backoff(QUESTION_S)
         while not self._stop.is_set():
-            with self._changed:
-                if keys_defined:
-                    self._changed.wait(self._watched.next_s(time.monotonic()))
-                subjects = self._watched.due(time.monotonic())
             if not keys_defined:
+                # Nothing is recorded before: what is recorded without a key has no rows by it.
                 keys_defined = self._define_keys()
+                if not keys_defined:
+                    with self._changed:
+                        self._is_away = True
+                        self._changed.notify_all()
+                    self._group.outages.wait(next(pauses))
+                    continue
+            with self._changed:
+                self._changed.wait(self._watched.next_s(time.monotonic()))
+                subjects = self._watched.due(time.monotonic())
             try:
                 is_away = not self._resolve(subjects)
             except Exception as error:  # noqa: BLE001 a defect in one look-up must not end recording
@@ -158,7 +164,7 @@ class EmbeddedRecorder:
             with self._changed:
                 self._is_away = is_away
                 self._changed.notify_all()
-            if is_away or not keys_defined:
+            if is_away:
                 self._group.outages.wait(next(pauses))
             else:
                 pauses = backoff(QUESTION_S)
