@@ -205,7 +205,7 @@ class _Search:
 
     def _doubt(self, reader: StreamReader, bounds: StreamBounds) -> str:
         """Why the message may be in the stream though it was not met; empty where it cannot."""
-        if not is_proven(reader, bounds):
+        if not bounds.is_proven:
             return "the stream's leader was not asked, so it may be there"
         if bounds.last is None:
             return ""
@@ -216,11 +216,6 @@ class _Search:
             if first_ms is None or first_ms > self._begin.timestamp() * 1000:
                 return "and retention has dropped what was written then"
         return ""
-
-
-def is_proven(reader: StreamReader, bounds: StreamBounds) -> bool:
-    """Whether a stream's ends are its leader's word: AMQP 0.9.1 cannot ask for that."""
-    return bounds.is_proven
 
 
 def begin_of(reader: StreamReader, stream: str, sent: Sent) -> datetime | None:
