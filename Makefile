@@ -1,7 +1,7 @@
 # Relatum's own commands. Each does its set-up first: an environment in .venv, and RabbitMQ's binary where it is missing.
 #
 #   make demo          publish, record and look up real data               (DEMO="--all" for its options)
-#   make test          all tests, on private servers, in two processes     (TEST="tests/unit -k chunk")
+#   make test          all tests, by three processes with servers of their own (TEST="tests/unit -k chunk": in one)
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release)
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between packages
@@ -13,6 +13,10 @@ PYTHON ?= python3
 DEMO ?=
 TEST ?=
 BENCH ?=
+
+# Most of a test is waiting: three at once keep two cores busy. A file's tests stay together, for its fixtures; files go in
+# the order of their names, which has the longest first.
+SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 bin := .venv/bin
 made := .venv/.made
@@ -30,7 +34,7 @@ demo: $(made) rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
 test: $(spark) rabbitmq java
-	$(bin)/python $(if $(TEST),-m pytest $(TEST),tools/run_tests.py)
+	$(bin)/python -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
 test-long: $(spark) rabbitmq java
 	$(bin)/python -m pytest --long --override-ini timeout=14400 $(TEST)
