@@ -38,7 +38,7 @@ RelatumError
 │   ├── BrokerUnavailable
 │   │   ├── ConnectionLost        the connection ended while in use
 │   │   └── StreamUnavailable     the stream moves, or was deleted, under a reader
-│   ├── DatabaseUnavailable
+│   ├── DatabaseUnavailable       PostgreSQL is away, read-only or full (field: reason)
 │   ├── ReadTimeout               no answer in time
 │   ├── NotRecordedInTime         the message is in the stream, its rows are not there yet
 │   ├── NotFinishedInTime         the message's outcome is not final yet (field: outcome)
@@ -315,7 +315,14 @@ class StreamUnavailable(BrokerUnavailable):
 
 
 class DatabaseUnavailable(Transient):
-    """PostgreSQL does not answer."""
+    """PostgreSQL does not answer, or takes nothing now.
+
+    Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `disk_full`,
+    `connections` (too many are open), `pool` (none of ours became free), `starting`, `stopping`, `name` (the host's
+    name does not resolve), or None: no answer.
+    """
+
+    reason: str | None = None
 
 
 class ReadTimeout(Transient):

@@ -69,7 +69,7 @@ def test_options_of_tls_are_translated() -> None:
         ("postgresql://user:secret@/name?host=/run/postgresql", "Unix socket"),
         ("mysql://user:secret@db/name", "PostgreSQL, not in 'mysql'"),
         ("postgresql://user:secret@db:port/name", "must be a URL"),
-        ("postgresql://user:secret@/name?host=h1,h2&port=1", "do not go together"),
+        ("postgresql://user:secret@/name?host=h1,h2,h3&port=1,2", "do not go together"),
         ("no url, secret", "must be a URL"),
         ("postgresql://user:secret@db/name?krbsrvname=x", "krbsrvname"),
         ("postgresql://user:secret@db/name?target_session_attrs=x", "target_session_attrs"),

@@ -15,7 +15,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
 from relatum.store import translated_errors
-from relatum.store._engine import REFUSALS
+from relatum.store._translation import REFUSALS
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
 

@@ -1,5 +1,6 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
+from relatum.store._address import DatabaseAddress, parse_database
 from relatum.store._catalog import (
     StreamRow,
     add_keys,
@@ -30,7 +31,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._engine import as_engine, known_engine, make_engine, translated_errors
+from relatum.store._engine import as_engine, known_engine, make_engine
 from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._placement_tables import (
     context_moves,
@@ -73,6 +74,7 @@ from relatum.store._tables import (
     streams,
     time_blocks,
 )
+from relatum.store._translation import translated_errors
 from relatum.wire._identity import Position
 
 __all__ = [
@@ -81,6 +83,7 @@ __all__ = [
     "TIME",
     "CommitInDoubt",
     "CoverageRow",
+    "DatabaseAddress",
     "Filled",
     "Position",
     "Range",
@@ -125,6 +128,7 @@ __all__ = [
     "moved_contexts",
     "needs_escape",
     "open_range",
+    "parse_database",
     "placement_epochs",
     "placements",
     "proven",

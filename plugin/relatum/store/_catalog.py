@@ -10,8 +10,8 @@ from sqlalchemy.dialects.postgresql import insert
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
-from relatum.store._engine import translated_errors
 from relatum.store._tables import keys, streams
+from relatum.store._translation import translated_errors
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from relatum.store import as_engine, streams_named, translated_errors
 from relatum_spark._broker import BROKER_VARIABLE, Broker, database_url
 from relatum_spark.joins._sides import PLACE, Side, key_columns, keyed
 from relatum_spark.payloads._resolve import resolve
-from relatum_spark.table._jdbc import parse_database
 from relatum_spark.table._relationships import relationships
 from relatum_spark.table._snapshot import Snapshot
 
@@ -79,7 +78,7 @@ class Inputs:
             with self.snapshot.connect() as connection:
                 yield connection
             return
-        with as_engine(parse_database(self.database)) as engine, translated_errors(), engine.connect() as connection:
+        with as_engine(self.database) as engine, translated_errors(), engine.connect() as connection:
             yield connection
 
     def relations(self, spark: SparkSession, streams: Sequence[str] | None, keys: Sequence[str]) -> DataFrame:

@@ -7,17 +7,15 @@ password travel as properties, which Spark hides wherever it shows options; the 
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import psycopg
-import sqlalchemy as sa
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from sqlalchemy.engine import URL
 
 from relatum.errors import ConfigurationError
-from relatum.store import make_engine
+from relatum.store import DatabaseAddress, parse_database
 
 JAR_VARIABLE: Final = "RELATUM_JDBC_JAR"
 DRIVER: Final = "org.postgresql.Driver"
@@ -68,6 +66,10 @@ _LOCAL: Final = frozenset(
 """Options of libpq's own sockets, which mean nothing to the driver: it speaks UTF-8 and always keeps alive."""
 
 
+_PLACED: Final = frozenset({"dbname", "host", "hostaddr", "password", "port", "user"})
+"""What has its place in the URL, or among the properties, already."""
+
+
 def jdbc_jar() -> str:
     """The path of PostgreSQL's JDBC driver on this machine, for `spark.jars` when a session is built.
 
@@ -107,29 +109,6 @@ def require_driver(spark: SparkSession) -> None:
         raise ConfigurationError(f"this Spark session has no JDBC driver of PostgreSQL: {_WAYS}") from None
 
 
-def parse_database(database: str) -> URL:
-    """A libpq URL, whose host may be a list (`postgresql://user@h1:5432,h2/name`), as SQLAlchemy has it.
-
-    Raises:
-        ConfigurationError: The text is no URL of PostgreSQL.
-    """
-    try:
-        return make_engine(_one_host(database), pool_size=1).url
-    except sa.exc.ArgumentError:
-        raise ConfigurationError("the database's URL lists hosts and ports that do not go together") from None
-
-
-def _one_host(database: str) -> str:
-    """Several hosts moved into the query, where SQLAlchemy takes them."""
-    scheme, slashes, rest = database.partition("://")
-    authority, slash, path = rest.partition("/")
-    user, at, hosts = authority.rpartition("@")
-    if "," not in hosts:
-        return database
-    query = "&".join(f"host={quote(host, safe=':[]')}" for host in hosts.split(","))
-    return f"{scheme}{slashes}{user}{at}{slash}{path}{'&' if '?' in path else '?'}{query}"
-
-
 def jdbc_options(database: str) -> dict[str, str]:
     """The options of Spark's JDBC source for a libpq URL: `url`, `driver`, `fetchsize`, user, password and the rest.
 
@@ -140,20 +119,24 @@ def jdbc_options(database: str) -> dict[str, str]:
     Raises:
         ConfigurationError: The URL cannot be read, names a Unix socket, or holds an option the driver has not.
     """
-    url = parse_database(database)
-    user = url.username or _default("user")
+    address = parse_database(database)
+    given = address.parameters
+    user = given.get("user") or _default("user")
     options = {
-        "url": f"jdbc:postgresql://{','.join(_hosts(url))}/{quote(url.database or user, safe='')}",
+        "url": f"jdbc:postgresql://{','.join(_hosts(address))}/{quote(given.get('dbname') or user, safe='')}",
         "driver": DRIVER,
         "fetchsize": str(FETCH_ROWS),
         "tcpKeepAlive": "true",
         "ApplicationName": "relatum_spark",
+        # A pooler that hands out sessions by transaction would give a prepared statement to another session. Spark runs
+        # each statement once on a connection, so nothing is lost by it.
+        "prepareThreshold": "0",
         "user": user,
     }
-    password = url.password if url.password is not None else _default("password")
+    password = given["password"] if "password" in given else _default("password")
     if password:
         options["password"] = password
-    return options | dict(_driver_properties(url.query))
+    return options | dict(_driver_properties(given))
 
 
 def _default(keyword: str) -> str:
@@ -164,44 +147,25 @@ def _default(keyword: str) -> str:
     return ""
 
 
-def _hosts(url: URL) -> list[str]:
+def _hosts(address: DatabaseAddress) -> list[str]:
     """The hosts with their ports, as a JDBC URL lists them."""
-    listed = _all(url.query.get("host"))
-    ports = _all(url.query.get("port"))
-    hosts = [(url.host or "", url.port)] if not listed else [_split(text) for text in listed]
-    if listed and ports:
-        hosts = [(host, int(port)) for host, port in zip(listed, ports, strict=True)]
-    for host, _ in hosts:
+    default = _default("port") or "5432"
+    listed = []
+    for host, port in address.hosts():
         if not host or host.startswith(("/", "@")):
             raise ConfigurationError(
                 "the JDBC driver cannot use a Unix socket: give the database's URL a host (postgresql://user@localhost/…)"
             )
-    return [f"{f'[{host}]' if ':' in host else host}:{port or 5432}" for host, port in hosts]
+        listed.append(f"{f'[{host}]' if ':' in host else host}:{port or default}")
+    return listed
 
 
-def _all(value: str | tuple[str, ...] | None) -> list[str]:
-    """The values of an option that may be given several times, or once with commas."""
-    given = () if value is None else (value,) if isinstance(value, str) else value
-    return [part for text in given for part in text.split(",")]
-
-
-def _split(text: str) -> tuple[str, int | None]:
-    """A host and its port: `db:5433`, `db`, `[::1]:5433`."""
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        return text.strip("[]"), None
-    if not port.isdecimal():
-        return text, None  # a bare IPv6 address ends in a hexadecimal group, or is too many colons anyway
-    return host.strip("[]"), int(port)
-
-
-def _driver_properties(query: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _driver_properties(given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The other options of the URL, under the driver's names."""
-    for name, value in query.items():
-        text = value if isinstance(value, str) else value[-1]
+    for name, text in given.items():
         if name in _PROPERTIES:
             yield _PROPERTIES[name], text
         elif name == "target_session_attrs" and text in _SERVER_TYPES:
             yield "targetServerType", _SERVER_TYPES[text]
-        elif name not in _LOCAL and name not in ("host", "port"):
+        elif name not in _LOCAL and name not in _PLACED:
             raise ConfigurationError(f"the JDBC driver has no option for {name!r} of the database's URL; leave it out")

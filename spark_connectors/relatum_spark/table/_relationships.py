@@ -13,7 +13,7 @@ from relatum.store import as_engine, coverage_of, covered, streams, translated_e
 from relatum_spark._broker import database_url
 from relatum_spark._definitions import definitions_in
 from relatum_spark.table._cuts import Bound, block_predicates, offset_predicates
-from relatum_spark.table._jdbc import jdbc_options, parse_database, require_driver
+from relatum_spark.table._jdbc import jdbc_options, require_driver
 from relatum_spark.table._snapshot import Snapshot
 
 Split = Literal["blocks", "offsets"]
@@ -111,7 +111,7 @@ def _connection(url: str, snapshot: Snapshot | None) -> Iterator[sa.Connection]:
         with snapshot.connect() as connection:
             yield connection
         return
-    with as_engine(parse_database(url)) as engine, translated_errors(), engine.connect() as connection:
+    with as_engine(url) as engine, translated_errors(), engine.connect() as connection:
         # One state for streams, keys and coverage.
         yield connection.execution_options(isolation_level="REPEATABLE READ")
 

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from relatum.errors import InvalidInput
 from relatum.store import as_engine, make_engine, translated_errors
 from relatum_spark._broker import database_url
-from relatum_spark.table._jdbc import parse_database
 
 LIMIT_S: Final = 3600.0
 """Seconds a snapshot lives unless told otherwise: an hour of held-back vacuum does no harm yet."""
@@ -35,7 +34,7 @@ class Snapshot:
         Raises:
             InvalidInput: The snapshot has ended.
         """
-        with as_engine(parse_database(self.database)) as engine, translated_errors(), engine.connect() as connection:
+        with as_engine(self.database) as engine, translated_errors(), engine.connect() as connection:
             self._enter(connection.execution_options(isolation_level="REPEATABLE READ"))
             yield connection
 
@@ -78,7 +77,7 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
     if not 1 <= limit_s <= 86_400:
         raise InvalidInput(f"a snapshot lives from 1 to 86,400 seconds, not {limit_s:g}")
     url = database_url(database)
-    engine = make_engine(parse_database(url), pool_size=1)
+    engine = make_engine(url, pool_size=1)
     with translated_errors():
         connection = engine.connect()
     try:

@@ -1,0 +1,166 @@
+"""The database's URL, read as libpq reads it: several hosts, sockets, services, and what Relatum adds to it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, quote, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.engine import URL
+
+from relatum.errors import ConfigurationError
+
+_SCHEMES: Final = ("postgresql", "postgres")
+
+PREPARE: Final = "prepare_threshold"
+"""The option that says after how many executions a statement is prepared in the server; none or 0: never."""
+
+POOLER: Final = "pgbouncer"
+"""The option that says that a pooler hands out sessions by transaction: nothing is prepared."""
+
+_OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
+
+_NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseAddress:
+    """Where a database is, and how to log in.
+
+    Attributes:
+        parameters: What the URL gives of libpq's parameters, by libpq's names; several hosts and ports have commas
+            between them. What is missing there comes from the environment, a service or libpq's defaults.
+        prepare_threshold: After how many executions a statement is prepared in the server; None where that is found
+            out when connecting, 0 for never.
+    """
+
+    parameters: Mapping[str, str] = field(repr=False)
+    prepare_threshold: int | None = None
+
+    def hosts(self) -> list[tuple[str, int | None]]:
+        """Each host with its port, in the order they are tried; None where libpq's default holds.
+
+        Raises:
+            ConfigurationError: there are ports for other hosts than those that are named.
+        """
+        hosts = (self.parameters.get("host") or self.parameters.get("hostaddr", "")).split(",")
+        ports = self.parameters.get("port", "").split(",")
+        if len(ports) == 1:
+            ports *= len(hosts)
+        if len(ports) != len(hosts):
+            raise ConfigurationError("the database's URL lists hosts and ports that do not go together")
+        return [(host, int(port) if port else None) for host, port in zip(hosts, ports, strict=True)]
+
+    def shown(self) -> URL:
+        """As SQLAlchemy has it: a single host in its place, several in the query."""
+        hosts = self.hosts()
+        host, port = hosts[0]
+        is_single = len(hosts) == 1 and not host.startswith(("/", "@"))
+        placed = ("user", "password", "dbname", *(("host", "port") if is_single else ()))
+        return URL.create(
+            "postgresql+psycopg",
+            username=self.parameters.get("user"),
+            password=self.parameters.get("password"),
+            host=(host or None) if is_single else None,
+            port=port if is_single else None,
+            database=self.parameters.get("dbname"),
+            query={name: value for name, value in self.parameters.items() if name not in placed},
+        )
+
+
+def parse_database(database: str | URL) -> DatabaseAddress:
+    """The address that a URL names: `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
+
+    All that libpq takes is taken, and read by libpq itself. Besides, `?prepare_threshold=` and `?pgbouncer=true` say
+    whether statements are prepared, SQLAlchemy's `postgresql+psycopg://` is understood, and so is its list of hosts,
+    `?host=h1:5432&host=h2`.
+
+    Raises:
+        ConfigurationError: the text is no PostgreSQL URL; the message does not show it.
+    """
+    if isinstance(database, URL):
+        database = _rendered(database)
+    scheme, separator, rest = database.strip().partition("://")
+    kind = scheme.partition("+")[0].lower()
+    if not separator:
+        raise ConfigurationError(_NO_URL)
+    if kind not in _SCHEMES:
+        raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {kind!r}")
+    base, _, query = rest.partition("?")
+    options = _options(query)
+    ours = {name: value for name, value in options if name in (PREPARE, POOLER)}
+    theirs = [(name, value) for name, value in _one_list(options) if name not in ours]
+    parameters = _parsed(f"postgresql://{base}{'?' if theirs else ''}{urlencode(theirs, quote_via=quote)}")
+    address = DatabaseAddress(parameters, _threshold(ours))
+    _check(address)
+    return address
+
+
+def _rendered(url: URL) -> str:
+    """A URL of SQLAlchemy's as text that libpq reads: with %20 for a blank."""
+    text = url.render_as_string(hide_password=False)
+    base, question, query = text.partition("?")
+    return f"{base}{question}{query.replace('+', '%20')}"
+
+
+def _options(query: str) -> list[tuple[str, str]]:
+    """The options in their order; + is no blank to libpq."""
+    return parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
+
+
+def _one_list(options: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The options with SQLAlchemy's list of hosts, `host=h1:5432&host=h2`, as libpq's: `host=h1,h2&port=5432,`."""
+    hosts = [value for name, value in options if name == "host"]
+    has_port = any(name == "port" for name, _ in options)
+    if len(hosts) > 1 or (hosts and not has_port and ":" in hosts[0] and not hosts[0].startswith(("/", "@"))):
+        if has_port:
+            raise ConfigurationError("the database's URL lists hosts and ports that do not go together")
+        split = [_split(host) for host in hosts]
+        yield "host", ",".join(host for host, _ in split)
+        if any(port for _, port in split):
+            yield "port", ",".join(port for _, port in split)
+        options = [(name, value) for name, value in options if name != "host"]
+    yield from options
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A host and its port: `db:5433`, `db`, `[::1]:5433`, `::1`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or not port.isdecimal() or (":" in host and not host.endswith("]")):
+        return text.strip("[]"), ""
+    return host.strip("[]"), port
+
+
+def _parsed(url: str) -> dict[str, str]:
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    except psycopg.ProgrammingError as error:
+        # Only this of libpq's texts shows no part of a password, unless that holds a question mark.
+        unknown = str(error).strip()
+        if unknown.startswith("invalid URI query parameter") and "@" not in url.partition("?")[2].replace("%40", "@"):
+            raise ConfigurationError(f"the database's URL has an option that libpq does not know: {unknown}") from None
+        raise ConfigurationError(_NO_URL) from None
+
+
+def _threshold(ours: Mapping[str, str]) -> int | None:
+    if POOLER in ours:
+        return 0 if ours[POOLER].lower() not in _OFF else None
+    if PREPARE not in ours:
+        return None
+    text = ours[PREPARE].lower()
+    if text in _OFF:
+        return 0
+    if not text.isdecimal():
+        raise ConfigurationError(f"{PREPARE} in the database's URL is a number, or none")
+    return int(text)
+
+
+def _check(address: DatabaseAddress) -> None:
+    """Refuse what would be told wrongly later: a password's `@`, `/` or `?` that is not percent-encoded."""
+    if "@" in address.parameters.get("host", "").removeprefix("@"):
+        raise ConfigurationError("in the database's URL, write @ in a user's name or a password as %40")
+    ports = address.parameters.get("port", "")
+    if not all(port.isdecimal() and int(port) < 65_536 for port in ports.split(",") if port):
+        raise ConfigurationError(f"{_NO_URL}: its port is no number (write / in a password as %2F, ? as %3F, : as %3A)")
+    address.hosts()

@@ -1,0 +1,209 @@
+"""The one boundary where errors of psycopg and SQLAlchemy become Relatum's.
+
+What a server answers before there is a session comes from libpq as text alone, without a SQLSTATE: `_SAID` knows its
+texts. A server that speaks another language than English (`lc_messages`) is then taken to be away, in its own words.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import psycopg
+import sqlalchemy as sa
+
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    DatabaseUnavailable,
+    RelatumError,
+    RowRefused,
+    SchemaMissing,
+)
+
+REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+"""What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.
+
+Source: PostgreSQL, appendix A, "PostgreSQL Error Codes".
+"""
+
+_PASSING: Final = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    # Sessions ended for their time: a new connection does better.
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.TransactionTimeout,
+)
+
+_READ_ONLY: Final = (
+    "PostgreSQL is read-only here (a standby, or default_transaction_read_only): give the primary's URL, or all hosts "
+    "and target_session_attrs=read-write; nothing was written"
+)
+
+_POOLED: Final = (
+    "a statement that was prepared belongs to another session: a pooler hands out sessions by transaction. Add "
+    "?pgbouncer=true to the database's URL, or give your engine connect_args={'prepare_threshold': None}"
+)
+
+_MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], Callable[[str], RelatumError]], ...]] = (
+    # What SQLSTATEs mean, with the first line of PostgreSQL's words.
+    (
+        (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName),
+        lambda said: SchemaMissing("the database has no schema `relatum`, or an older one: run `relatum migrate`"),
+    ),
+    (
+        (psycopg.errors.ReadOnlySqlTransaction,),
+        lambda said: DatabaseUnavailable(_READ_ONLY, reason="read_only"),
+    ),
+    (
+        (psycopg.errors.DuplicatePreparedStatement, psycopg.errors.InvalidSqlStatementName),
+        lambda said: ConfigurationError(f"{_POOLED} ({said})"),
+    ),
+    (
+        (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidPassword),
+        lambda said: AccessRefused(f"PostgreSQL refuses this user: {said}"),
+    ),
+    (
+        (psycopg.errors.InvalidCatalogName,),
+        lambda said: ConfigurationError(f"there is no such database: {said}"),
+    ),
+    (
+        (psycopg.errors.DiskFull,),
+        lambda said: DatabaseUnavailable(f"PostgreSQL's disk is full: {said}; nothing was written", reason="disk_full"),
+    ),
+)
+
+_TLS_HINT: Final = " (sslmode, sslrootcert, sslcert and sslkey in the database's URL say what is asked of TLS)"
+
+_SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
+    # What libpq or the server says, what that is, the reason where it passes, and what is to be added.
+    (r"session is read-only|is in hot standby mode", DatabaseUnavailable, "read_only", ""),
+    (r"is not in hot standby mode|session is not read-only", DatabaseUnavailable, "read_only", ""),
+    (r"too many (clients|connections)|connection slots are reserved|no more connections allowed"
+     r"|max_client_conn|max_db_connections", DatabaseUnavailable, "connections",
+     "; wait, close others, or allow more"),
+    (r"the database system is starting up|not yet accepting connections|is in recovery mode",
+     DatabaseUnavailable, "starting", ""),
+    (r"the database system is shutting down", DatabaseUnavailable, "stopping", ""),
+    (r"failed to resolve host|could not translate host name", DatabaseUnavailable, "name",
+     ": the name does not resolve"),
+    (r'unsupported startup parameter', ConfigurationError, "",
+     "; leave `options` out of the database's URL, or let the pooler ignore it (ignore_startup_parameters)"),
+    (r'database ".*" does not exist|no such database', ConfigurationError, "", "; create it, or correct its name"),
+    (r"authentication failed|no password supplied|is not permitted to log in|permission denied for database"
+     r"|no such user|role \".*\" does not exist|not allowed to connect|auth(entication)? query", AccessRefused, "", ""),
+    (r"no pg_hba\.conf entry", AccessRefused, "",
+     ": pg_hba.conf has no line for this host, user and database, with or without TLS as said (see sslmode)"),
+    (r"requires a valid client certificate", AccessRefused, "", _TLS_HINT),
+    (r"received invalid response|expected authentication request|unsupported protocol version|invalid packet length"
+     r"|unexpected response", ConfigurationError, "", "; who answers there is no PostgreSQL"),
+    (r"does not support SSL|certificate|private key file|\bSSL\b|\bsslmode\b|sslrootcert|channel binding|TLS",
+     ConfigurationError, "", _TLS_HINT),
+    (r"definition of service|service file|invalid .* value:|invalid port number|could not match \d+"
+     r"|unrecognized configuration parameter|authentication method requirement|invalid connection option"
+     r"|invalid value for parameter|invalid integer value", ConfigurationError, "", ""),
+)  # fmt: skip
+
+_KNOWN: Final = tuple((re.compile(text), kind, reason, more) for text, kind, reason, more in _SAID)
+
+_NOT_TLS: Final = re.compile(
+    r"SSL SYSCALL error|SSL connection has been closed|SSL error: unexpected eof", re.IGNORECASE
+)
+"""A connection that broke, as libpq says it of one with TLS."""
+
+
+class translated_errors:  # noqa: N801 - reads as the statement it is: `with translated_errors():`
+    """Turn what psycopg and SQLAlchemy raise inside the block into Relatum's errors.
+
+    A class and not a generator: it stands on the path of every look-up and costs a third so.
+
+    Args:
+        theirs_too: Whether the block runs a caller's own statements as well. What PostgreSQL refuses of them stays the
+            driver's error then, which the caller may know better than ours.
+
+    Raises:
+        DatabaseUnavailable: PostgreSQL does not answer, ended the connection, is full or read-only (field `reason`):
+            nothing was committed, unless the connection was lost during the commit itself.
+        SchemaMissing: a table or column is not there.
+        ConfigurationError: there is no such database, TLS is not as asked for, or a pooler mixes up sessions.
+        AccessRefused: this user may not.
+        RowRefused: PostgreSQL cannot hold a value, however often it is given; nothing was written.
+    """
+
+    __slots__ = ("_theirs_too",)
+
+    def __init__(self, *, theirs_too: bool = False) -> None:
+        self._theirs_too = theirs_too
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, sa.exc.DBAPIError):
+            if not (self._theirs_too and isinstance(error.orig, REFUSALS)):
+                raise_translated(error, error.orig, lost=error.connection_invalidated)
+        elif isinstance(error, psycopg.Error):
+            if not (self._theirs_too and isinstance(error, REFUSALS)):
+                raise_translated(error, error)
+        elif isinstance(error, sa.exc.TimeoutError):
+            raise DatabaseUnavailable("no connection to PostgreSQL became free in time", reason="pool") from error
+
+
+def raise_translated(error: BaseException, original: BaseException | None, *, lost: bool = False) -> None:
+    """Raise Relatum's error for a driver's error; return where the driver's own should be seen (a defect of ours)."""
+    translated = _translated(original, lost=lost)
+    if translated is not None:
+        raise translated from error
+
+
+def _translated(original: BaseException | None, *, lost: bool) -> RelatumError | None:
+    first = _first_line(original)
+    for kinds, translate in _MEANT:
+        if isinstance(original, kinds):
+            return translate(first)
+    if isinstance(original, REFUSALS) and not lost:
+        return RowRefused(f"PostgreSQL refuses a value, and would again: {first}", sqlstate=original.sqlstate)
+    if isinstance(original, psycopg.OperationalError) and original.sqlstate is None and not lost:
+        return _of_connecting(str(original))
+    if lost or isinstance(original, _PASSING):
+        return DatabaseUnavailable(f"PostgreSQL does not answer: {first}")
+    return None
+
+
+def _of_connecting(text: str) -> RelatumError:
+    """What a failure to connect is. With several hosts: what passes at one of them passes."""
+    tried = [_of_one_host(failure) for failure in _failures(text)]
+    chosen = next((error for error in tried if isinstance(error, DatabaseUnavailable)), tried[-1])
+    if len(tried) > 1:
+        told = "; ".join(dict.fromkeys(str(error) for error in tried))
+        return type(chosen)(f"no host of the database's URL will do: {told}", **vars(chosen))
+    return chosen
+
+
+def _failures(text: str) -> Iterator[str]:
+    """The first line of each host's failure; psycopg lists them after a first paragraph where there are several."""
+    lines = text.strip().splitlines() or [""]
+    listed = [line for line in lines if line.startswith("- host: ")]
+    for line in listed or lines[:1]:
+        yield re.sub(r"^- host: .*?, port: .*?, hostaddr: \S+?: ", "", line)
+
+
+def _of_one_host(said: str) -> RelatumError:
+    said = said.removeprefix("connection failed: ").removeprefix("connection is bad: ")
+    if not _NOT_TLS.search(said):
+        for known, kind, reason, more in _KNOWN:
+            if known.search(said):
+                told = f"{_OPENINGS[kind]}: {said}{more}"
+                return kind(told, reason=reason) if reason else kind(told)
+    return DatabaseUnavailable(f"PostgreSQL does not answer: {said}")
+
+
+_OPENINGS: Final[dict[type[RelatumError], str]] = {
+    DatabaseUnavailable: "PostgreSQL takes no connection now",
+    ConfigurationError: "PostgreSQL cannot be reached as it is set up",
+    AccessRefused: "PostgreSQL refuses this user",
+}
+
+
+def _first_line(error: BaseException | None) -> str:
+    """The first line of a driver's message; psycopg puts neither passwords nor parameters into it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,99 @@
+"""How a database's URL is read."""
+
+import pytest
+from sqlalchemy.engine import URL, make_url
+
+from relatum.errors import ConfigurationError
+from relatum.store import make_engine, parse_database
+
+ADDRESSES: dict[str | URL, dict[str, str]] = {
+    "postgresql://user:p%40w@db:5433/name": {
+        "user": "user",
+        "password": "p@w",
+        "host": "db",
+        "port": "5433",
+        "dbname": "name",
+    },
+    "postgresql+psycopg://user@db/name": {"user": "user", "host": "db", "dbname": "name"},
+    "postgres://db": {"host": "db"},
+    "postgresql://h1:5433,h2/name?target_session_attrs=read-write": {
+        "host": "h1,h2",
+        "port": "5433,",
+        "dbname": "name",
+        "target_session_attrs": "read-write",
+    },
+    "postgresql://h1,[::1]:5433/name": {"host": "h1,::1", "port": ",5433", "dbname": "name"},
+    "postgresql:///name?host=h1,h2&port=1,2": {"host": "h1,h2", "port": "1,2", "dbname": "name"},
+    "postgresql:///name?host=h1:5433&host=h2": {"host": "h1,h2", "port": "5433,", "dbname": "name"},
+    "postgresql:///name?host=/run/postgresql": {"host": "/run/postgresql", "dbname": "name"},
+    "postgresql://%2Frun%2Fpostgresql/name": {"host": "/run/postgresql", "dbname": "name"},
+    "postgresql:///?service=orders&passfile=/etc/pass": {"service": "orders", "passfile": "/etc/pass"},
+    "postgresql://db/name?options=-c%20search_path%3Da%2Cb": {
+        "host": "db",
+        "dbname": "name",
+        "options": "-c search_path=a,b",
+    },
+    make_url("postgresql+psycopg://us%2Ber:p%2Fw@db:5433/name?application_name=my+app"): {
+        "user": "us+er",
+        "password": "p/w",
+        "host": "db",
+        "port": "5433",
+        "dbname": "name",
+        "application_name": "my app",
+    },
+}
+
+
+@pytest.mark.parametrize("url", ADDRESSES, ids=str)
+def test_a_url_is_read_as_libpq_reads_it(url: str | URL) -> None:
+    """Several hosts, sockets, services and SQLAlchemy's own forms give libpq's parameters; an engine takes them all."""
+    assert parse_database(url).parameters == ADDRESSES[url]
+    engine = make_engine(url)
+    assert parse_database(engine.url).parameters == ADDRESSES[url]
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("query", "threshold"),
+    [
+        ("", None),
+        ("?prepare_threshold=7", 7),
+        ("?prepare_threshold=0", 0),
+        ("?prepare_threshold=none", 0),
+        ("?pgbouncer=true", 0),
+        ("?pgbouncer=false", None),
+        ("?sslmode=require&pgbouncer=1", 0),
+    ],
+)
+def test_a_url_says_whether_statements_are_prepared(query: str, threshold: int | None) -> None:
+    """Where it says nothing that is found out when connecting; libpq never sees these options."""
+    address = parse_database(f"postgresql://db/name{query}")
+    assert address.prepare_threshold == threshold
+    assert address.parameters.keys() <= {"host", "dbname", "sslmode"}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("no url, secret", "must be a URL"),
+        ("host=db password=secret", "must be a URL"),
+        ("mysql://user:secret@db/name", "PostgreSQL, not in 'mysql'"),
+        ("postgresql://user:secret@db:port/name", "port is no number"),
+        ("postgresql://user:secret@db:70000/name", "port is no number"),
+        ("postgresql://user:sec/ret@db/name", "%2F"),
+        ("postgresql://user:sec@ret@db/name", "%40"),
+        ("postgresql://user:sec?ret@db/name", "must be a URL"),
+        ("postgresql://user:sec?ret=1@db/name", "must be a URL"),
+        ("postgresql://user:%zzsecret@db/name", "must be a URL"),
+        ("postgresql://user:secret@h1:1,h2:2/name?port=1,2,3", "do not go together"),
+        ("postgresql:///name?host=h1:1&host=h2:2&port=3", "do not go together"),
+        ("postgresql://user:secret@db/name?ssl_mode=require", "ssl_mode"),
+        ("postgresql://user:secret@db/name?prepare_threshold=often", "prepare_threshold"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_one_error(url: str, said: str) -> None:
+    """It says what to change, and shows no part of the password."""
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        make_engine(url)
+    assert "sec" not in str(refused.value)
+    assert "ret" not in str(refused.value).replace("interpreted", "")
