@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,12 @@ class Relatum:
         """Run it with `--json`, whatever its exit code; return the document."""
         return json.loads(self.run(*arguments, "--json").stdout)
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Start it, to be ended by the caller."""
-        return subprocess.Popen(
-            [COMMAND, *arguments], env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+    def start(self, *arguments: str, stderr: Path | None = None) -> "subprocess.Popen[str]":
+        """Start it, to be ended by the caller; what it says goes to a file, if one is given."""
+        with stderr.open("a") if stderr is not None else nullcontext(subprocess.PIPE) as errors:
+            return subprocess.Popen(
+                [COMMAND, *arguments], env=self.environment, text=True, stdout=subprocess.PIPE, stderr=errors
+            )
 
     def await_recorded(self, stream: str) -> dict[str, Any]:
         """Wait until a stream is recorded to its end; return its status."""

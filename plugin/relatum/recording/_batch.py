@@ -1,5 +1,6 @@
 """What is read of a stream and not committed yet: finished lines for COPY, kept small and bounded."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -43,6 +44,11 @@ class Batch:
         self.skips: Counter[tuple[int, str]] = Counter()
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
+        self.oldest_at: float | None = None
+        """When its first message was written, in seconds since 1970; over AMQP 0.9.1, which does not show that, when it
+        was read."""
+        self.newest_at = 0.0
+        """The same of its last message."""
 
     @property
     def is_full(self) -> bool:
@@ -61,6 +67,9 @@ class Batch:
         self.messages += len(batch)
         self.last_offset = batch.last_offset
         self.last_chunk_ms = batch.chunk_ms
+        self.newest_at = time.time() if batch.chunk_ms is None else batch.chunk_ms / 1000
+        if self.oldest_at is None:
+            self.oldest_at = self.newest_at
         self._last = last_message(batch)
 
     def _collect(self, offsets: Sequence[int], extracted: Iterable[Extracted]) -> None:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum._failures import QUESTION_S, backoff, ended, log_failure
+from relatum._failures import QUESTION_S, backoff, ended
 from relatum._ids import MessageId
+from relatum._outages import Server
 from relatum._processes import of_one_process
 from relatum.errors import ConnectionLost, NotFound, RelatumError, Transient
 from relatum.keys import KeyDefinition
@@ -30,7 +31,9 @@ CLOSE_S: Final = 2.0
 DATABASE_CONNECTIONS_MAX: Final = 2
 """Connections to PostgreSQL of the recorder beside a publisher, of which there may be hundreds."""
 
-_LOOK_UP: Final = "names of streams"
+_LOOK_UP: Final = "looking for streams to record"
+
+_KEYS: Final = "defining the publisher's keys"
 
 BOUND_MAX: Final = 100
 """Streams recorded for one exchange that is no super stream."""
@@ -159,7 +162,7 @@ class EmbeddedRecorder:
             try:
                 is_away = not self._resolve(subjects)
             except Exception as error:  # noqa: BLE001 a defect in one look-up must not end recording
-                log_failure(logger, error, "streams not looked up")
+                self._group.outages.failed(_LOOK_UP, error)
                 is_away = True
             with self._changed:
                 self._is_away = is_away
@@ -174,8 +177,11 @@ class EmbeddedRecorder:
         try:
             add_keys(self._engine, self._definitions)
         except RelatumError as error:
-            logger.warning("keys not defined: %s", ended(error))
-            return not isinstance(error, Transient)
+            if isinstance(error, Transient):
+                self._group.outages.failed(_KEYS, error)
+                return False
+            logger.warning("the publisher's keys are not defined: %s", ended(error))
+        self._group.outages.over(_KEYS)
         return True
 
     def _resolve(self, subjects: Sequence[Subject]) -> bool:
@@ -193,6 +199,7 @@ class EmbeddedRecorder:
         except RelatumError as error:
             self._group.outages.failed(_LOOK_UP, error)
             return False
+        self._group.outages.answered(Server.BROKER)
         self._group.outages.over(_LOOK_UP)
         return True
 
@@ -203,7 +210,7 @@ class EmbeddedRecorder:
             streams = reader.partitions(name) if subject.is_exchange else _named(reader, name)
         except ConnectionLost as error:
             # Whatever ended the connection: the others are asked by a new one, this one not before its pause is over.
-            logger.warning("streams of %r not looked up: %s", name, ended(error))
+            logger.info("streams of %r not looked up: %s", name, ended(error))
             with self._changed:
                 self._watched.answered(subject, [], time.monotonic())
             raise

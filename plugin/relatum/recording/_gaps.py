@@ -16,11 +16,11 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum._failures import QUESTION_S, backoff
-from relatum.errors import CoverageConflict, RelatumError, StreamNotFound
+from relatum._outages import Outages
+from relatum.errors import CoverageConflict, StreamNotFound
 from relatum.recording._fill import Filler
 from relatum.recording._housekeeping import Housekeeping, Place
 from relatum.recording._opening import indexes_time
-from relatum.recording._outages import Outages
 from relatum.recording._ranges import Segment, gaps
 from relatum.recording._readers import SharedReader
 from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
@@ -30,7 +30,7 @@ logger = logging.getLogger("relatum.recorder")
 UNTOUCHED_S: Final = 5.0
 """Seconds that a gap must stay as it is before it is closed here: a back-fill that runs changes it all the time."""
 
-_WHO: Final = "gaps"
+_WHO: Final = "closing of gaps"
 
 
 class GapCloser:
@@ -70,17 +70,19 @@ class GapCloser:
 
     def _run(self) -> None:
         pauses = backoff(QUESTION_S)
-        while not self._stop.wait(next(pauses)):
+        while not self._stop.is_set():
+            # Also woken by whoever finds that what was away is back: else this one would be the last to say so.
+            self._outages.wait(next(pauses))
+            if self._stop.is_set():
+                return
             try:
                 if self._reader.may_return and self._reader.return_to_streams():
-                    logger.warning("the stream protocol answers: AMQP 0.9.1 is used no more")
+                    logger.info("the stream protocol answers: AMQP 0.9.1 is used no more")
                     pauses = backoff(QUESTION_S)
                 if self._look():
                     pauses = backoff(QUESTION_S)
-            except RelatumError as error:
+            except Exception as error:  # noqa: BLE001 - said once, and tried again
                 self._outages.failed(_WHO, error)
-            except Exception:
-                logger.exception("gaps not closed, by a defect")
             else:
                 self._outages.over(_WHO)
 
@@ -128,7 +130,8 @@ class GapCloser:
 
     def _read_again(self, range_: CoverageRow, filler: Filler, row: StreamRow) -> bool:
         extra = {"stream": row.name, "from": range_.from_offset, "to": range_.to_offset}
-        logger.info("reading again what AMQP 0.9.1 recorded", extra=extra)
+        text = "reading offsets %d to %d of stream %r again, which AMQP 0.9.1 recorded"
+        logger.info(text, range_.from_offset, range_.to_offset - 1, row.name, extra=extra)
         return filler.read_again(range_)
 
     def _close(self, gap: Range, filler: Filler, row: StreamRow) -> bool:
@@ -136,7 +139,8 @@ class GapCloser:
         key_ids = filler.key_ids | ({TIME} if indexes_time(row, reader) else set())
         if not key_ids:
             return False
-        logger.info("closing a gap", extra={"stream": row.name, "from": gap[0], "to": gap[1]})
+        extra = {"stream": row.name, "from": gap[0], "to": gap[1]}
+        logger.info("closing the gap from %d to %d of stream %r", gap[0], gap[1] - 1, row.name, extra=extra)
         return filler.complete(Segment(*gap, frozenset(key_ids)))
 
 

@@ -10,16 +10,17 @@ from prometheus_client import CollectorRegistry
 
 from relatum._failures import ended
 from relatum._holders import new_holder
+from relatum._outages import Outages
 from relatum.errors import NotFound, RelatumError
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._gaps import GapCloser
 from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._lease import LEASE_S
 from relatum.recording._metrics import RecorderMetrics
-from relatum.recording._outages import Outages
 from relatum.recording._readers import SharedReader
 from relatum.recording._tail import Shared, TailRecorder
 from relatum.recording._writer import Committers, RecordedListener
+from relatum.store import database_name
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -56,21 +57,22 @@ class RecorderGroup:
         lease_s: float = LEASE_S,
     ) -> None:
         self._address = address
-        self._metrics = RecorderMetrics()
         self._stop = threading.Event()
-        self.outages = Outages(self._stop)
+        names = {"broker": str(address), "database": database_name(engine)}
+        self.outages = Outages(logger, stop=self._stop, **names)
+        self.metrics = RecorderMetrics(self.outages)
         self.reader = SharedReader(address)
         self._keeper = Housekeeping(engine, address.vhost, holder or new_holder(), lease_s, self.outages)
         self._committers = Committers(committers_max)
         self._gaps = GapCloser(engine, self.reader, self._keeper, self.outages, self._stop)
-        shared = (self.reader, self._keeper, self._committers, self.outages, self._metrics, on_recorded)
+        shared = (self.reader, self._keeper, self._committers, self.outages, self.metrics, on_recorded)
         self._shared = Shared(engine, *shared)
         self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
 
     @property
     def registry(self) -> CollectorRegistry:
         """What Prometheus scrapes."""
-        return self._metrics.registry
+        return self.metrics.registry
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on; nothing happens where it is recorded already."""

@@ -12,11 +12,12 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum._failures import backoff
+from relatum._failures import backoff, ended
+from relatum._outages import Outages, Server
 from relatum.errors import RelatumError, StreamReplaced
 from relatum.keys import KeyDefinition
 from relatum.recording._lease import RENEWALS, give_back, holders, take
-from relatum.recording._outages import Outages
+from relatum.recording._progress import Progress
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._writer import Writer
 from relatum.store import StreamRow, ensure_stream, key_definitions, streams, translated_errors
@@ -29,15 +30,18 @@ RECEIPTS_S: Final = 60.0
 PRUNE_S: Final = 0.5
 """Seconds of one round spent on deleting rows of dropped messages: the leases are renewed in between."""
 
-_WHO: Final = "leases"
+_WHO: Final = "renewing the leases"
 
 
 class Place:
     """One stream's place in the housekeeping of its process."""
 
-    def __init__(self, name: str, super_stream: str | None) -> None:
+    def __init__(self, name: str, super_stream: str | None, progress: Progress, who: str) -> None:
         self.name = name
         self.super_stream = super_stream
+        self.progress = progress
+        self.who = who
+        """By which name its recording is told to be away."""
         self.row: StreamRow | None = None
         self.is_wanted = False
         self.is_held = False
@@ -86,9 +90,9 @@ class Housekeeping:
         """Begin."""
         self._thread.start()
 
-    def add(self, name: str, super_stream: str | None) -> Place:
+    def add(self, name: str, super_stream: str | None, progress: Progress, who: str) -> Place:
         """A place for a stream; nothing is asked until it is wanted."""
-        place = Place(name, super_stream)
+        place = Place(name, super_stream, progress, who)
         with self._changed:
             self._places.append(place)
         return place
@@ -98,8 +102,9 @@ class Housekeeping:
         with self._changed:
             return [place for place in self._places if place.is_held and place.row is not None]
 
-    def take(self, place: Place) -> StreamRow | None:
-        """Wait until the stream's lease is ours; None at the stop."""
+    def take(self, place: Place, limit_s: float) -> StreamRow | None:
+        """Wait until the stream's lease is ours; None where that took longer, and at the stop."""
+        until = time.monotonic() + limit_s
         with self._changed:
             place.is_wanted = True
             if not place.is_held:
@@ -108,7 +113,10 @@ class Housekeeping:
             while not self._is_stopping:
                 if place.is_held and place.row is not None:
                     return place.row
-                self._changed.wait()
+                left = until - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
         return None
 
     def release(self, place: Place) -> None:
@@ -143,7 +151,7 @@ class Housekeeping:
                     give_back(connection, ids, self._holder)
         except RelatumError as error:
             # The leases run out by themselves.
-            logger.info("leases not given back: %s", error)
+            logger.info("leases not given back: %s", ended(error))
 
     # --- the thread ---------------------------------------------------------------------------------------
 
@@ -153,15 +161,12 @@ class Housekeeping:
         pause_s = 0.0
         while self._wait(pause_s):
             try:
-                is_idle = self._round()
+                with self._outages.asking(Server.DATABASE):
+                    is_idle = self._round()
                 self._prune()
-            except RelatumError as error:
+            except Exception as error:  # noqa: BLE001 - said once, and tried again
                 self._outages.failed(_WHO, error)
                 self._refuse()
-                pause_s = next(failures)
-                continue
-            except Exception:
-                logger.exception("leases not renewed, by a defect")
                 pause_s = next(failures)
                 continue
             self._outages.over(_WHO)
@@ -205,9 +210,12 @@ class Housekeeping:
             self._changed.notify_all()
             is_idle = not any(place.is_held for place in self._places)
             writers = [(place, place.writer) for place in wanted if place.is_held and place.writer is not None]
+            standing_by = [place for place in wanted if place.progress.is_standby]
         for writer in lost:
             name = writer.stream
             writer.end(StreamReplaced(f"stream {name!r} is recorded by another process now", stream=name))
+        for place in standing_by:
+            self._outages.over(place.who)
         key_ids = [key.key_id for key in found.definitions]
         for place, writer in writers:
             if place.row is not None:
@@ -246,11 +254,14 @@ class Housekeeping:
         row = place.row or found.rows[place.name]
         if row.stream_id in found.taken:
             place.row, place.is_held, place.is_refused = row, True, False
+            place.progress.is_standby = False
             return None
         # A row that is locked for a moment is not renewed this time, and still ours.
         if place.is_held and found.holders.get(row.stream_id) == self._holder:
             return None
         was_held, place.is_held, place.is_refused = place.is_held, False, True
+        if not was_held and found.holders.get(row.stream_id) not in (None, self._holder):
+            place.progress.stand_by()
         if not was_held and row.stream_id not in found.holders:
             place.row = None  # Replaced before it was ours.
         return place.writer if was_held else None

@@ -43,12 +43,13 @@ logger = logging.getLogger("relatum.recorder")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream ready to be recorded from `tail.to_offset` on."""
+    """A stream ready to be recorded from `tail.to_offset` on; its last message was `last` just now."""
 
     stream: StreamRow
     tail: CoverageRow
     definitions: tuple[KeyDefinition, ...]
     high_us: int | None
+    last: int | None
 
 
 def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Opened:
@@ -76,7 +77,7 @@ def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Ope
         tail = _continued(connection, stream, tail, definitions, bounds, reads)
         _set_bounds(connection, stream, bounds)
         high_us = _latest_time(connection, stream.stream_id)
-    return Opened(stream, tail, definitions, high_us)
+    return Opened(stream, tail, definitions, high_us, bounds.last)
 
 
 def indexes_time(stream: StreamRow, reader: StreamReader) -> bool:
@@ -158,7 +159,8 @@ def _last_agreement(
 
 def _replaced(engine: sa.Engine, stream: StreamRow) -> StreamRow:
     """Begin a new generation: no row of the old one can answer for the new stream."""
-    logger.warning("stream replaced", extra={"stream": stream.name, "generation": stream.generation + 1})
+    extra = {"stream": stream.name, "generation": stream.generation + 1}
+    logger.warning("stream %r was deleted and declared again: recorded from its begin", stream.name, extra=extra)
     with translated_errors(), engine.begin() as connection:
         retired = connection.execute(
             sa.update(streams)
@@ -221,7 +223,8 @@ def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: P
         note(
             connection, stream.stream_id, "tail_lost", (cut, tail.to_offset), "recorded again as the stream has it now"
         )
-    logger.warning("tail lost", extra={"stream": stream.name, "from": cut, "to": tail.to_offset})
+    extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
+    logger.warning("stream %r has lost its end: recorded again from %d on", stream.name, cut, extra=extra)
     return new
 
 
@@ -281,7 +284,9 @@ def _continued(
         if tail.position is not None:
             add_hole(connection, stream.stream_id, (tail.to_offset, first))
             note(connection, stream.stream_id, "hole", (tail.to_offset, first), "retention was faster than recording")
-            logger.warning("hole", extra={"stream": stream.name, "from": tail.to_offset, "to": first})
+            extra = {"stream": stream.name, "from": tail.to_offset, "to": first}
+            text = "retention dropped offsets %d to %d of stream %r before they were recorded"
+            logger.warning(text, tail.to_offset, first - 1, stream.name, extra=extra)
     return _new_tail(connection, stream, start, key_ids, reads, tail.position)
 
 
@@ -305,20 +310,20 @@ def _new_tail(
     )
 
 
-def pass_over(engine: sa.Engine, stream_id: int, to_offset: int, reason: str) -> None:
+def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
     """Go on behind messages that cannot be unpacked here, and leave them uncovered: a gap that is tried again.
 
     Raises:
         CoverageConflict: another recorder moved the tail meanwhile; nothing was written.
     """
     with translated_errors(), engine.begin() as connection:
-        tail = tail_of(connection, stream_id)
+        tail = tail_of(connection, stream.stream_id)
         if tail is None or tail.to_offset >= to_offset:
-            raise CoverageConflict("another recorder moved the tail meanwhile", stream="")
+            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
         close_tail(connection, tail)
         open_range(
             connection,
-            stream_id,
+            stream.stream_id,
             to_offset,
             tail.key_ids,
             with_time=tail.with_time,
@@ -326,16 +331,17 @@ def pass_over(engine: sa.Engine, stream_id: int, to_offset: int, reason: str) ->
             position=tail.position,
             over_amqp=tail.over_amqp,
         )
-        last = sa.select(sa.func.max(events.c.event_id)).where(events.c.stream_id == stream_id).scalar_subquery()
+        last = sa.select(sa.func.max(events.c.event_id)).where(events.c.stream_id == stream.stream_id).scalar_subquery()
         grown = connection.execute(
             sa.update(events)
             .where(events.c.event_id == last, events.c.kind == "unreadable", events.c.to_offset == tail.to_offset)
             .values(to_offset=to_offset)
         )
         if grown.rowcount == 0:
-            note(connection, stream_id, "unreadable", (tail.to_offset, to_offset), reason)
-            extra = {"from": tail.to_offset, "to": to_offset, "reason": reason}
-            logger.warning("not recorded: cannot be unpacked here", extra=extra)
+            note(connection, stream.stream_id, "unreadable", (tail.to_offset, to_offset), reason)
+            extra = {"stream": stream.name, "from": tail.to_offset, "to": to_offset, "reason": reason}
+            text = "offsets %d to %d of stream %r are not recorded, and cannot be unpacked here: %s"
+            logger.warning(text, tail.to_offset, to_offset - 1, stream.name, reason, extra=extra)
 
 
 def _set_bounds(connection: sa.Connection, stream: StreamRow, bounds: StreamBounds) -> None:

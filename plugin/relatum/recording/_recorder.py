@@ -3,24 +3,26 @@
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
 from relatum._failures import QUESTION_S, backoff
+from relatum._outages import Server
 from relatum._processes import of_one_process
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
     DatabaseUnavailable,
+    NotFound,
     RelatumError,
 )
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._lease import LEASE_S
-from relatum.recording._outages import Outages
 from relatum.store import add_keys, key_definitions, known_engine, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
@@ -32,7 +34,9 @@ DATABASE_CONNECTIONS_MAX: Final = 8
 """Connections to PostgreSQL of a recorder, unless it is told otherwise: a dozen recorders fit into its default of 100.
 """
 
-_NAMES: Final = "names of streams"
+_NAMES: Final = "looking for streams to record"
+
+_KEYS: Final = "reading the definitions of keys"
 
 
 class Recorder:
@@ -77,6 +81,7 @@ class Recorder:
             committers_max=committers_of(database_connections_max),
             lease_s=lease_s,
         )
+        self._group.metrics.named(self._names)
         self._plain: set[str] = set()
         """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
         self._super: set[str] = set()
@@ -98,17 +103,51 @@ class Recorder:
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
         try:
-            define_keys(self._engine, self._keys, stop, self._group.outages)
+            self._define_keys(stop)
             pauses = backoff(QUESTION_S)
             while not stop.is_set():
                 if not self._find_streams():
-                    stop.wait(next(pauses))
+                    self._group.outages.wait(next(pauses))
                 else:
+                    pauses = backoff(QUESTION_S)
                     stop.wait(PARTITIONS_S if self._super else None)
         finally:
             self._group.stop()
             if self._owns_engine:
                 self._engine.dispose()
+
+    def _define_keys(self, stop: threading.Event) -> None:
+        """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""
+        outages, pauses = self._group.outages, backoff()
+        while not stop.is_set():
+            try:
+                if self._keys:
+                    add_keys(self._engine, self._keys)
+                with translated_errors(), self._engine.begin() as connection:
+                    key_definitions(connection)
+            except DatabaseUnavailable as error:
+                outages.failed(_KEYS, error)
+                # Nothing else asks it until then, and the metrics tell whether it answers.
+                self._ask_broker()
+                stop.wait(next(pauses))
+            else:
+                outages.answered(Server.DATABASE)
+                outages.over(_KEYS)
+                return
+
+    def _ask_broker(self) -> None:
+        """See whether the broker answers: by a question about a stream, which asks nothing of it while it starts."""
+        try:
+            reader = self._group.reader.get()
+            with suppress(NotFound):
+                reader.bounds(self._names[0])
+        except (ConfigurationError, AccessRefused):
+            raise
+        except RelatumError as error:
+            self._group.outages.failed(_NAMES, error)
+        else:
+            self._group.outages.answered(Server.BROKER)
+            self._group.outages.over(_NAMES)
 
     def _find_streams(self) -> bool:
         """Start a recorder for each stream and each partition; False where a name is not known for what it is yet."""
@@ -122,6 +161,7 @@ class Recorder:
         except RelatumError as error:
             self._group.outages.failed(_NAMES, error)
             return False
+        self._group.outages.answered(Server.BROKER)
         self._group.outages.over(_NAMES)
         return self._plain.union(self._super).issuperset(self._names)
 
@@ -132,6 +172,8 @@ class Recorder:
             self._group.add(partition, super_stream=name)
         if partitions:
             self._super.add(name)
+            if name not in partitions:
+                self._group.metrics.forget(name)
         elif name not in self._super:
             self._group.add(name)
             # None over AMQP 0.9.1, where nobody can say what is a super stream.
@@ -149,20 +191,3 @@ def engine_of(database: str | sa.Engine, connections_max: int) -> sa.Engine:
 def committers_of(connections_max: int) -> int:
     """How many threads commit: two connections are left to renew leases and open streams, if there are so many."""
     return max(1, connections_max - 2)
-
-
-def define_keys(engine: sa.Engine, keys: Sequence[KeyDefinition], stop: threading.Event, outages: Outages) -> None:
-    """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""
-    pauses = backoff()
-    while not stop.is_set():
-        try:
-            if keys:
-                add_keys(engine, keys)
-            with translated_errors(), engine.begin() as connection:
-                key_definitions(connection)
-        except DatabaseUnavailable as error:
-            outages.failed(_NAMES, error)
-            stop.wait(next(pauses))
-        else:
-            outages.over(_NAMES)
-            return

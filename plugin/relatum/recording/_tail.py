@@ -8,14 +8,14 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._failures import QUESTION_S, backoff
-from relatum.errors import RelatumError, StreamNotFound
+from relatum._failures import QUESTION_S, backoff, ended
+from relatum._outages import Outages, Server
+from relatum.errors import Conflict, RelatumError, StreamNotFound
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording._batch import readable
 from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import note, open_tail, pass_over
-from relatum.recording._outages import Outages
 from relatum.recording._readers import SharedReader
 from relatum.recording._writer import Committers, RecordedListener, Writer
 from relatum.store import StreamRow, streams, translated_errors
@@ -80,7 +80,9 @@ class TailRecorder:
     def __init__(self, shared: Shared, stream: str, super_stream: str | None = None) -> None:
         self._shared = shared
         self._stream = stream
-        self._place = shared.keeper.add(stream, super_stream)
+        self._who = f"recording of stream {stream!r}"
+        self._progress = shared.metrics.stream(stream)
+        self._place = shared.keeper.add(stream, super_stream, self._progress, self._who)
         self._was_missing = False
         self._is_hopeful = True
         self._has_settled = False
@@ -99,18 +101,21 @@ class TailRecorder:
         """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
         pauses = backoff(QUESTION_S)
         while not stop.is_set():
-            row = self._shared.keeper.take(self._place)
+            row = self._shared.keeper.take(self._place, _look_s())
             if row is None:
-                return
+                if not stop.is_set():
+                    self._look_from_afar()
+                continue
             self._has_settled = False
             try:
                 self._record(row, stop)
-            except StreamNotFound:
-                self._note_missing(row)
-            except RelatumError as error:
-                self._shared.outages.failed(self._stream, error)
-            except Exception:
-                logger.exception("session ended by a defect", extra={"stream": self._stream})
+            except StreamNotFound as error:
+                self._note_missing(row, error)
+            except Conflict as error:
+                # Nothing is wrong: another process is, or was, at it.
+                logger.info("recording of stream %r begins anew: %s", self._stream, ended(error))
+            except Exception as error:  # noqa: BLE001 - said once, and tried again
+                self._shared.outages.failed(self._who, error)
             else:
                 pauses = backoff(QUESTION_S)
                 continue
@@ -121,18 +126,34 @@ class TailRecorder:
                 pauses = backoff(QUESTION_S)
             self._shared.outages.wait(next(pauses))
 
-    def _note_missing(self, row: StreamRow) -> None:
+    def _look_from_afar(self) -> None:
+        """See how far behind recording is while the database does not let this process record: the broker knows."""
+        outages = self._shared.outages
+        if self._place.is_held or self._progress.is_standby:
+            return
+        try:
+            self._progress.show(self._shared.reader.get().bounds(self._stream).last)
+        except StreamNotFound:
+            self._progress.show(None)
+        except Exception as error:  # noqa: BLE001 - said once, and asked again
+            outages.failed(self._who, error)
+        else:
+            outages.answered(Server.BROKER)
+            outages.over(self._who, Server.BROKER)
+
+    def _note_missing(self, row: StreamRow, missed: StreamNotFound) -> None:
         """Say once that the stream does not exist (yet, or any more); it may be declared at any moment."""
+        self._shared.outages.failed(self._who, missed)
+        self._progress.show(None)
         if self._was_missing:
             return
-        logger.warning("no such stream", extra={"stream": self._stream})
         try:
             with translated_errors(), self._shared.engine.begin() as connection:
                 missing = sa.update(streams).where(streams.c.stream_id == row.stream_id).values(state="missing")
                 connection.execute(missing)
                 note(connection, row.stream_id, "missing")
         except RelatumError as error:
-            self._shared.outages.failed(self._stream, error)
+            self._shared.outages.failed(self._who, error)
         else:
             self._was_missing = True
 
@@ -144,19 +165,23 @@ class TailRecorder:
             shared.keeper.release(self._place)  # A new generation: begin again with a lease of its own.
             return
         self._was_missing = False
-        shared.outages.over(self._stream)
+        shared.outages.answered(Server.BROKER, Server.DATABASE)
+        shared.outages.over(self._who)
         start = opened.tail.to_offset
-        logger.info("recording", extra={"stream": self._stream, "from": start})
-        writer = Writer(shared.engine, opened, shared.committers, shared.metrics, shared.on_recorded)
+        extra = {"stream": self._stream, "from": start}
+        logger.info("recording stream %r from offset %d on", self._stream, start, extra=extra)
+        writer = Writer(shared.engine, opened, shared.committers, shared.metrics, self._progress, shared.on_recorded)
         self._place.writer = writer
+        self._progress.begin(start - 1, opened.last, writer.unwritten)
         began_at = time.monotonic()
         try:
-            self._follow(reader, writer, start, stop)
+            self._follow(reader, writer, opened.stream, stop)
         except BaseException:
             self._abandon(writer)
             raise
         finally:
             self._place.writer = None
+            self._progress.stop()
             self._has_settled = writer.recorded_to >= start or time.monotonic() - began_at >= SETTLED_S
         writer.finish()
 
@@ -165,11 +190,12 @@ class TailRecorder:
         try:
             writer.finish()
         except RelatumError as error:
-            logger.info("last batch not written: %s", error, extra={"stream": self._stream})
+            extra = {"stream": self._stream}
+            logger.info("last batch of stream %r not written: %s", self._stream, ended(error), extra=extra)
 
-    def _follow(self, reader: StreamReader, writer: Writer, start: int, stop: threading.Event) -> None:
+    def _follow(self, reader: StreamReader, writer: Writer, row: StreamRow, stop: threading.Event) -> None:
         """Read from the coverage's end until there is a reason to open anew."""
-        expected = start
+        expected = start = writer.recorded_to + 1
         look_at = _next_look()
         idle_s = min(IDLE_S_MAX, IDLE_S + self._shared.streams / 250)
         for records in reader.batches(self._stream, start, follow=True, idle_s=idle_s):
@@ -180,22 +206,23 @@ class TailRecorder:
                 look_at = _next_look()
                 self._look(reader, writer, expected)
             if records is None:
-                self._shared.metrics.show_end(self._stream, expected - 1, writer.recorded_to)
+                self._progress.show(expected - 1)
                 continue
             if records.first_offset > expected and self._is_hole(reader, expected):
                 return
             for part, reason in readable(records):
                 if reason is not None:
                     writer.finish()
-                    pass_over(self._shared.engine, writer.stream_id, part.last_offset + 1, reason)
+                    pass_over(self._shared.engine, row, part.last_offset + 1, reason)
                     return
+                self._progress.read(part.last_offset)
                 writer.put(part)
             expected = records.last_offset + 1
 
     def _look(self, reader: StreamReader, writer: Writer, expected: int) -> None:
         """See where the stream begins and ends now: for the metrics, and for what may be pruned."""
         bounds = self._bounds(reader)
-        self._shared.metrics.show_end(self._stream, bounds.last or expected - 1, writer.recorded_to)
+        self._progress.show(expected - 1 if bounds.last is None else bounds.last)
         if bounds.first is not None:
             writer.first_offset = bounds.first
 
@@ -211,4 +238,9 @@ class TailRecorder:
 
 def _next_look() -> float:
     """When the stream is asked for its ends the next time; those of many streams are spread."""
-    return time.monotonic() + LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret
+    return time.monotonic() + _look_s()
+
+
+def _look_s() -> float:
+    """Seconds between two looks."""
+    return LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret

@@ -20,6 +20,7 @@ from relatum.recording._commit import CHECKPOINT_OFFSETS, commit_batch
 from relatum.recording._extract import Extractor
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import Opened
+from relatum.recording._progress import Progress
 from relatum.store import CoverageRow, StreamRow
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
@@ -81,6 +82,7 @@ class Writer:
         opened: Where recording goes on.
         committers: Who commits.
         metrics: Where to count.
+        progress: Where to tell how far it is.
         on_recorded: Called after each commit that holds receipts.
     """
 
@@ -90,6 +92,7 @@ class Writer:
         opened: Opened,
         committers: Committers,
         metrics: RecorderMetrics,
+        progress: Progress,
         on_recorded: RecordedListener | None,
     ) -> None:
         self._engine = engine
@@ -100,9 +103,12 @@ class Writer:
         self._extractor = Extractor(opened.definitions)
         self._committers = committers
         self._metrics = metrics
+        self._progress = progress
         self._on_recorded = on_recorded
         self._changed = threading.Condition()
         self._filling = self._new_batch()
+        self._taken: Batch | None = None
+        """What is being committed, or could not be."""
         self._is_submitted = self._is_committing = False
         self._error: Exception | None = None
         self._checkpoint_offset = -1
@@ -131,6 +137,13 @@ class Writer:
             is_new, self._is_submitted = not self._is_submitted, True
         if is_new:
             self._committers.submit(self)
+
+    def unwritten(self) -> float | None:
+        """When the oldest message was written that was put and is not committed; None where all is. Takes no lock."""
+        for batch in (self._taken, self._filling):
+            if batch is not None and batch.oldest_at is not None:
+                return batch.oldest_at
+        return None
 
     def check(self) -> None:
         """Raise what went wrong with a commit, or what `end` was told."""
@@ -165,7 +178,7 @@ class Writer:
             batch = self._filling
             if self._error is not None:
                 return False
-            self._filling = self._new_batch()
+            self._taken, self._filling = batch, self._new_batch()
             self._is_committing = True
             self._changed.notify_all()
         error: Exception | None = None
@@ -188,6 +201,8 @@ class Writer:
         checkpoint = self._checkpoint_due(batch)
         self._row, self._high_us = commit_batch(self._engine, self._row, batch, self._high_us, checkpoint=checkpoint)
         self.recorded_to = batch.last_offset
+        self._progress.written(batch.last_offset, batch.newest_at)
+        self._taken = None
         self._count(batch, time.perf_counter() - started)
         if self._on_recorded is not None and batch.receipts:
             self._on_recorded(self._stream.name, batch.receipts)
@@ -207,10 +222,5 @@ class Writer:
         self._metrics.batch_s.labels(stream).observe(seconds)
         self._metrics.messages.labels(stream).inc(batch.messages)
         self._metrics.rows.labels(stream).inc(batch.rows)
-        self._metrics.recorded.labels(stream).set(batch.last_offset)
         for (_, reason), count in batch.skips.items():
             self._metrics.skipped.labels(stream, reason).inc(count)
-        if batch.last_chunk_ms is not None:
-            with self._changed:
-                idle = not self._filling.messages
-            self._metrics.lag_s.labels(stream).set(0.0 if idle else max(0.0, time.time() - batch.last_chunk_ms / 1000))

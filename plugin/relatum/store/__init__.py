@@ -33,6 +33,7 @@ from relatum.store._coverage import (
 )
 from relatum.store._engine import as_engine, known_engine, make_engine
 from relatum.store._group_tables import group_consumers, group_scans, group_states
+from relatum.store._named import database_name
 from relatum.store._placement_tables import (
     context_moves,
     moved_contexts,
@@ -108,6 +109,7 @@ __all__ = [
     "coverage_of",
     "covered",
     "current_stream",
+    "database_name",
     "ensure_stream",
     "events",
     "forget_settlements",

@@ -1,0 +1,180 @@
+"""What is away, said once when it goes and once when it is back, by all threads and tasks of a component together.
+
+Whatever repeats something that failed tells an `Outages` of it, and of its success. A server that is away is one
+warning then, however many wait for it and however often they try, and one line of level INFO when the last of them
+goes on. So is all else that somebody waits for: a stream that is not there, a permission.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Final
+
+from relatum._failures import ended
+from relatum.errors import BrokerUnavailable, DatabaseUnavailable, ReadTimeout, RelatumError, StreamUnavailable
+
+ANSWER_S: Final = 10.0
+"""Seconds after which a server that was asked and says nothing counts as away."""
+
+
+class Server(StrEnum):
+    """What may be away as a whole."""
+
+    BROKER = "RabbitMQ"
+    DATABASE = "PostgreSQL"
+
+
+class Outages:
+    """Who waits for what. As long as anybody does, it is away; the first who need not wait any more wakes the others.
+
+    None of its methods blocks but `wait`: tasks may use it as well as threads.
+
+    Args:
+        logger: Where to say it.
+        broker: The broker's name in the log, without a password.
+        database: The database's name in the log, without a password.
+        stop: Ends all waits; whoever sets it calls `wake` too.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, *, broker: str = "", database: str = "", stop: threading.Event | None = None
+    ) -> None:
+        self._logger = logger
+        self._names = {
+            Server.BROKER: f"{Server.BROKER.value} {broker}".strip(),
+            Server.DATABASE: f"{Server.DATABASE.value} {database}".strip(),
+        }
+        self._stop = stop or threading.Event()
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Server | str] = {}
+        """What each who cannot go on waits for: a server, or the class of its error where that is its own affair."""
+        self._since: dict[Server, float] = {}
+        self._since_own: dict[str, float] = {}
+        self._answered: set[Server] = set()
+        self._asked: dict[object, tuple[Server, float]] = {}
+        self._recoveries = 0
+
+    # --- told -------------------------------------------------------------------------------------------------------
+
+    def failed(self, who: str, error: BaseException) -> None:
+        """Note that somebody cannot go on; a line in the log where that is news.
+
+        Args:
+            who: What does not go on, as it is to be named in the log: "recording of stream 'orders'".
+            error: Why. What is no error of Relatum's is a defect, and logged with its traceback, once.
+        """
+        with self._changed:
+            before = self._waiting.get(who)
+            what = _cause(error, before)
+            if what == before:
+                return
+            self._waiting[who] = what
+            # What it waited for before may be there: the others say so.
+            back = self._back(before)
+            if isinstance(what, Server):
+                self._since_own.pop(who, None)
+                is_new = what not in self._since
+                self._since.setdefault(what, time.monotonic())
+            else:
+                is_new = True
+                self._since_own.setdefault(who, time.monotonic())
+        self._say_back(back)
+        if not is_new:
+            return
+        if isinstance(what, Server):
+            self._logger.warning("%s is away, and is waited for: %s", self._names[what], ended(error))
+        elif isinstance(error, RelatumError):
+            self._logger.warning("%s waits, and is tried again: %s", who, ended(error))
+        else:
+            self._logger.error("%s waits, by a defect, and is tried again", who, exc_info=error)
+
+    def over(self, who: str, server: Server | None = None) -> None:
+        """Note that somebody goes on, or waits no more; a line in the log where nobody waits any more.
+
+        Args:
+            who: Who; nothing happens where nobody of that name waits.
+            server: Only if it waits for that one.
+        """
+        if who not in self._waiting:
+            return
+        with self._changed:
+            what = self._waiting.get(who)
+            if what is None or (server is not None and what != server):
+                return
+            del self._waiting[who]
+            since = self._since_own.pop(who, None)
+            back = self._back(what)
+            self._recoveries += 1
+            self._changed.notify_all()
+        if since is not None:
+            self._logger.info("%s waits no more, after %.0f s", who, time.monotonic() - since)
+        self._say_back(back)
+
+    def _back(self, what: "Server | str | None") -> tuple[Server, float] | None:
+        """The server, and since when it was away, if nobody waits for it any more; the lock is held."""
+        if not isinstance(what, Server) or what in self._waiting.values() or what not in self._since:
+            return None
+        self._answered.add(what)
+        return what, self._since.pop(what)
+
+    def _say_back(self, back: tuple[Server, float] | None) -> None:
+        if back is not None:
+            self._logger.info("%s is back, after %.0f s", self._names[back[0]], time.monotonic() - back[1])
+
+    # --- asked ------------------------------------------------------------------------------------------------------
+
+    def answered(self, *servers: Server) -> None:
+        """Note that servers have answered somebody."""
+        self._answered.update(servers)
+
+    @contextmanager
+    def asking(self, server: Server) -> Iterator[None]:
+        """Note, while the block runs, that a server is asked: one that says nothing is away, too, after a while."""
+        key = object()
+        self._asked[key] = server, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._asked[key]
+        self._answered.add(server)
+
+    def is_up(self, server: Server) -> bool:
+        """Whether a server has answered whoever asked it last; False before anybody has asked it."""
+        with self._changed:
+            waits = server in self._waiting.values()
+        silent_since = time.monotonic() - ANSWER_S
+        is_silent = any(asked == server and at < silent_since for asked, at in list(self._asked.values()))
+        return server in self._answered and not waits and not is_silent
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
+
+    def wait(self, pause_s: float) -> None:
+        """Wait before the next try: so long, or until somebody else finds that something is back, or the stop."""
+        until = time.monotonic() + pause_s
+        with self._changed:
+            seen = self._recoveries
+            while not self._stop.is_set() and self._recoveries == seen:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                self._changed.wait(left)
+
+    def wake(self) -> None:
+        """Let all look whether they should stop."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _cause(error: BaseException, before: "Server | str | None") -> "Server | str":
+    """What somebody waits for now, who waited for something before."""
+    if isinstance(error, DatabaseUnavailable):
+        return Server.DATABASE
+    if isinstance(error, StreamUnavailable):
+        # A broker that starts answers before its streams do.
+        return Server.BROKER if before is Server.BROKER else type(error).__name__
+    if isinstance(error, BrokerUnavailable | ReadTimeout):
+        return Server.BROKER
+    return type(error).__name__

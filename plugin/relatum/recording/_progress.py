@@ -1,0 +1,116 @@
+"""How far a process is with each stream, told at any moment without asking anybody: what its metrics are made of."""
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Progress:
+    """How far one process is with one stream. Times are seconds since 1970.
+
+    What is not recorded counts from the oldest message that is known to lack. Where none is known, since nobody can be
+    asked or nobody has asked yet, it counts from the last moment at which nothing lacked: the lag is as much at most,
+    and grows until somebody knows better. It never reads 0 for want of knowledge.
+
+    Args:
+        clock: Tells the time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._unwritten: Callable[[], float | None] | None = None
+        self._whole_at = clock()
+        """When nothing lacked for the last time; at first, when this process began to care."""
+        self._lacking: tuple[int, float] | None = None
+        """An offset that is not recorded, and when what lies there was written."""
+        self.is_standby = False
+        """Whether another process recorded the stream the last time the database was asked: the lag is its to tell."""
+        self.recorded: int | None = None
+        """The last offset that this process knows to be recorded; -1 where that is none, None where it knows none."""
+        self.end: int | None = None
+        """The offset of the stream's last message, as it was seen last; -1 where it is empty."""
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether this process follows the stream and writes its rows now."""
+        return self._unwritten is not None
+
+    def begin(self, recorded: int, end: int | None, unwritten: Callable[[], float | None]) -> None:
+        """Note that recording begins.
+
+        Args:
+            recorded: The last offset recorded; -1 for none.
+            end: The stream's last offset; None where it is empty.
+            unwritten: Tells when the oldest message was written that is read and not recorded yet; None for none.
+        """
+        with self._lock:
+            self.is_standby, self.recorded, self._unwritten = False, recorded, unwritten
+        self.show(end)
+
+    def stop(self) -> None:
+        """Note that recording has ended, for whatever reason."""
+        with self._lock:
+            unwritten, self._unwritten = self._unwritten, None
+            oldest = unwritten() if unwritten is not None else None
+            if oldest is not None and self.recorded is not None:
+                self._lack(self.recorded + 1, oldest)
+
+    def stand_by(self) -> None:
+        """Note that another process records the stream: what this one knew of it says nothing any more."""
+        with self._lock:
+            self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
+            self._whole_at = self._clock()
+
+    def written(self, recorded: int, at: float) -> None:
+        """Note that all up to an offset is recorded, and when what lies there was written: what lacks is younger."""
+        with self._lock:
+            self.recorded = recorded
+            self._whole_at = max(self._whole_at, at)
+            if self._lacking is not None and recorded >= self._lacking[0]:
+                self._lacking = None
+
+    def read(self, offset: int) -> None:
+        """Note that the stream goes as far as that, at least. Takes no lock: it is called for each chunk."""
+        if self.end is None or self.end < offset:
+            self.end = offset
+
+    def show(self, end: int | None) -> None:
+        """Note where the stream ends now; None where it is empty, or not there."""
+        with self._lock:
+            self.end = -1 if end is None else end
+            if self.end <= (-1 if self.recorded is None else self.recorded):
+                self._whole_at, self._lacking = self._clock(), None
+
+    def _lack(self, offset: int, written_at: float) -> None:
+        if self._lacking is None:
+            self._lacking = offset, written_at
+
+    @property
+    def lag_offsets(self) -> int | None:
+        """Offsets between the stream's end and the last recorded; None where that is not known."""
+        with self._lock:
+            if self.is_standby or self.end is None or self.recorded is None:
+                return None
+            return max(0, self.end - self.recorded)
+
+    @property
+    def lag_s(self) -> float | None:
+        """Age of the oldest message that is not recorded, at most; None for one that stands by."""
+        with self._lock:
+            if self.is_standby:
+                return None
+            oldest = self._oldest()
+            return 0.0 if oldest is None else max(0.0, self._clock() - oldest)
+
+    def _oldest(self) -> float | None:
+        """When the oldest message that lacks was written, or since when that is not known; None where none lacks."""
+        if self._lacking is not None:
+            return self._lacking[1]
+        if self._unwritten is None:
+            return self._whole_at
+        read = self._unwritten()
+        if read is not None:
+            return read
+        behind = self.end is not None and self.recorded is not None and self.end > self.recorded
+        return self._whole_at if behind else None

@@ -1,0 +1,106 @@
+"""One line when something goes away and one when it is back."""
+
+import logging
+
+import pytest
+
+from relatum._outages import ANSWER_S, Outages, Server
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ConnectionLost,
+    DatabaseUnavailable,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+    StreamUnavailable,
+)
+
+logger = logging.getLogger("relatum.test-outages")
+AWAY = DatabaseUnavailable("refused")
+
+
+@pytest.fixture
+def outages() -> Outages:
+    """Outages of named servers."""
+    return Outages(logger, broker="amqp://u@b:1", database="d:2/n")
+
+
+@pytest.fixture(autouse=True)
+def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger.name)
+
+
+def texts(lines: list[logging.LogRecord]) -> list[tuple[str, str]]:
+    """Level and text of each line."""
+    return [(line.levelname, line.getMessage()) for line in lines]
+
+
+def test_a_server_away_is_one_line_whoever_waits_and_however_often(
+    outages: Outages, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first says that it is away, by name; the last that goes on says that it is back."""
+    for _ in range(20):
+        for who in ("a", "b", "c"):
+            outages.failed(who, AWAY)
+    assert texts(caplog.records) == [
+        ("WARNING", "PostgreSQL d:2/n is away, and is waited for: DatabaseUnavailable: refused")
+    ]
+    assert not outages.is_up(Server.DATABASE)
+    for who in ("a", "b", "x"):
+        outages.over(who)
+    assert len(caplog.records) == 1
+    outages.over("c")
+    assert texts(caplog.records[1:]) == [("INFO", "PostgreSQL d:2/n is back, after 0 s")]
+    assert outages.is_up(Server.DATABASE)
+
+
+@pytest.mark.parametrize("error", [StreamUnavailable("starts", stream="s"), ReadTimeout("t"), ConnectionLost("l")])
+def test_a_broker_that_starts_is_still_the_same_outage(
+    outages: Outages, caplog: pytest.LogCaptureFixture, error: RelatumError
+) -> None:
+    """Streams of a broker that was away are back a moment after it: that is no news."""
+    outages.failed("recording of stream 's'", BrokerUnavailable("gone"))
+    outages.failed("recording of stream 's'", error)
+    outages.over("recording of stream 's'")
+    assert [line.levelname for line in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_who_comes_to_wait_for_something_else_lets_the_first_be_back(
+    outages: Outages, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that is gone when the broker is back is not the broker's outage any more."""
+    outages.failed("recording of stream 's'", BrokerUnavailable("gone"))
+    outages.failed("recording of stream 's'", StreamNotFound("no such stream", stream="s"))
+    outages.failed("recording of stream 's'", StreamNotFound("no such stream", stream="s"))
+    outages.over("recording of stream 's'")
+    assert texts(caplog.records) == [
+        ("WARNING", "RabbitMQ amqp://u@b:1 is away, and is waited for: BrokerUnavailable: gone"),
+        ("INFO", "RabbitMQ amqp://u@b:1 is back, after 0 s"),
+        ("WARNING", "recording of stream 's' waits, and is tried again: StreamNotFound: no such stream"),
+        ("INFO", "recording of stream 's' waits no more, after 0 s"),
+    ]
+    assert outages.is_up(Server.BROKER)
+
+
+def test_a_defect_is_told_with_its_traceback_once(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    """What nobody foresaw is shown whole, the first time; then as all else that is repeated."""
+    for _ in range(3):
+        outages.failed("leases", KeyError("x"))
+    outages.failed("leases", AccessRefused("no"))
+    assert [(line.levelname, bool(line.exc_info)) for line in caplog.records] == [("ERROR", True), ("WARNING", False)]
+
+
+def test_a_server_that_was_never_asked_or_says_nothing_is_not_up(
+    outages: Outages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up is who has answered: not at the start, and not while a question is open for long."""
+    assert not outages.is_up(Server.DATABASE)
+    outages.answered(Server.DATABASE)
+    assert outages.is_up(Server.DATABASE)
+    with outages.asking(Server.DATABASE):
+        assert outages.is_up(Server.DATABASE)
+        monkeypatch.setattr("relatum._outages.ANSWER_S", -ANSWER_S)
+        assert not outages.is_up(Server.DATABASE)
+        assert not outages.is_up(Server.BROKER)
+    assert outages.is_up(Server.DATABASE)

@@ -1,0 +1,91 @@
+"""The lag that a recorder tells: what the broker has and the table has not, as far as it can know."""
+
+import pytest
+
+from relatum.recording._progress import Progress
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of the test."""
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock: Clock) -> Progress:
+    """The progress of a recorder that has just been started."""
+    return Progress(clock)
+
+
+def test_who_knows_nothing_counts_from_the_start(clock: Clock, progress: Progress) -> None:
+    """Before the first connection the lag is there and grows; offsets are not known."""
+    clock.now += 7
+    assert (progress.lag_s, progress.lag_offsets, progress.is_recording) == (7.0, None, False)
+    progress.show(5)
+    assert progress.lag_s == 7.0, "of a stream with messages nobody knows whether they are recorded"
+    progress.show(None)
+    assert progress.lag_s == 0.0, "an empty stream lacks nothing"
+
+
+def test_what_was_read_and_not_written_tells_the_lag_also_after_the_session(clock: Clock, progress: Progress) -> None:
+    """The age of the oldest message that could not be written, until it is."""
+    unwritten: list[float] = []
+    progress.begin(9, 9, lambda: unwritten[0] if unwritten else None)
+    assert (progress.lag_s, progress.lag_offsets) == (0.0, 0)
+    unwritten.append(990.0)
+    progress.read(12)
+    assert (progress.lag_s, progress.lag_offsets) == (10.0, 3)
+    progress.stop()
+    clock.now += 50
+    assert (progress.lag_s, progress.lag_offsets) == (60.0, 3)
+    progress.begin(9, 12, lambda: None)
+    assert progress.lag_s == 60.0
+    progress.written(12, 992.0)
+    assert (progress.lag_s, progress.lag_offsets) == (0.0, 0)
+
+
+def test_while_nobody_records_the_end_of_the_stream_tells_whether_anything_lacks(
+    clock: Clock, progress: Progress
+) -> None:
+    """An idle stream has no lag while the broker says so; from then on it counts."""
+    progress.begin(9, 9, lambda: None)
+    progress.stop()
+    clock.now += 40
+    assert progress.lag_s == 40.0, "nobody has asked since"
+    progress.show(9)
+    assert progress.lag_s == 0.0
+    clock.now += 30
+    progress.show(11)
+    assert (progress.lag_s, progress.lag_offsets) == (30.0, 2)
+
+
+def test_a_backlog_counts_from_what_was_recorded_last(clock: Clock, progress: Progress) -> None:
+    """What lies behind the last recorded message is younger than that one."""
+    progress.begin(-1, 100, lambda: None)
+    progress.written(49, 1040.0)
+    clock.now = 1100.0
+    assert (progress.lag_s, progress.lag_offsets) == (60.0, 51)
+    progress.stop()
+    assert progress.lag_s == 60.0
+
+
+def test_who_stands_by_tells_nothing_of_the_lag(clock: Clock, progress: Progress) -> None:
+    """The lag is told by who records; who takes over counts from when somebody else did."""
+    progress.begin(9, 12, lambda: 990.0)
+    progress.stop()
+    progress.stand_by()
+    assert (progress.lag_s, progress.lag_offsets, progress.recorded, progress.end) == (None, None, None, None)
+    clock.now += 5
+    progress.is_standby = False
+    assert progress.lag_s == 5.0
