@@ -53,7 +53,8 @@ def downgrade(database: str | Engine, revision: str) -> None:
 
 
 def _migrate(database: str | Engine, run: object, revision: str) -> None:
-    with as_engine(database) as engine, translated_errors(), engine.begin() as connection:
+    # Indexes of large tables take their time.
+    with as_engine(database, statement_s=None) as engine, translated_errors(), engine.begin() as connection:
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
         run(_config(connection), revision)  # type: ignore[operator]
 

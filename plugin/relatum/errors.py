@@ -318,8 +318,8 @@ class DatabaseUnavailable(Transient):
     """PostgreSQL does not answer, or takes nothing now.
 
     Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `disk_full`,
-    `connections` (too many are open), `pool` (none of ours became free), `starting`, `stopping`, `name` (the host's
-    name does not resolve), or None: no answer.
+    `connections` (too many are open), `pool` (none of ours became free), `timeout` (no answer within a time-out, which
+    the text names), `starting`, `stopping`, `name` (the host's name does not resolve), or None: no answer.
     """
 
     reason: str | None = None

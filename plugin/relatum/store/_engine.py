@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+from weakref import WeakSet
 
 import psycopg
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from sqlalchemy.engine import URL, ExceptionContext
 from relatum._processes import after_fork, leave_to_parent
 from relatum.store._address import parse_database
 from relatum.store._sessions import look_at_sessions
+from relatum.store._waiting import TimedPool, bound_waits
 
 _LIBPQ_OPTIONS: dict[str, Any] = {
     "fallback_application_name": "relatum",
@@ -24,6 +26,12 @@ _LIBPQ_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
 }
 
+STATEMENT_S: Final = 30.0
+"""Seconds one statement may take, by default. Those who go on by themselves repeat what did not come through."""
+
+ONCE_STATEMENT_S: Final = 600.0
+"""Seconds for a statement of what is done once, by default: it may go through much of a table."""
+
 _POOL_S: Final = 30.0
 """Seconds to wait for a connection of a pool that opens more when all are busy."""
 
@@ -32,7 +40,12 @@ _POOL_BOUNDED_S: Final = 600.0
 
 
 def make_engine(
-    database: str | URL, *, pool_size: int = 5, is_bounded: bool = True, connections_max: int | None = None
+    database: str | URL,
+    *,
+    pool_size: int = 5,
+    is_bounded: bool = True,
+    connections_max: int | None = None,
+    statement_s: float | None = STATEMENT_S,
 ) -> sa.Engine:
     """An engine for a PostgreSQL URL, through psycopg 3.
 
@@ -42,6 +55,7 @@ def make_engine(
         is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
         connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
             None for twice `pool_size`, and half a minute.
+        statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum._deadline`).
 
     Raises:
         ConfigurationError: the text is no PostgreSQL URL.
@@ -52,6 +66,7 @@ def make_engine(
         pool_size, overflow = min(pool_size, connections_max), max(0, connections_max - pool_size)
     engine = sa.create_engine(
         address.shown(),
+        poolclass=TimedPool,
         pool_size=pool_size,
         max_overflow=overflow,
         pool_timeout=_POOL_S if connections_max is None else _POOL_BOUNDED_S,
@@ -61,7 +76,7 @@ def make_engine(
     )
     look_at_sessions(engine, address.prepare_threshold)
     sa.event.listen(engine, "handle_error", _leave_read_only)
-    return known_engine(engine)
+    return known_engine(engine, statement_s=statement_s)
 
 
 def _leave_read_only(context: ExceptionContext) -> None:
@@ -70,9 +85,18 @@ def _leave_read_only(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
-def known_engine(engine: sa.Engine) -> sa.Engine:
-    """The engine itself, whose connections a child leaves to its parent from now on: a caller's own, too."""
-    after_fork(engine, _forget_connections)
+_known: "WeakSet[sa.Engine]" = WeakSet()
+
+
+def known_engine(engine: sa.Engine, *, statement_s: float | None = None) -> sa.Engine:
+    """The engine itself, whose connections a child leaves to its parent from now on: a caller's own, too.
+
+    And whose waits end with the deadline of the call that waits, where one of ours is under way.
+    """
+    if engine not in _known:
+        _known.add(engine)
+        after_fork(engine, _forget_connections)
+        bound_waits(engine, statement_s)
     return engine
 
 
@@ -82,12 +106,17 @@ def _forget_connections(engine: sa.Engine) -> None:
 
 
 @contextmanager
-def as_engine(database: str | URL | sa.Engine) -> Iterator[sa.Engine]:
-    """The engine itself, or one made for a URL and disposed of at the end."""
+def as_engine(database: str | URL | sa.Engine, *, statement_s: float | None = ONCE_STATEMENT_S) -> Iterator[sa.Engine]:
+    """The engine itself, or one made for a URL and disposed of at the end.
+
+    Args:
+        database: PostgreSQL's URL, or an engine.
+        statement_s: As for `make_engine`, where one is made; what is done once may take longer.
+    """
     if isinstance(database, sa.Engine):
         yield known_engine(database)
         return
-    engine = make_engine(database)
+    engine = make_engine(database, statement_s=statement_s)
     try:
         yield engine
     finally:

@@ -13,18 +13,17 @@ So there is always an answer, no clock and no lease is part of it, and it does n
 transaction ids: a server that lost the step has lost the token with it. Source: docs/adr/0013.
 """
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from relatum._deadline import within
 from relatum._failures import backoff
 from relatum._uuid7 import uuid7
 from relatum.errors import ConfigurationError, DatabaseUnavailable
@@ -226,31 +225,11 @@ def forget_settlements(connection: sa.Connection, *, older_s: float = KEEP_S) ->
 
 
 def _ask(engine: sa.Engine, token: UUID) -> bool:
-    with translated_errors(), engine.connect() as connection, _ended_after(connection, ASK_S):
+    with within(ASK_S, "settling"), translated_errors(), engine.connect() as connection:
         connection.execute(_wait_no_longer, {"limit": f"{ASK_S * 500:.0f}ms"})
         is_void = connection.execute(_settle, {"token": token}).scalar_one()
         connection.commit()
     return not is_void
-
-
-@contextmanager
-def _ended_after(connection: sa.Connection, seconds: float) -> Iterator[None]:
-    """End a connection whose server does not answer: there is nothing else by which a statement ends in time."""
-    driver: Any = connection.connection.driver_connection
-    line = socket.socket(fileno=os.dup(driver.fileno()))
-
-    def end() -> None:
-        with suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        line.close()
 
 
 def _is_lost(error: sa.exc.DBAPIError) -> bool:

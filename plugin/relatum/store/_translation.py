@@ -19,6 +19,7 @@ from relatum.errors import (
     RowRefused,
     SchemaMissing,
 )
+from relatum.store._waiting import NoAnswerInTime, no_connection
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 """What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.
@@ -145,7 +146,7 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
             if not (self._theirs_too and isinstance(error, REFUSALS)):
                 raise_translated(error, error)
         elif isinstance(error, sa.exc.TimeoutError):
-            raise DatabaseUnavailable("no connection to PostgreSQL became free in time", reason="pool") from error
+            raise no_connection() from error
 
 
 def raise_translated(error: BaseException, original: BaseException | None, *, lost: bool = False) -> None:
@@ -162,6 +163,8 @@ def _translated(original: BaseException | None, *, lost: bool) -> RelatumError |
             return translate(first)
     if isinstance(original, REFUSALS) and not lost:
         return RowRefused(f"PostgreSQL refuses a value, and would again: {first}", sqlstate=original.sqlstate)
+    if isinstance(original, NoAnswerInTime):
+        return DatabaseUnavailable(f"PostgreSQL: {first}", reason="timeout")
     if isinstance(original, psycopg.OperationalError) and original.sqlstate is None and not lost:
         return _of_connecting(str(original))
     if lost or isinstance(original, _PASSING):

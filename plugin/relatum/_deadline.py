@@ -1,0 +1,109 @@
+"""One deadline for a whole call: what it asks of the database and of the broker, and what it waits for, together.
+
+Who is called says `with within(timeout_s, "timeout_s"):` once. Whatever waits further down, in the same thread or task,
+asks `left_s(its_own_limit)` how long it may: nothing has to be handed through. A thread that works for the call takes
+the deadline with it by `contextvars.copy_context().run`, or `asyncio.to_thread`, which does so by itself.
+
+A deadline may be brought forward by another thread: that is how a call that was cancelled, or a component that is to
+stop, lets go of a server that does not answer. Who waits looks every `LOOK_S` seconds.
+"""
+
+import math
+import time
+from contextvars import ContextVar, Token
+from typing import Final
+
+LOOK_S: Final = 0.1
+"""Seconds within which a wait notices that its deadline was brought forward."""
+
+_current: "ContextVar[Deadline | None]" = ContextVar("relatum_deadline", default=None)
+
+
+class Deadline:
+    """A moment by which something must have ended. Threads may share it.
+
+    Args:
+        seconds: From now on; None for no end, until one is set by `end_in`.
+        option: The option that sets it, as errors name it.
+        outer: A deadline that ends this one as well.
+
+    Attributes:
+        seconds: As given.
+        option: As given.
+    """
+
+    __slots__ = ("_outer", "_until", "option", "seconds")
+
+    def __init__(self, seconds: float | None, option: str = "timeout_s", outer: "Deadline | None" = None) -> None:
+        self.seconds = seconds
+        self.option = option
+        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._outer = outer
+
+    @property
+    def until(self) -> float:
+        """The moment, as `time.monotonic` counts; infinity for none."""
+        return self._until if self._outer is None else min(self._until, self._outer.until)
+
+    def left_s(self) -> float:
+        """Seconds left; below 0 once it has passed, infinity for no end."""
+        return self.until - time.monotonic()
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether no time is left."""
+        return self.left_s() <= 0
+
+    def end_in(self, seconds: float) -> None:
+        """Bring it forward, also from another thread; it is never put off."""
+        self._until = min(self._until, time.monotonic() + seconds)
+
+    def __str__(self) -> str:
+        """What has run out, for errors: its own time or that of the one around it."""
+        if self._outer is not None and self._outer.until < self._until:
+            return str(self._outer)
+        return "the work was ended" if self.seconds is None else f"{self.option}={self.seconds:g} s"
+
+
+class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
+    """Set the deadline of what is called in the block; one that is set around it holds as well.
+
+    A class and not a generator: it stands on the path of every look-up. Not around a `yield` to a caller: the deadline
+    would hold for what the caller does meanwhile.
+
+    Args:
+        seconds: From now on; None for no end of its own. A `Deadline` is taken as it is, without one around it.
+        option: The option that sets it, as errors name it.
+    """
+
+    __slots__ = ("_option", "_seconds", "_token")
+
+    def __init__(self, seconds: "float | Deadline | None", option: str = "timeout_s") -> None:
+        self._seconds = seconds
+        self._option = option
+
+    def __enter__(self) -> Deadline:
+        given = self._seconds
+        deadline = given if isinstance(given, Deadline) else Deadline(given, self._option, _current.get())
+        self._token: Token[Deadline | None] = _current.set(deadline)
+        return deadline
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+def current() -> Deadline | None:
+    """The deadline of the call under way in this thread or task; None for none."""
+    return _current.get()
+
+
+def left_s(most_s: float = math.inf) -> float:
+    """Seconds that a wait may take: its own limit, or what the call has left if that is less, and never below 0."""
+    deadline = _current.get()
+    return most_s if deadline is None else max(0.0, min(most_s, deadline.left_s()))
+
+
+def has_passed() -> bool:
+    """Whether the call under way has no time left."""
+    deadline = _current.get()
+    return deadline is not None and deadline.has_passed

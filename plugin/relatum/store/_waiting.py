@@ -1,0 +1,224 @@
+"""Connections to PostgreSQL that wait for an answer only so long, whoever is at the other end, and says nothing.
+
+psycopg waits by itself for as long as the connection lives. A server that stands still, a locked table or a proxy that
+accepts and answers nothing keep it alive: the kernel answers, so no time-out of TCP notices. Here each wait ends by its
+statement's limit and by the deadline of the call (`relatum._deadline`). Then the connection is closed, since what comes
+next on it belongs to nobody; the pool puts another in its place. The server is asked to end the statement, too.
+"""
+
+import math
+import selectors
+import threading
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.pq import PollingStatus, TransactionStatus
+from sqlalchemy.pool import QueuePool
+
+from relatum._deadline import LOOK_S, Deadline, current, left_s
+from relatum.errors import DatabaseUnavailable
+
+ROLLBACK_S: Final = 0.5
+"""Seconds for a rollback after the time of a call: an answering server needs less, and the connection is kept."""
+
+CANCEL_S: Final = 2.0
+"""Seconds to tell a server that nobody waits for a statement any more; it is told aside, and nobody waits for that."""
+
+CANCELS_MAX: Final = 4
+"""Statements that are cancelled at the same time; what is more is left to the server."""
+
+_cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
+
+_Result = TypeVar("_Result")
+
+
+class NoAnswerInTime(psycopg.OperationalError):
+    """PostgreSQL did not answer in time; the connection was closed."""
+
+
+def _ended(
+    steps: Generator[Any, Any, _Result], until: float, deadline: Deadline | None, what: str
+) -> Generator[Any, Any, _Result]:
+    """The steps of a wait, ended at a moment, or by a deadline that is brought forward meanwhile."""
+    try:
+        wanted = next(steps)
+        while True:
+            answer = yield wanted
+            wanted = steps.send(answer)
+            # Steps that have what they waited for do not come here: an answer just in time is taken.
+            if time.monotonic() >= until or (not answer and deadline is not None and deadline.has_passed):
+                raise _no_answer(deadline, what)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+
+
+def _connecting(steps: Generator[Any, Any, _Result], deadline: Deadline) -> Generator[Any, Any, _Result]:
+    # The first step resolves the host and sends: not where there is no time for an answer.
+    if deadline.has_passed:
+        steps.close()
+        raise _no_answer(deadline, "")
+    return (yield from _ended(steps, deadline.until, deadline, ""))
+
+
+def _no_answer(deadline: Deadline | None, what: str) -> NoAnswerInTime:
+    reason = str(deadline) if deadline is not None and deadline.has_passed else what
+    return NoAnswerInTime(f"no answer in time ({reason}); it is safe to repeat")
+
+
+def no_connection() -> DatabaseUnavailable:
+    """The error of who waited for a connection of a pool that others use up."""
+    deadline = current()
+    reason = f" ({deadline})" if deadline is not None and deadline.has_passed else ""
+    text = f"no connection to PostgreSQL became free in time{reason}; it is safe to repeat"
+    return DatabaseUnavailable(text, reason="pool")
+
+
+class TimedConnection(psycopg.Connection[Any]):
+    """A connection whose waits end: by the deadline of the call under way, and each after `statement_s`.
+
+    Attributes:
+        statement_s: Seconds for one statement, or for a commit; None for no limit but that of the call.
+    """
+
+    statement_s: float | None = None
+    _is_committing = False
+
+    def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
+        """Wait as psycopg does, up to the limit.
+
+        Raises:
+            NoAnswerInTime: it has passed; the connection is closed, unless nothing was asked yet.
+        """
+        now, deadline, seconds = time.monotonic(), current(), self.statement_s
+        until = math.inf if seconds is None else now + seconds
+        if deadline is not None:
+            until = min(until, deadline.until)
+            if until <= now:
+                raise _no_answer(deadline, "")
+        return self._wait_until(until, deadline, gen, (min(interval, until - now), *args), options)
+
+    def _wait_until(
+        self, until: float, deadline: Deadline | None, gen: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        what = "" if self.statement_s is None else f"statement_s={self.statement_s:g} s"
+        try:
+            return super().wait(_ended(gen, until, deadline, what), *args, **options)
+        except NoAnswerInTime as error:
+            self._abandon()
+            if self._is_committing:
+                reason = str(error).partition(";")[0]
+                raise NoAnswerInTime(f"{reason} to a commit: whether it came through is not known") from None
+            raise
+
+    def commit(self) -> None:
+        """Commit. Where no answer comes in time it is not known what became of it, as after any lost connection."""
+        self._is_committing = True
+        try:
+            super().commit()
+        finally:
+            self._is_committing = False
+
+    def rollback(self) -> None:
+        """Roll back, also where the call has no time left; a server that does not answer is left, and does so, too."""
+        if self.closed:
+            return
+        until = time.monotonic() + max(ROLLBACK_S, left_s(ROLLBACK_S if self.statement_s is None else self.statement_s))
+        with self.lock, suppress(NoAnswerInTime):
+            self._wait_until(until, None, self._rollback_gen(), (LOOK_S,), {})
+
+    @classmethod
+    def _connect_gen(cls, *args: Any, **options: Any) -> Any:
+        # psycopg counts whole seconds, from two on, for each host.
+        deadline = current()
+        if deadline is None:
+            return super()._connect_gen(*args, **options)
+        return _connecting(super()._connect_gen(*args, **options), deadline)
+
+    def _abandon(self) -> None:
+        # A commit is not to be cancelled: where it waits for a standby, it would go on without it.
+        if not self._is_committing and self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            _cancel(self.pgconn)
+        self.close()
+
+
+def _cancel(pgconn: Any) -> None:
+    """Tell the server in a thread of its own that nobody waits for the statement."""
+    if not _cancelling.acquire(blocking=False):
+        return
+    try:
+        line = pgconn.cancel_conn()
+    except psycopg.Error:
+        # Before libpq 17 it can only be said by a call that may hang.
+        _cancelling.release()
+        return
+    threading.Thread(target=_say_cancel, args=(line,), name="relatum-cancel", daemon=True).start()
+
+
+def _say_cancel(line: Any) -> None:
+    until = time.monotonic() + CANCEL_S
+    try:
+        with suppress(psycopg.Error, OSError, ValueError):
+            line.start()
+            while (state := line.poll()) in (PollingStatus.READING, PollingStatus.WRITING):
+                left = until - time.monotonic()
+                if left <= 0:
+                    return
+                with selectors.DefaultSelector() as ready:
+                    is_read = state == PollingStatus.READING
+                    ready.register(line.socket, selectors.EVENT_READ if is_read else selectors.EVENT_WRITE)
+                    ready.select(left)
+    finally:
+        line.finish()
+        _cancelling.release()
+
+
+class TimedPool(QueuePool):
+    """A pool whose callers wait for a connection no longer than their call may last."""
+
+    _longest_s: float
+
+    @property
+    def _timeout(self) -> float:
+        return left_s(self._longest_s)
+
+    @_timeout.setter
+    def _timeout(self, seconds: float) -> None:
+        self._longest_s = seconds
+
+    def recreate(self) -> "TimedPool":
+        """Another one, as `Engine.dispose` asks for, with the same options."""
+        pool: Any = super().recreate()
+        pool._timeout = self._longest_s
+        return pool  # type: ignore[no-any-return]
+
+
+def bound_waits(engine: sa.Engine, statement_s: float | None) -> None:
+    """Have an engine's connections wait only so long.
+
+    Args:
+        engine: Of psycopg. One of a caller may have connections already.
+        statement_s: Seconds for each statement; None for no limit but that of a call of ours.
+    """
+    if engine.dialect.driver != "psycopg":
+        return
+
+    def connect(_dialect: Any, _record: Any, args: Any, options: Any) -> Any:
+        connection = TimedConnection.connect(*args, **options)
+        connection.statement_s = statement_s
+        return connection
+
+    sa.event.listen(engine, "do_connect", connect)
+    sa.event.listen(engine, "checkout", _checked)
+
+
+def _checked(driver: Any, _record: Any, _fairy: Any) -> None:
+    """Have a connection from before, of a caller's engine, end its waits, too; one that was closed is replaced."""
+    if type(driver) is psycopg.Connection:
+        driver.__class__ = TimedConnection
+    elif isinstance(driver, TimedConnection) and driver.closed:
+        raise sa.exc.DisconnectionError("it was closed when no answer came in time")

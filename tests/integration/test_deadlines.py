@@ -1,0 +1,171 @@
+"""Connections to PostgreSQL that do not wait for longer than a call may last."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum._deadline import Deadline, within
+from relatum.errors import DatabaseUnavailable
+from relatum.store import CommitInDoubt, Tokens, joined, known_engine, make_engine, settle, translated_errors
+from tests.support.proxy import Proxy
+from tests.support.standstill import in_time, locked, nobody_waits, silent_database, stopped_sessions
+
+SHORT_S = 0.3
+"""Seconds of the deadlines here."""
+
+_read = sa.text("SELECT count(*) FROM relatum.streams")
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    """Of one connection."""
+    made = make_engine(database_url, pool_size=1, connections_max=1)
+    yield made
+    made.dispose()
+
+
+def _ask(engine: sa.Engine) -> int:
+    with translated_errors(), engine.connect() as connection:
+        return int(connection.execute(_read).scalar_one())
+
+
+def test_a_locked_table_is_waited_for_until_the_deadline_and_the_server_is_told(
+    engine: sa.Engine, database_url: str
+) -> None:
+    """A statement on a locked table ends with the call's deadline, is ended on the server, and harms nothing later."""
+    assert _ask(engine) == 0
+    with locked(database_url, "streams"):
+        with (
+            in_time(SHORT_S),
+            within(SHORT_S),
+            pytest.raises(DatabaseUnavailable, match=r"in time \(timeout_s=0.3 s\)"),
+        ):
+            _ask(engine)
+        nobody_waits(database_url)
+    assert _ask(engine) == 0
+
+
+def test_a_statement_has_a_limit_of_its_own(database_url: str) -> None:
+    """Where no call sets a deadline, each statement ends by the engine's own limit."""
+    engine = make_engine(database_url, statement_s=SHORT_S)
+    with locked(database_url, "streams"), in_time(SHORT_S), pytest.raises(DatabaseUnavailable, match="statement_s=0"):
+        _ask(engine)
+    engine.dispose()
+
+
+def test_a_callers_engine_ends_our_waits_alone(database_url: str) -> None:
+    """On an engine of the caller's, connections from before end our calls in time, and his own as they did."""
+    engine = sa.create_engine(sa.make_url(database_url).set(drivername="postgresql+psycopg"))
+    assert _ask(engine) == 0
+    known_engine(engine)
+    with locked(database_url, "streams") as session, in_time(SHORT_S):
+        for _ in range(2):
+            with within(SHORT_S), pytest.raises(DatabaseUnavailable):
+                _ask(engine)
+        with ThreadPoolExecutor(1) as threads:
+            own = threads.submit(_ask, engine)
+            assert not own.done()
+            session.rollback()
+            assert own.result(10) == 0
+    engine.dispose()
+
+
+def test_a_deadline_is_brought_forward_by_another_thread(engine: sa.Engine, database_url: str) -> None:
+    """Who waits without an end is let go when another thread brings the deadline forward."""
+    with locked(database_url, "streams"), in_time(SHORT_S), within(None) as deadline:
+        threading.Timer(SHORT_S, deadline.end_in, (0,)).start()
+        with pytest.raises(DatabaseUnavailable, match="the work was ended"):
+            _ask(engine)
+
+
+@pytest.mark.parametrize("has_deadline", [True, False])
+def test_a_listener_that_never_speaks_is_waited_for_in_time(has_deadline: bool) -> None:
+    """Connecting to what accepts and says nothing ends with the deadline, and without one by `connect_timeout`."""
+    with silent_database() as url:
+        engine = make_engine(url if has_deadline else f"{url}?connect_timeout=2")
+        most_s = SHORT_S if has_deadline else None
+        with in_time(most_s or 2.0), within(most_s), pytest.raises(DatabaseUnavailable):
+            _ask(engine)
+        engine.dispose()
+
+
+def test_a_busy_pool_is_waited_for_until_the_deadline(engine: sa.Engine) -> None:
+    """A call waits for a connection of the pool no longer than it may last, and the pool keeps its own limit."""
+    with engine.connect(), in_time(SHORT_S), within(SHORT_S):
+        with pytest.raises(DatabaseUnavailable, match=r"timeout_s=0\.3 s"):
+            _ask(engine)
+        assert engine.pool.timeout() == 0
+    with within(SHORT_S):
+        engine.dispose()
+    assert engine.pool.timeout() == 600
+
+
+def test_a_stopped_server_holds_nobody(engine: sa.Engine, database_url: str) -> None:
+    """With its sessions stopped (SIGSTOP), statements, commits, COPY, rollbacks and `dispose` end in time."""
+
+    def stop_within(step: str) -> None:
+        with translated_errors(), engine.begin() as connection:
+            connection.execute(_read)
+            with stopped_sessions(database_url), within(SHORT_S):
+                if step == "statement":
+                    connection.execute(_read)
+                elif step == "copy":
+                    with connection.connection.cursor() as cursor, cursor.copy("COPY relatum.skips FROM STDIN") as copy:
+                        for _ in range(100_000):
+                            copy.write(b"1\t" * 1000)
+                elif step == "rollback":
+                    connection.rollback()
+                elif step == "commit":
+                    connection.commit()
+                engine.dispose()
+
+    for step in ("statement", "copy", "commit"):
+        with in_time(SHORT_S), pytest.raises(DatabaseUnavailable, match="in time"):
+            stop_within(step)
+    with in_time(SHORT_S):
+        stop_within("rollback")
+    token = Tokens.new()
+    with ExitStack() as stopped, within(None) as deadline:
+
+        def store(connection: sa.Connection) -> None:
+            Tokens().write(connection, token)
+            stopped.enter_context(stopped_sessions(database_url))
+            deadline.end_in(SHORT_S)
+
+        with in_time(SHORT_S), pytest.raises(CommitInDoubt), joined(engine, token, store):
+            pass
+    # What was sent lies in the socket of the server, which goes on with it.
+    assert settle(engine, token)
+    assert _ask(engine) == 0
+
+
+def test_a_pool_gives_no_connection_that_was_given_up(database_url: str) -> None:
+    """A connection that was closed under a rollback is replaced, and nobody is told that it is closed."""
+    with Proxy.to(database_url) as proxy:
+        engine = make_engine(proxy.url(database_url), pool_size=1, connections_max=1)
+        with engine.connect() as connection:
+            connection.execute(_read)
+            proxy.mode = "frozen"
+            connection.rollback()
+        proxy.mode = "pass"
+        assert _ask(engine) == 0
+        engine.dispose()
+
+
+def test_an_answer_that_is_there_is_taken(engine: sa.Engine) -> None:
+    """What comes while the deadline passes is an answer, and nothing is begun behind the deadline."""
+    with engine.connect() as connection:
+        driver: psycopg.Connection = connection.connection.driver_connection  # type: ignore[assignment]
+        with within(Deadline(0.0)), pytest.raises(DatabaseUnavailable), translated_errors():
+            driver.execute("SELECT 1")
+        assert driver.execute("SELECT 1").fetchone() == (1,)
+        began = time.monotonic()
+        with within(SHORT_S):
+            driver.execute("SELECT pg_sleep(0.05)")
+        assert time.monotonic() - began >= 0.05

@@ -1,0 +1,73 @@
+"""PostgreSQL that is there and says nothing: a locked table, a line that stands still, a listener that never speaks."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+import sqlalchemy as sa
+
+from tests.support._waiting import wait_until
+
+SLACK_S = 3.0
+"""Seconds by which a busy machine may be late for what has a time-out of a second or less."""
+
+
+@contextmanager
+def locked(database_url: str, *tables: str) -> Iterator[psycopg.Connection]:
+    """Nobody reads or writes these tables of the schema `relatum` meanwhile."""
+    with psycopg.connect(database_url) as session:
+        for table in tables:
+            session.execute(f"LOCK TABLE relatum.{table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
+        yield session
+        session.rollback()
+
+
+@contextmanager
+def silent_database() -> Iterator[str]:
+    """The URL of a server that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"postgresql://relatum@127.0.0.1:{listener.getsockname()[1]}/relatum"
+
+
+@contextmanager
+def stopped_sessions(database_url: str, name: str = "relatum") -> Iterator[None]:
+    """The server's processes of one application's sessions are stopped (SIGSTOP). On this machine alone."""
+    with psycopg.connect(database_url) as session:
+        found = session.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s", [name]
+        ).fetchall()
+    pids = [int(row[0]) for row in found]
+    assert pids, "there is a session to be stopped"
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def in_time(most_s: float) -> Iterator[None]:
+    """What is in the block ends within its time-out, but for a busy machine's slack."""
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < most_s + SLACK_S, f"{took:.1f} s and not {most_s} s"
+
+
+def nobody_waits(database_url: str) -> None:
+    """Wait until no session waits for a lock any more: the server was told that nobody wants the answer."""
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted").text
+    with psycopg.connect(database_url, autocommit=True) as session:
+
+        def count() -> bool:
+            row = session.execute(waiting).fetchone()  # type: ignore[arg-type]
+            return row is not None and row[0] == 0
+
+        wait_until(count, what="no session waits for a lock")
