@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -22,7 +23,8 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
 )
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message, async_agreement
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, async_agreement
+from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
@@ -54,13 +56,21 @@ class AsyncRelations(AsyncGroupMethods):
         transport: Literal["auto", "stream", "amqp"] = "auto",
         timeout_s: float = 10.0,
         pool_size: int = 5,
+        connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
         self._database = Database(database, pool_size=pool_size)
         self._pool_size = pool_size
         self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
-        self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
+        check_limit(connections_max)
+        self._connections_max = connections_max
+        self._options: dict[str, Any] = {
+            "transport": transport,
+            "timeout_s": timeout_s,
+            "ssl_context": ssl_context,
+            "connections_max": connections_max,
+        }
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._group_lookups = GroupLookups(self._lookups.catalog)
         self._sharing = WeakSet()
@@ -87,8 +97,9 @@ class AsyncRelations(AsyncGroupMethods):
     ) -> AsyncGenerator[Message | NotFound | AccessRefused, None]:
         """The messages of many ids, in the order of the ids. See `Relations.read_many`."""
         reader = await self._open_reader()
-        async for result in reader.read_many(MessageId(*each) for each in ids):
-            yield result
+        async with aclosing(reader.read_many(MessageId(*each) for each in ids)) as results:
+            async for result in results:
+                yield result
 
     # --- by key -------------------------------------------------------------------------------------------
 
@@ -218,8 +229,7 @@ class AsyncRelations(AsyncGroupMethods):
         if type(request) is Agree:
             return await async_agreement(reader, request.stream, request.position)
         assert type(request) is Scan, "there are no other requests"
-        messages = reader.iterate(request.stream, request.start, stop=request.stop)
-        return [message async for message in messages if request.keep(message)]
+        return await reader.scan(request.stream, request.start, request.stop, request.take)
 
     async def _select(self, request: Select) -> list[Any]:
         if self._is_closed:
@@ -229,7 +239,7 @@ class AsyncRelations(AsyncGroupMethods):
     async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
         reader = await self._open_reader()
         if len(ids) > 1:
-            return [result async for result in reader.read_many(ids)]
+            return list[Message | RelatumError](await reader.read_all(ids))
         try:
             return [await reader.read(*ids[0])]
         except (OffsetNotFound, StreamNotFound) as error:
@@ -244,6 +254,11 @@ class AsyncRelations(AsyncGroupMethods):
                     self._reader = await AsyncStreamReader.open(self._address, **self._options)
         assert self._reader is not None, "it was opened"
         return self._reader
+
+    def statistics(self) -> ReaderStatistics:
+        """The connections to the broker. See `Relations.statistics`."""
+        reader = self._reader
+        return ReaderStatistics.of_none(self._connections_max) if reader is None else reader.statistics()
 
     async def close(self) -> None:
         """Close all connections. Calls under way in other tasks may fail; shared groups are given back."""

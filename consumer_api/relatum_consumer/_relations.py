@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, OffsetNotFound, RelatumError, StreamNotFound
-from relatum.reading import BrokerAddress, Message, StreamReader, agreement
+from relatum.reading import BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
+from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import Database
 from relatum_consumer._lookups import Lookups, Names
@@ -39,6 +40,8 @@ class Relations(GroupMethods):
         transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" (default) for whichever answers.
         timeout_s: Seconds until a call to the broker that gets no answer ends as `ReadTimeout`. Default 10.
         pool_size: Connections to the database that are kept; as many again are opened under load. Default 5.
+        connections_max: Connections to the broker at most, from 2 on, to all its nodes together. What is asked waits
+            for one within `timeout_s`; each iteration that reads streams holds one. Default 16.
         ssl_context: TLS context for the stream protocol; None makes one that verifies certificate and host name.
 
     Every look-up may raise, besides what its method names:
@@ -46,7 +49,8 @@ class Relations(GroupMethods):
     - `StreamReplaced`: a stream is not the one that was recorded (declared again, or its tail lost). It is never
       answered from.
     - `SchemaMissing`, `AccessRefused`, `ConfigurationError`: something must be put right first.
-    - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`: safe to repeat.
+    - `DatabaseUnavailable`, `BrokerUnavailable`, `ConnectionLost`, `StreamUnavailable`, `ReadTimeout`,
+      `ConnectionsInUse` (more asked at once than `connections_max` could serve in time): safe to repeat.
     """
 
     def __init__(
@@ -58,11 +62,19 @@ class Relations(GroupMethods):
         transport: Literal["auto", "stream", "amqp"] = "auto",
         timeout_s: float = 10.0,
         pool_size: int = 5,
+        connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
         self._database = Database(database, pool_size=pool_size)
-        self._options: dict[str, Any] = {"transport": transport, "timeout_s": timeout_s, "ssl_context": ssl_context}
+        check_limit(connections_max)
+        self._connections_max = connections_max
+        self._options: dict[str, Any] = {
+            "transport": transport,
+            "timeout_s": timeout_s,
+            "ssl_context": ssl_context,
+            "connections_max": connections_max,
+        }
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._group_lookups = GroupLookups(self._lookups.catalog)
         self._sharing = WeakSet()
@@ -317,13 +329,12 @@ class Relations(GroupMethods):
         if type(request) is Agree:
             return agreement(reader, request.stream, request.position)
         assert type(request) is Scan, "there are no other requests"
-        messages = reader.iterate(request.stream, request.start, stop=request.stop)
-        return [message for message in messages if request.keep(message)]
+        return reader.scan(request.stream, request.start, request.stop, request.take)
 
     def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
         reader = self._open_reader()
         if len(ids) > 1:
-            return list(reader.read_many(ids))
+            return list[Message | RelatumError](reader.read_all(ids))
         try:
             return [reader.read(*ids[0])]
         except (OffsetNotFound, StreamNotFound) as error:
@@ -339,6 +350,11 @@ class Relations(GroupMethods):
                     self._reader = StreamReader.open(self._address, **self._options)
                 reader = self._reader
         return reader
+
+    def statistics(self) -> ReaderStatistics:
+        """How many connections to the broker are in use, idle and waited for, and how many there may be."""
+        reader = self._reader
+        return ReaderStatistics.of_none(self._connections_max) if reader is None else reader.statistics()
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may fail; shared groups are given back."""

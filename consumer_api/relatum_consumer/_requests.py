@@ -67,6 +67,10 @@ class Scan:
     stop: int
     keep: Callable[[Message], bool]
 
+    def take(self, message: Message) -> Message | None:
+        """The message, if it is one to keep."""
+        return message if self.keep(message) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Pause:

@@ -40,6 +40,7 @@ RelatumError
 │   │   └── StreamUnavailable     the stream moves, or was deleted, under a reader
 │   ├── DatabaseUnavailable       PostgreSQL is away, read-only or full (field: reason)
 │   ├── ReadTimeout               no answer in time
+│   ├── ConnectionsInUse          a reader has as many connections as it may (fields: limit, waiting)
 │   ├── NotRecordedInTime         the message is in the stream, its rows are not there yet
 │   ├── NotFinishedInTime         the message's outcome is not final yet (field: outcome)
 │   ├── ContextMoving             a move of the context did not end in time; nothing was sent (fields: context, move_id)
@@ -327,6 +328,16 @@ class DatabaseUnavailable(Transient):
 
 class ReadTimeout(Transient):
     """No answer came in time."""
+
+
+class ConnectionsInUse(Transient):
+    """All connections that a reader may have to the broker are in use, and none became free in time; nothing was asked.
+
+    Fields: `limit` (the option `connections_max`), `waiting` (calls that waited for one, this one included).
+    """
+
+    limit: int
+    waiting: int
 
 
 class NotRecordedInTime(Transient):

@@ -90,7 +90,7 @@ def test_what_only_asks_works_in_a_child(
 
         before = ask()
         transport: Any = over_streams._transport
-        idle = list(transport._idle)
+        idle = transport._connections.idle
 
         def in_the_child() -> list[Any]:
             found = ask()
@@ -104,7 +104,7 @@ def test_what_only_asks_works_in_a_child(
         assert in_child(in_the_child) == before
         assert ask() == before
         # The very connections: none was ended by a child.
-        assert transport._idle == idle
+        assert transport._connections.idle == idle
         assert handle.partition is None
 
 
@@ -199,7 +199,8 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(
         locks = [
             EmbeddedRecorders._lock,
             streams._lock,
-            *[each._send_lock for each in streams._idle],
+            streams._connections._lock,
+            *[each._send_lock for each in streams._connections.idle],
             relations._lock,
             orders._lock,
             orders.placing._lock,
@@ -247,7 +248,7 @@ reader = StreamReader.open(streams)
 reader.read(stream, place.offset)
 relations = Relations(streams, database)
 relations.find("order_id", "x")
-idle = list(reader._transport._idle)
+idle = reader._transport._connections.idle
 child = os.fork()
 if child == 0:
     sys.exit(0)
@@ -255,7 +256,7 @@ assert os.waitpid(child, 0)[1] == 0
 place, = relatum.publish(channel, "", stream, b"after").wait(30)
 assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
-assert reader._transport._idle == idle, "the parent had to connect again"
+assert reader._transport._connections.idle == idle, "the parent had to connect again"
 """
     arguments = [amqp_url, stream_url, database_url, stream_name]
     done = subprocess.run(

@@ -18,6 +18,10 @@ class Proxy:
         blackhole: nothing arrives on either side.
         frozen: nothing arrives on either side for now; what was sent arrives when the mode is another again.
     `reset()` ends all connections with a TCP reset.
+
+    Attributes:
+        opened: Connections made through it so far.
+        most: How many there were at once at most.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -34,6 +38,7 @@ class Proxy:
         self._closing = False
         self.mode = "pass"
         self.accepts = True
+        self.opened = self.most = 0
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
 
@@ -103,6 +108,8 @@ class Proxy:
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._selector.register(one, selectors.EVENT_READ)
+            self.opened += 1
+            self.most = max(self.most, len(self._peers) // 2)
 
     def _forward(self, one: socket.socket) -> None:
         with self._lock:

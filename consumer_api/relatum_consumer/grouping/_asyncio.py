@@ -200,8 +200,7 @@ class _Carrier:
             return None
         if type(request) is Sift:
             reader = await self._relations._open_reader()
-            messages = reader.iterate(request.stream, request.start, stop=request.stop)
-            return [taken async for message in messages if (taken := request.take(message)) is not None]
+            return await reader.scan(request.stream, request.start, request.stop, request.take)
         return await self._relations._carry_out(request)
 
     async def aclose(self) -> None:

@@ -308,8 +308,7 @@ class _Carrier:
             self._many = self._relations._open_reader().read_many(request.ids, window=request.window)
             return None
         if type(request) is Sift:
-            messages = self._relations._open_reader().iterate(request.stream, request.start, stop=request.stop)
-            return [taken for message in messages if (taken := request.take(message)) is not None]
+            return self._relations._open_reader().scan(request.stream, request.start, request.stop, request.take)
         return self._relations._carry_out(request)
 
     def close(self) -> None:

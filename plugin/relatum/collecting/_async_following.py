@@ -127,7 +127,7 @@ class AsyncFollower:
                     partial(self._shared.store.last_collected, self._stream, step.until)
                 )
             else:
-                (read,) = [each async for each in reader.read_many([MessageId(self._stream, step.offset)])]
+                (read,) = await reader.read_all([MessageId(self._stream, step.offset)])
                 answer = readable(read)
 
     async def _follow(self, reader: AsyncStreamReader, followed: Followed) -> None:

@@ -152,7 +152,7 @@ class AsyncWorker:
         if self._reader is None:
             self._reader = await self._open_reader()
         try:
-            read = [each async for each in self._reader.read_many(places)]
+            read = await self._reader.read_all(places)
         except RelatumError:
             await self._reader.close()
             self._reader = None

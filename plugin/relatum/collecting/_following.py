@@ -160,7 +160,7 @@ class Follower:
             if isinstance(step, LastCollected):
                 answer = self._shared.store.last_collected(self._stream, step.until)
             else:
-                (read,) = reader.read_many([MessageId(self._stream, step.offset)])
+                (read,) = reader.read_all([MessageId(self._stream, step.offset)])
                 answer = readable(read)
 
     def _follow(self, reader: StreamReader, followed: Followed) -> None:

@@ -149,7 +149,7 @@ class Worker:
         if self._reader is None:
             self._reader = self._open_reader()
         try:
-            found = dict(zip(places, self._reader.read_many(places), strict=True))
+            found = dict(zip(places, self._reader.read_all(places), strict=True))
         except RelatumError:
             self._reader.close()
             self._reader = None

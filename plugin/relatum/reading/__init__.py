@@ -6,6 +6,7 @@ from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message, Properties, TimeSource
 from relatum.reading._reader import StreamReader
+from relatum.reading._turns import ReaderStatistics
 from relatum.wire._chunk import UnreadableRecord
 from relatum.wire._identity import Position
 
@@ -16,6 +17,7 @@ __all__ = [
     "Message",
     "Position",
     "Properties",
+    "ReaderStatistics",
     "RecordBatch",
     "StreamBounds",
     "StreamReader",

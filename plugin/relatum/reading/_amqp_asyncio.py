@@ -6,6 +6,7 @@ import ssl
 import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from relatum._ids import MessageId
@@ -32,10 +33,12 @@ from relatum.reading._amqp_operations import (
     refused,
 )
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._connections import AsyncConnections
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal
 from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 
 try:
@@ -186,7 +189,7 @@ def _code_of(error: Any) -> int:
 
 
 class AsyncAmqp:
-    """The asyncio face over AMQP 0.9.1. One connection; each call has a channel to itself."""
+    """The asyncio face over AMQP 0.9.1. One connection; each call has a channel to itself, and a turn for that."""
 
     def __init__(
         self,
@@ -196,6 +199,7 @@ class AsyncAmqp:
         tls: ssl.SSLContext | None = None,
         mechanism: str = "PLAIN",
         heartbeat_s: int = HEARTBEAT_S,
+        connections: int = CONNECTIONS_MAX,
     ) -> None:
         self._heartbeat_s = heartbeat_s
         if address.amqp_port is None:
@@ -206,6 +210,7 @@ class AsyncAmqp:
         self._timeout_s = timeout_s
         self._tls = tls
         self._operations = AmqpOperations(timeout_s)
+        self._connections: AsyncConnections[Any] = AsyncConnections(connections)
         self._connection: Any = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
@@ -222,6 +227,7 @@ class AsyncAmqp:
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
                 self._connection = await self._connect(timeout_s or self._timeout_s)
+                self._connections.note_opened()
             return self._connection
 
     async def _connect(self, timeout_s: float) -> Any:
@@ -257,9 +263,23 @@ class AsyncAmqp:
             with contextlib.suppress(aiormq.exceptions.AMQPError, OSError):
                 await connection.close()
 
-    async def _steps(self, make: Callable[[], Generator[Any, Any, _Result]]) -> AsyncGenerator[Any, None]:
+    def statistics(self) -> ReaderStatistics:
+        """The channels in use, and the one connection."""
+        found = self._connections.statistics()
+        is_idle = self._connection is not None and not self._connection.is_closed and not found.in_use
+        return replace(found, idle=int(is_idle and not found.following))
+
+    async def _steps(self, make: Callable[[], Generator[Any, Any, _Result]], use: Use) -> AsyncGenerator[Any, None]:
         """Drive an operation: its commands are carried out, what else it yields is handed on, its result last."""
         deadline = time.monotonic() + self._timeout_s
+        turn = self._connections.turn(use, deadline)
+        async with turn, contextlib.aclosing(self._steps_in_turn(make, deadline)) as steps:
+            async for step in steps:
+                yield step
+
+    async def _steps_in_turn(
+        self, make: Callable[[], Generator[Any, Any, _Result]], deadline: float
+    ) -> AsyncGenerator[Any, None]:
         while True:
             consumer = _Consumer(await self._connected(), self._timeout_s)
             has_yielded = False
@@ -297,7 +317,7 @@ class AsyncAmqp:
                 await connection.close()
 
     async def _ask(self, make: Callable[[], Generator[Any, Any, _Result]]) -> _Result:
-        async with contextlib.aclosing(self._steps(make)) as steps:
+        async with contextlib.aclosing(self._steps(make, Use.ANSWER)) as steps:
             async for step in steps:
                 if isinstance(step, _Done):
                     return step.value  # type: ignore[no-any-return]
@@ -317,14 +337,18 @@ class AsyncAmqp:
         """AMQP 0.9.1 cannot say."""
         return
 
-    async def read_many(self, ids: Iterable[MessageId], window: int) -> AsyncGenerator[Result, None]:
-        async with contextlib.aclosing(self._steps(lambda: self._operations.read_many(Window(ids, window)))) as steps:
+    async def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]:
+        steps = self._steps(lambda: self._operations.read_many(Window(ids, window)), use)
+        async with contextlib.aclosing(steps):
             async for step in steps:
                 if not isinstance(step, _Done):
                     yield step
 
-    async def batches(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[RecordBatch | None, None]:
-        async with contextlib.aclosing(self._steps(lambda: self._operations.scan(stream, scan, idle_s))) as steps:
+    async def batches(
+        self, stream: str, scan: Scan, idle_s: float, use: Use
+    ) -> AsyncGenerator[RecordBatch | None, None]:
+        steps = self._steps(lambda: self._operations.scan(stream, scan, idle_s), use)
+        async with contextlib.aclosing(steps):
             async for step in steps:
                 if not isinstance(step, _Done):
                     yield step

@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, TypeVar
@@ -45,14 +44,13 @@ from relatum.reading._amqp_operations import (
     refused,
 )
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._connections import Connections
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal
 from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
-
-CONNECTIONS_KEPT: Final = 4
-"""Idle connections a reader keeps."""
 
 PIKA_GRACE_S: Final = 1.0
 """Seconds added to a time-out that pika watches itself."""
@@ -354,66 +352,68 @@ class BlockingAmqp:
         mechanism: str = "PLAIN",
         heartbeat_s: int = HEARTBEAT_S,
         connect_s: float | None = None,
+        connections: int = CONNECTIONS_MAX,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self._parameters = pika_parameters(address, tls, timeout_s, mechanism, heartbeat_s)
         self._operations = AmqpOperations(timeout_s)
-        self._idle: list[PikaConnection] = []
-        self._lock = threading.Lock()
+        self._connections: Connections[PikaConnection] = Connections(connections)
         self._is_closed = False
         first_s = connect_s or timeout_s
         connection = PikaConnection(address, pika_parameters(address, tls, first_s, mechanism, heartbeat_s), first_s)
+        self._connections.take(None, Use.ANSWER)
+        self._connections.note_opened()
         self.server_properties = connection.server_properties
-        self._release(connection)
-        after_fork(self, BlockingAmqp._renew)
+        self._release(connection, Use.ANSWER)
 
-    def _renew(self) -> None:
-        """In a child: the connections are the parent's, and so is what their loops have told the kernel to watch."""
-        self._lock = threading.Lock()
-        leave_to_parent(*self._idle)
-        self._idle = []
-
-    def _connect(self) -> PikaConnection:
-        return PikaConnection(self._address, self._parameters, self._timeout_s)
-
-    def _acquire(self) -> PikaConnection:
+    def _acquire(self, use: Use) -> PikaConnection:
         if self._is_closed:
             raise BrokerUnavailable("The reader is closed.")
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
+        connection = self._connections.take(None, use)
         if connection is None:
-            return self._connect()
+            try:
+                connection = PikaConnection(self._address, self._parameters, self._timeout_s)
+            except BaseException:
+                self._connections.drop(use)
+                raise
+            self._connections.note_opened()
         connection.has_received = False
         return connection
 
-    def _release(self, connection: PikaConnection) -> None:
+    def _release(self, connection: PikaConnection, use: Use) -> None:
         if not connection.is_usable:
+            self._connections.drop(use)
             connection.close()
             return
         connection.close_channel()
-        with self._lock:
-            if not self._is_closed and len(self._idle) < CONNECTIONS_KEPT:
-                self._idle.append(connection)
-                return
-        connection.close()
+        if not self._connections.put(None, connection, use):
+            connection.close()
+
+    def statistics(self) -> ReaderStatistics:
+        """The connections."""
+        return self._connections.statistics()
 
     def close(self) -> None:
         """Close all idle connections; those in use close when they are given back."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
+        self._is_closed = True
+        for connection in self._connections.end():
             connection.close()
 
-    def _steps(self, make: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, None, _Result]:
+    def _steps(self, make: Callable[[], Generator[Any, Any, _Result]], use: Use) -> Generator[Any, None, _Result]:
         """Drive an operation: its commands are carried out, what else it yields is handed on.
 
         An idle connection may turn out to be closed: then once more on another, if nothing had come.
         """
         deadline = time.monotonic() + self._timeout_s
+        with self._connections.turn(use, deadline):
+            return (yield from self._steps_in_turn(make, use, deadline))
+
+    def _steps_in_turn(
+        self, make: Callable[[], Generator[Any, Any, _Result]], use: Use, deadline: float
+    ) -> Generator[Any, None, _Result]:
         while True:
-            connection = self._acquire()
+            connection = self._acquire(use)
             has_yielded = False
             steps = make()
             try:
@@ -437,10 +437,10 @@ class BlockingAmqp:
                     raise
             finally:
                 steps.close()
-                self._release(connection)
+                self._release(connection, use)
 
     def _ask(self, make: Callable[[], Generator[Any, Any, _Result]]) -> _Result:
-        steps = self._steps(make)
+        steps = self._steps(make, Use.ANSWER)
         try:
             while True:
                 next(steps)
@@ -465,8 +465,8 @@ class BlockingAmqp:
         """AMQP 0.9.1 cannot say."""
         return
 
-    def read_many(self, ids: Iterable[MessageId], window: int) -> Iterator[Result]:
-        yield from self._steps(lambda: self._operations.read_many(Window(ids, window)))
+    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]:
+        yield from self._steps(lambda: self._operations.read_many(Window(ids, window)), use)
 
-    def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]:
-        yield from self._steps(lambda: self._operations.scan(stream, scan, idle_s))
+    def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:
+        yield from self._steps(lambda: self._operations.scan(stream, scan, idle_s), use)

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypeVar
 
 from relatum._ids import MessageId
 from relatum._processes import of_one_process
@@ -21,8 +21,11 @@ from relatum.reading._reader import CREDIT, IDLE_S, credit_of
 from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_asyncio import AsyncStreams
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MESSAGES, Result
 from relatum.wire._session import AnotherCluster, Mechanism
+
+_Taken = TypeVar("_Taken")
 
 
 class AsyncTransport(Protocol):
@@ -32,8 +35,9 @@ class AsyncTransport(Protocol):
     async def bounds(self, stream: str) -> StreamBounds: ...
     async def partitions(self, super_stream: str) -> list[str]: ...
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(self, ids: Iterable[MessageId], window: int) -> AsyncGenerator[Result, None]: ...
-    def batches(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[RecordBatch | None, None]: ...
+    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]: ...
+    def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[RecordBatch | None, None]: ...
+    def statistics(self) -> ReaderStatistics: ...
     async def close(self) -> None: ...
 
 
@@ -60,11 +64,13 @@ class AsyncStreamReader:
         ssl_context: ssl.SSLContext | None = None,
         mechanism: Literal["PLAIN", "EXTERNAL"] = "PLAIN",
         heartbeat_s: int = HEARTBEAT_S,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected; see `StreamReader.open`. AMQP 0.9.1 needs the extra `aio`."""
         if isinstance(address, str):
             address = BrokerAddress.parse(address)
         choice = choose(address, transport)
+        check_limit(connections_max)
         within = ConnectingTime(timeout_s)
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
@@ -80,6 +86,7 @@ class AsyncStreamReader:
                 heartbeat_s=heartbeat_s,
                 cluster_name=meant,
                 connect_s=within.of_streams(choice),
+                connections=connections_max,
             )
             try:
                 await streams.open()
@@ -92,7 +99,14 @@ class AsyncStreamReader:
         # Imported here: aio-pika is an extra, and the stream protocol does without.
         from relatum.reading._amqp_asyncio import AsyncAmqp
 
-        amqp = AsyncAmqp(address, timeout_s=timeout_s, tls=ssl_context, mechanism=mechanism, heartbeat_s=heartbeat_s)
+        amqp = AsyncAmqp(
+            address,
+            timeout_s=timeout_s,
+            tls=ssl_context,
+            mechanism=mechanism,
+            heartbeat_s=heartbeat_s,
+            connections=connections_max,
+        )
         await amqp.open(within.left_s)
         return cls(amqp, "amqp", timeout_s)
 
@@ -100,9 +114,14 @@ class AsyncStreamReader:
         """The message at an offset; see `StreamReader.read`."""
         return await self._transport.read(stream, offset)
 
-    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> AsyncIterator[Result]:
+    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> AsyncGenerator[Result, None]:
         """The messages of many ids, in the order of the ids; see `StreamReader.read_many`."""
-        return self._transport.read_many(ids, window)
+        return self._transport.read_many(ids, window, Use.LENT)
+
+    async def read_all(self, ids: Iterable[MessageId]) -> list[Result]:
+        """As `read_many`, all at once; see `StreamReader.read_all`."""
+        async with contextlib.aclosing(self._transport.read_many(ids, WINDOW_MESSAGES, Use.ANSWER)) as results:
+            return [result async for result in results]
 
     async def iterate(
         self,
@@ -115,16 +134,30 @@ class AsyncStreamReader:
     ) -> AsyncGenerator[Message, None]:
         """The messages of a stream from a point on; see `StreamReader.iterate`."""
         scan = Scan(beginning(start), stop, follow, CREDIT)
-        idle_s = self._timeout_s if not follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
-        async with contextlib.aclosing(self._transport.batches(stream, scan, idle_s)) as batches:
+        use = Use.FOLLOW if follow else Use.LENT
+        async with contextlib.aclosing(self._iterate(stream, scan, idle_timeout_s, use)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _iterate(
+        self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
+    ) -> AsyncGenerator[Message, None]:
+        idle_s = self._timeout_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        async with contextlib.aclosing(self._transport.batches(stream, scan, idle_s, use)) as batches:
             async for batch in batches:
                 if batch is not None:
                     for message in batch.each_message():
                         yield message
-                elif not follow:
+                elif not scan.follow:
                     raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s} s.")
                 elif idle_timeout_s is not None:
                     return
+
+    async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
+        """What a function makes of the messages from an offset to before another; see `StreamReader.scan`."""
+        scan = Scan(beginning(start), stop, follow=False, credit=CREDIT)
+        async with contextlib.aclosing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
+            return [taken async for message in messages if (taken := take(message)) is not None]
 
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
@@ -149,7 +182,12 @@ class AsyncStreamReader:
         idle_s: float = 1.0,
     ) -> AsyncGenerator[RecordBatch | None, None]:
         """The stream's records in batches, undecoded; see `StreamReader.batches`."""
-        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s)
+        use = Use.FOLLOW if follow else Use.LENT
+        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s, use)
+
+    def statistics(self) -> ReaderStatistics:
+        """The connections to the broker; see `StreamReader.statistics`."""
+        return self._transport.statistics()
 
     async def close(self) -> None:
         """Close all connections."""

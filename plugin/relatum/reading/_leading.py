@@ -52,6 +52,9 @@ OUT_OF_REACH_S: Final = 5.0
 NODE_CONNECT_S: Final = 2.0
 """Seconds to reach another node at most. What a node advertises need not be reachable from here."""
 
+NODES_TRIED_MAX: Final = 4
+"""Nodes a scan goes on to, one after the other, because the one before has no replica of the stream."""
+
 STREAMS_MAX: Final = 10_000
 """Streams of which leaders and ends are remembered."""
 

@@ -19,40 +19,38 @@ DENSITIES_MAX: Final = 1024
 """Streams whose chunk sizes are remembered."""
 
 
-class Renewal(Enum):
-    """What a batched read yields where its connection is worn and nothing is under way on it."""
+class Turn(Enum):
+    """What a batched read yields about its connection, on which nothing is under way then."""
 
-    RENEW = "renew"
+    TAKE = "take"
+    """`use` must be called with the operations of a connection before it goes on; the one it had is of no use."""
+
+    GIVE_BACK = "give back"
+    """It needs none until it asks for one again: what follows is results that have come already."""
 
 
-Results = Generator[Result | StreamNotHere | Renewal | None, list[Event], None]
-"""Yields results, None where bytes must be exchanged, and is sent the events that came; and yields `RENEW` where
-`use` must be called with the operations of another connection before it goes on."""
+Results = Generator[Result | StreamNotHere | Turn | None, list[Event], None]
+"""Yields results, None where bytes must be exchanged, and is sent the events that came; and a `Turn`."""
 
 
 class ManyReader:
     """Reads the ids of a window.
 
     Args:
-        operations: A connection's operations; nothing else may use them meanwhile.
         window: What is asked for.
         densities: What is known of streams, kept between calls.
     """
 
-    def __init__(
-        self,
-        operations: StreamOperations,
-        window: Window,
-        densities: dict[str, Density],
-    ) -> None:
-        self._operations = operations
+    _operations: StreamOperations
+
+    def __init__(self, window: Window, densities: dict[str, Density]) -> None:
         self._window = window
         self._densities = densities
         self._plans: dict[str, StreamPlan] = {}
         self._in_flight: list[tuple[Attach, Request]] = []
 
     def use(self, operations: StreamOperations) -> None:
-        """Go on over another connection."""
+        """Go on over a connection; nothing else may use it meanwhile."""
         self._operations = operations
 
     def run(self) -> Results:
@@ -63,7 +61,10 @@ class ManyReader:
                     stream: StreamPlan(offsets, self._density(stream))
                     for stream, offsets in self._window.valid(wanted).items()
                 }
+                yield Turn.TAKE
                 yield from self._part()
+                # Before the last results: who takes them may take his time, ask something else, or never ask for more.
+                yield Turn.GIVE_BACK
                 self._explain()
                 yield from self._window.ready()
                 self._window.close()
@@ -80,12 +81,13 @@ class ManyReader:
     def _part(self) -> Results:
         while True:
             if self._operations.is_worn and not self._in_flight:
-                yield Renewal.RENEW
+                yield Turn.TAKE
             self._ask()
             if not self._in_flight:
                 return
+            if self._window.lacks_any:
+                yield from self._window.ready()
             self._take((yield None))
-            yield from self._window.ready()
 
     def _ask(self) -> None:
         """Send attaches until enough are in flight, each stream in its turn; none over a worn connection."""

@@ -2,9 +2,9 @@
 
 import contextlib
 import ssl
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self, TypeVar
 
 from relatum._ids import MessageId
 from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout
@@ -18,6 +18,7 @@ from relatum.reading._operations import Scan
 from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MESSAGES, Result
 from relatum.wire._session import AnotherCluster, Mechanism
 
@@ -27,6 +28,8 @@ CREDIT: Final = 16
 IDLE_S: Final = 60.0
 """Seconds after which a reader that waits for ever looks up; nothing depends on it."""
 
+_Taken = TypeVar("_Taken")
+
 
 class BlockingTransport(Protocol):
     """What a transport offers the blocking reader."""
@@ -35,8 +38,11 @@ class BlockingTransport(Protocol):
     def bounds(self, stream: str) -> StreamBounds: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(self, ids: Iterable[MessageId], window: int) -> Iterator[Result]: ...
-    def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]: ...
+    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]: ...
+    def batches(
+        self, stream: str, scan: Scan, idle_s: float, use: Use
+    ) -> Generator[RecordBatch | None, None, None]: ...
+    def statistics(self) -> ReaderStatistics: ...
     def close(self) -> None: ...
 
 
@@ -44,7 +50,8 @@ class StreamReader:
     """Reads streams, blocking. A context manager; threads may share one.
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
-    `ConnectionLost`, `BrokerUnavailable` and `ReadTimeout` (no answer within `timeout_s`).
+    `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
+    `connections_max` were in use all that time).
     """
 
     def __init__(self, transport: BlockingTransport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
@@ -62,6 +69,7 @@ class StreamReader:
         ssl_context: ssl.SSLContext | None = None,
         mechanism: Literal["PLAIN", "EXTERNAL"] = "PLAIN",
         heartbeat_s: int = HEARTBEAT_S,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected.
 
@@ -75,15 +83,20 @@ class StreamReader:
                 `ssl_context`.
             heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that (twice, over AMQP
                 0.9.1) counts as lost while a reader waits.
+            connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
+                on. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is followed
+                has one beside that. With asyncio over AMQP 0.9.1: channels of the one connection.
 
         Raises:
             BrokerUnavailable: Nothing answers.
             AccessRefused: The broker refuses the user or the virtual host.
             ConfigurationError: The URL does not fit the transport, or the certificate is not trusted.
+            InvalidInput: `connections_max` is no number from 2 on.
         """
         if isinstance(address, str):
             address = BrokerAddress.parse(address)
         choice = choose(address, transport)
+        check_limit(connections_max)
         within = ConnectingTime(timeout_s)
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
@@ -99,6 +112,7 @@ class StreamReader:
                     heartbeat_s=heartbeat_s,
                     cluster_name=meant,
                     connect_s=within.of_streams(choice),
+                    connections=connections_max,
                 )
                 return cls(streams, "stream", timeout_s)
             except (BrokerUnavailable, ProtocolError, ReadTimeout) as error:
@@ -113,6 +127,7 @@ class StreamReader:
             mechanism=mechanism,
             heartbeat_s=heartbeat_s,
             connect_s=within.left_s,
+            connections=connections_max,
         )
         return cls(amqp, "amqp", timeout_s)
 
@@ -135,7 +150,14 @@ class StreamReader:
             ids: What to read; any order, any number, from any streams; may repeat.
             window: Ids planned together.
         """
-        return self._transport.read_many(ids, window)
+        return self._transport.read_many(ids, window, Use.LENT)
+
+    def read_all(self, ids: Iterable[MessageId]) -> list[Result]:
+        """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
+
+        Unlike an iteration it holds no connection while its caller does something else.
+        """
+        return list(self._transport.read_many(ids, WINDOW_MESSAGES, Use.ANSWER))
 
     def iterate(
         self,
@@ -160,11 +182,11 @@ class StreamReader:
             ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
         """
         scan = Scan(beginning(start), stop, follow, CREDIT)
-        return self._iterate(stream, scan, idle_timeout_s)
+        return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
-    def _iterate(self, stream: str, scan: Scan, idle_timeout_s: float | None) -> Iterator[Message]:
+    def _iterate(self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use) -> Iterator[Message]:
         idle_s = self._timeout_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
-        with contextlib.closing(self._transport.batches(stream, scan, idle_s)) as batches:
+        with contextlib.closing(self._transport.batches(stream, scan, idle_s, use)) as batches:
             for batch in batches:
                 if batch is not None:
                     yield from batch.each_message()
@@ -172,6 +194,22 @@ class StreamReader:
                     raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s} s.")
                 elif idle_timeout_s is not None:
                     return
+
+    def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
+        """What a function makes of the messages from an offset to before another, without a wait between them.
+
+        Args:
+            stream: The stream's name.
+            start: The first offset.
+            stop: The offset to end before.
+            take: Gives what to keep of a message, None for nothing. It asks this reader nothing.
+
+        Raises:
+            ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
+        """
+        scan = Scan(beginning(start), stop, follow=False, credit=CREDIT)
+        messages = self._iterate(stream, scan, None, Use.ANSWER)
+        return [taken for message in messages if (taken := take(message)) is not None]
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
@@ -225,7 +263,12 @@ class StreamReader:
         Raises:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
-        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s)
+        use = Use.FOLLOW if follow else Use.LENT
+        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s, use)
+
+    def statistics(self) -> ReaderStatistics:
+        """How many connections to the broker are in use, idle and waited for, and how many there may be."""
+        return self._transport.statistics()
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""

@@ -6,7 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from relatum._ids import MessageId
 from relatum.errors import (
@@ -22,8 +22,11 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncConnection
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._choice import CONNECT_S_MIN
+from relatum.reading._connections import ASIDE, AsyncConnections
 from relatum.reading._leading import (
     NODE_CONNECT_S,
+    NODES_TRIED_MAX,
     OUT_OF_REACH_S,
     Leaders,
     LedElsewhere,
@@ -31,7 +34,7 @@ from relatum.reading._leading import (
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import ManyReader, Renewal
+from relatum.reading._many import ManyReader, Turn
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import (
@@ -44,14 +47,12 @@ from relatum.reading._operations import (
 )
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, login_for, tls_context_for
-from relatum.reading._stream_blocking import CONNECTIONS_KEPT, batches_of, name_missing
+from relatum.reading._stream_blocking import batches_of, name_missing
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk
 from relatum.wire._frames import Broker
 from relatum.wire._session import Mechanism, Steps
-
-CONNECTIONS_MAX: Final = 16
-"""Connections one reader has at most for single questions; more tasks wait their turn."""
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -73,6 +74,8 @@ class AsyncStreams:
         heartbeat_s: int = HEARTBEAT_S,
         cluster_name: str | None = None,
         connect_s: float | None = None,
+        connections: "int | AsyncConnections[AsyncConnection]" = CONNECTIONS_MAX,
+        node: Broker | None = None,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
@@ -80,56 +83,67 @@ class AsyncStreams:
         self._login = login_for(address, mechanism, heartbeat_s, cluster_name)
         self._tls_given = tls
         self._tls = tls_context_for(address, tls)
-        self._idle: list[AsyncConnection] = []
+        self._connections = connections if isinstance(connections, AsyncConnections) else AsyncConnections(connections)
+        self._node = node
         self._densities: dict[str, Density] = {}
         self._nodes: dict[Broker, AsyncStreams] = {}
         self._leaders = Leaders(time.monotonic, self._losses_of)
         self.losses = 0
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
-        self._turns = asyncio.Semaphore(CONNECTIONS_MAX)
         self._keeper: asyncio.Task[None] | None = None
         self.server_properties: dict[str, str] = {}
 
     async def open(self) -> None:
         """Connect once, so that what is wrong shows at once."""
-        connection = await self._connect(self._connect_s)
+        deadline = time.monotonic() + self._timeout_s
+        async with self._connections.turn(Use.ANSWER, deadline):
+            connection = await self._acquire(deadline, Use.ANSWER, self._connect_s or self._timeout_s)
+            await self._release(connection, Use.ANSWER)
         self.server_properties = connection.session.server_properties
-        await self._release(connection)
-        self._keeper = asyncio.create_task(self._keep_alive(), name="relatum-heartbeats")
+        # Other nodes' connections are kept with those of the reader that asks them.
+        if self._node is None:
+            self._keeper = asyncio.create_task(self._keep_alive(), name="relatum-heartbeats")
 
     async def _keep_alive(self) -> None:
         """Heartbeats for idle connections; one that fails is dropped when it is used next."""
         while True:
             await asyncio.sleep(max(0.05, self._login.heartbeat_s / 4))
-            for connection in list(self._idle):
+            for connection in self._connections.idle:
                 with contextlib.suppress(OSError):
                     await connection.keep_alive()
 
-    async def _connect(self, timeout_s: float | None = None) -> AsyncConnection:
-        return await AsyncConnection.open(self._address, self._login, self._tls, timeout_s or self._timeout_s)
-
-    async def _acquire(self) -> AsyncConnection:
+    async def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> AsyncConnection:
         if self._is_closed:
             raise BrokerUnavailable("The reader is closed.")
-        while self._idle:
-            connection = self._idle.pop()
+        while (connection := await self._connections.take(self._node, use)) is not None:
             if not connection.has_ended:
                 connection.has_received = False
                 return connection
-            self.losses += 1
             connection.abandon()
-        return await self._connect()
+            await self._release(connection, use)
+        try:
+            left_s = connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())
+            connection = await AsyncConnection.open(self._address, self._login, self._tls, left_s)
+        except BaseException:
+            self._connections.drop(use)
+            raise
+        self._connections.note_opened()
+        return connection
 
-    async def _release(self, connection: AsyncConnection) -> None:
+    async def _release(self, connection: AsyncConnection, use: Use) -> None:
         if not connection.is_usable:
             self.losses += 1
-            return
-        is_wanted = not self._is_closed and not connection.operations.is_worn
-        if is_wanted and len(self._idle) < CONNECTIONS_KEPT:
-            self._idle.append(connection)
-        else:
+            self._connections.drop(use)
+        elif self._is_closed or connection.operations.is_worn:
+            self._connections.drop(use)
             await connection.close()
+        elif not self._connections.put(self._node, connection, use):
+            await connection.close()
+
+    def statistics(self) -> ReaderStatistics:
+        """The connections, of all nodes."""
+        return self._connections.statistics()
 
     async def close(self) -> None:
         """Close all idle connections; those in use close when they are given back."""
@@ -139,9 +153,8 @@ class AsyncStreams:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
         for node in self._nodes.values():
-            await node.close()
-        idle, self._idle = self._idle, []
-        for connection in idle:
+            node._is_closed = True
+        for connection in self._connections.end():
             await connection.close()
 
     async def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
@@ -149,14 +162,14 @@ class AsyncStreams:
         try:
             return await self._ask(operation)
         except StreamNotHere:
-            node = await self._node_with(stream)
+            node = await self._node_with(stream, self)
             if node is None:
                 raise
             return await node._ask(operation)
 
-    async def _node_with(self, stream: str) -> "AsyncStreams | None":
-        """A reader on another node that has the stream and can be reached; None where there is none."""
-        for broker in await self._ask(lambda operations: operations.other_nodes(stream)):
+    async def _node_with(self, stream: str, asked: "AsyncStreams") -> "AsyncStreams | None":
+        """A reader on another node that has the stream and can be reached; see `BlockingStreams`."""
+        for broker in await asked._ask(lambda operations: operations.other_nodes(stream)):
             with contextlib.suppress(OutOfReach):
                 return await self._reach(broker)
         return None
@@ -184,35 +197,46 @@ class AsyncStreams:
                 # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
                 # may say another name, until somebody sets one.
                 connect_s=min(NODE_CONNECT_S, self._timeout_s),
+                connections=self._connections,
+                node=broker,
             )
             await node.open()
         except (BrokerUnavailable, ReadTimeout) as error:
             self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
             raise OutOfReach(message) from error
-        self._nodes[broker] = node
-        return node
+        # Another task may have been faster; what it made is used by others already.
+        return self._nodes.setdefault(broker, node)
 
     async def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
         deadline = time.monotonic() + self._timeout_s
-        async with self._turns:
-            while True:
-                connection = await self._acquire()
-                try:
-                    return await connection.run(operation(connection.operations), deadline)
-                except ConnectionLost:
-                    if connection.has_received or time.monotonic() >= deadline:
-                        raise
-                except StreamNotFound as error:
-                    raise await self._named(error) from None
-                finally:
-                    await self._release(connection)
+        try:
+            async with self._connections.turn(Use.ANSWER, deadline):
+                return await self._ask_in_turn(operation, deadline)
+        except StreamNotFound as error:
+            raise await self._named(error) from None
+
+    async def _ask_in_turn(self, operation: Operation[_Result], deadline: float) -> _Result:
+        while True:
+            connection = await self._acquire(deadline, Use.ANSWER)
+            try:
+                return await connection.run(operation(connection.operations), deadline)
+            except ConnectionLost:
+                if connection.has_received or time.monotonic() >= deadline:
+                    raise
+            finally:
+                await self._release(connection, Use.ANSWER)
 
     async def _named(self, error: StreamNotFound) -> NotFound:
         """`NotAStream` for a queue of another kind; asked in a thread, it is an error's path."""
         if self._address.amqp_port is None:
             return error
-        return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s, self._tls_given)
+        async with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
+            await self._connections.take(ASIDE, Use.ANSWER)
+            try:
+                return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s, self._tls_given)
+            finally:
+                self._connections.drop(Use.ANSWER)
 
     async def read(self, stream: str, offset: int) -> Message:
         message = await self._ask_about(stream, lambda operations: operations.find(stream, offset))
@@ -270,41 +294,47 @@ class AsyncStreams:
             return await self._ask(lambda operations: operations.routes(exchange, routing_key))
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AsyncConnection]:
-        connection = await self._acquire()
-        try:
-            yield connection
-        except (asyncio.CancelledError, GeneratorExit):
-            connection.abandon()
-            raise
-        finally:
-            await self._release(connection)
+    async def _connection(self, use: Use) -> AsyncIterator[AsyncConnection]:
+        deadline = time.monotonic() + self._timeout_s
+        async with self._connections.turn(use, deadline):
+            connection = await self._acquire(deadline, use)
+            try:
+                yield connection
+            except (asyncio.CancelledError, GeneratorExit):
+                connection.abandon()
+                raise
+            finally:
+                await self._release(connection, use)
 
-    async def read_many(self, ids: Iterable[MessageId], window: int) -> AsyncGenerator[Result, None]:
-        """See `AsyncStreamReader.read_many`."""
+    async def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]:
+        """See `AsyncStreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
+        many = ManyReader(Window(ids, window), self._densities)
+        begins: dict[str, int] = {}
         async with contextlib.AsyncExitStack() as stack:
-            connection = await stack.enter_async_context(self._connection())
-            many = ManyReader(connection.operations, Window(ids, window), self._densities)
+            connection: AsyncConnection | None = None
             steps = many.run()
-            begins: dict[str, int] = {}
             try:
                 step = next(steps)
                 while True:
                     if step is None:
+                        assert connection is not None, "it was taken"
                         step = steps.send(await connection.exchange(time.monotonic() + self._timeout_s))
-                    elif step is Renewal.RENEW:
+                        continue
+                    if isinstance(step, Turn):
                         await stack.aclose()
-                        connection = await stack.enter_async_context(self._connection())
-                        many.use(connection.operations)
-                        step = next(steps)
+                        connection = None
+                        if step is Turn.TAKE:
+                            connection = await stack.enter_async_context(self._connection(use))
+                            many.use(connection.operations)
                     else:
                         yield step if isinstance(step, Message) else await self._settled(step, begins)
-                        step = next(steps)
+                    step = next(steps)
             except StopIteration:
                 return
             finally:
                 steps.close()
-                await connection.put_by()
+                if connection is not None:
+                    await connection.put_by()
 
     async def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
@@ -329,26 +359,35 @@ class AsyncStreams:
         except (NotFound, AccessRefused) as error:
             return error
 
-    async def chunks(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[Chunk | None, None]:
-        """The chunks of a scan as they come, None when none came for `idle_s`."""
-        node = self
+    async def chunks(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[Chunk | None, None]:
+        """The chunks of a scan as they come, None when none came for `idle_s`; see `BlockingStreams`."""
+        node, hops = self, 0
         while True:
             try:
-                async with contextlib.aclosing(node._chunks_here(stream, scan, idle_s)) as chunks:
+                async with contextlib.aclosing(node._chunks_here(stream, scan, idle_s, use)) as chunks:
                     async for chunk in chunks:
                         yield chunk
             except (LedElsewhere, NotSettled):
-                # Said before the first chunk. Where it is read is where its end is known.
+                # Where it is read is where its end is known.
                 bounds = await self.bounds(stream)
+                if bounds.first is None:
+                    return
+                node = await self._reach(self._leaders.of(stream)) if bounds.is_proven else self
+                scan = replace(scan, any_node=not bounds.is_proven)
+            except StreamNotHere:
+                found, hops = await self._node_with(stream, node), hops + 1
+                if found is None or hops > NODES_TRIED_MAX:
+                    raise
+                node = found
+            except StreamNotFound as error:
+                raise await self._named(error) from None
             else:
                 return
-            if bounds.first is None:
-                return
-            node = await self._reach(self._leaders.of(stream)) if bounds.is_proven else self
-            scan = replace(scan, any_node=not bounds.is_proven)
 
-    async def _chunks_here(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[Chunk | None, None]:
-        async with self._connection() as connection:
+    async def _chunks_here(
+        self, stream: str, scan: Scan, idle_s: float, use: Use
+    ) -> AsyncGenerator[Chunk | None, None]:
+        async with self._connection(use) as connection:
             steps = connection.operations.chunks(stream, scan)
             try:
                 step = next(steps)
@@ -363,23 +402,15 @@ class AsyncStreams:
                     step = steps.send(events or [])
             except StopIteration:
                 return
-            except StreamNotHere:
-                node = await self._node_with(stream)
-                if node is None:
-                    raise
-            except StreamNotFound as error:
-                raise await self._named(error) from None
             finally:
                 steps.close()
                 await connection.put_by()
-        # Refused before the first chunk: begin anew where the stream is.
-        async with contextlib.aclosing(node._chunks_here(stream, scan, idle_s)) as chunks:
-            async for chunk in chunks:
-                yield chunk
 
-    async def batches(self, stream: str, scan: Scan, idle_s: float) -> AsyncGenerator[RecordBatch | None, None]:
+    async def batches(
+        self, stream: str, scan: Scan, idle_s: float, use: Use
+    ) -> AsyncGenerator[RecordBatch | None, None]:
         """See `AsyncStreamReader.batches`."""
-        async with contextlib.aclosing(self.chunks(stream, scan, idle_s)) as chunks:
+        async with contextlib.aclosing(self.chunks(stream, scan, idle_s, use)) as chunks:
             async for chunk in chunks:
                 if chunk is None:
                     yield None

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from relatum._ids import MessageId
 from relatum._processes import after_fork
@@ -27,8 +27,11 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._choice import CONNECT_S_MIN
+from relatum.reading._connections import ASIDE, Connections
 from relatum.reading._leading import (
     NODE_CONNECT_S,
+    NODES_TRIED_MAX,
     OUT_OF_REACH_S,
     Leaders,
     LedElsewhere,
@@ -36,7 +39,7 @@ from relatum.reading._leading import (
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import ManyReader, Renewal
+from relatum.reading._many import ManyReader, Turn
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import (
@@ -49,13 +52,11 @@ from relatum.reading._operations import (
 )
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for, tls_context_for
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, split
 from relatum.wire._frames import Broker
 from relatum.wire._session import Mechanism, Steps
-
-CONNECTIONS_KEPT: Final = 8
-"""Idle connections a reader keeps. Each thread that reads at the same time takes one."""
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -72,6 +73,8 @@ class BlockingStreams:
         heartbeat_s: Seconds of heartbeat asked for.
         cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
         connect_s: Seconds for the connection that is opened here; None: `timeout_s`.
+        connections: At most how many, or the connections of the reader that asks this node, too.
+        node: The node, where another reader's connections are used; None for the one that the address leads to.
     """
 
     def __init__(
@@ -84,13 +87,16 @@ class BlockingStreams:
         heartbeat_s: int = HEARTBEAT_S,
         cluster_name: str | None = None,
         connect_s: float | None = None,
+        connections: "int | Connections[SocketConnection]" = CONNECTIONS_MAX,
+        node: Broker | None = None,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self._login = login_for(address, mechanism, heartbeat_s, cluster_name)
         self._tls_given = tls
         self._tls = tls_context_for(address, tls)
-        self._idle: list[SocketConnection] = []
+        self._connections = connections if isinstance(connections, Connections) else Connections(connections)
+        self._node = node
         self._densities: dict[str, Density] = {}
         self._nodes: dict[Broker, BlockingStreams] = {}
         self._leaders = Leaders(time.monotonic, self._losses_of)
@@ -98,83 +104,93 @@ class BlockingStreams:
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
         self._lock = threading.Lock()
-        connection = self._connect(connect_s)
+        # Begun below, once there is something to keep.
+        self._beats = True
+        deadline = time.monotonic() + timeout_s
+        with self._connections.turn(Use.ANSWER, deadline):
+            connection = self._acquire(deadline, Use.ANSWER, connect_s or timeout_s)
+            self._release(connection, Use.ANSWER)
         self.server_properties = connection.session.server_properties
-        self._release(connection)
         self._closing = threading.Event()
         self._begin_beating()
         after_fork(self, BlockingStreams._renew)
 
     def _begin_beating(self) -> None:
         self._beats = True
-        if self._login.heartbeat_s:
+        # Other nodes' connections are kept with those of the reader that asks them.
+        if self._login.heartbeat_s and self._node is None:
             arguments = (weakref.ref(self), self._closing, self._login.heartbeat_s / 4)
             threading.Thread(target=_beat, args=arguments, name="relatum-heartbeats", daemon=True).start()
 
     def _renew(self) -> None:
         """In a child: connections and the thread are the parent's; the next question opens and starts others."""
         self._lock, self._closing = threading.Lock(), threading.Event()
-        self._idle, self._nodes = [], {}
+        self._nodes = {}
         self._beats = False
 
-    def _connect(self, timeout_s: float | None = None) -> SocketConnection:
-        return SocketConnection.open(self._address, self._login, self._tls, timeout_s or self._timeout_s)
-
-    def _acquire(self) -> SocketConnection:
+    def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> SocketConnection:
         if self._is_closed:
             raise BrokerUnavailable("The reader is closed.")
         if not self._beats:
             self._begin_beating()
+        connection = self._connections.take(self._node, use)
+        if connection is not None:
+            connection.has_received = False
+            return connection
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            return self._connect()
-        connection.has_received = False
+            left_s = connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())
+            connection = SocketConnection.open(self._address, self._login, self._tls, left_s)
+        except BaseException:
+            self._connections.drop(use)
+            raise
+        self._connections.note_opened()
         return connection
 
-    def _acquire_alive(self) -> SocketConnection:
+    def _acquire_alive(self, deadline: float, use: Use) -> SocketConnection:
         """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
         while True:
-            connection = self._acquire()
+            connection = self._acquire(deadline, use)
             try:
                 connection.wait(0.0)
             except ConnectionLost:
-                self.losses += 1
+                self._release(connection, use)
                 continue
             return connection
 
-    def _release(self, connection: SocketConnection) -> None:
+    def _release(self, connection: SocketConnection, use: Use) -> None:
         if not connection.is_usable:
             self.losses += 1
-            return
-        with self._lock:
-            is_wanted = not self._is_closed and not connection.operations.is_worn
-            if is_wanted and len(self._idle) < CONNECTIONS_KEPT:
-                self._idle.append(connection)
-                return
-        connection.close()
+            self._connections.drop(use)
+        elif self._is_closed or connection.operations.is_worn:
+            self._connections.drop(use)
+            connection.close()
+        elif not self._connections.put(self._node, connection, use):
+            connection.close()
 
     def beat(self) -> None:
         """Exchange heartbeats on the idle connections; one that has ended is dropped."""
-        for _ in range(len(self._idle)):
-            try:
-                # Taken out of the pool meanwhile: a connection is for one thread at a time.
-                connection = self._idle.pop(0)
-            except IndexError:
+        for _ in range(len(self._connections.idle)):
+            # Taken out meanwhile: a connection is for one thread at a time.
+            taken = self._connections.take_oldest()
+            if taken is None:
                 return
+            node, connection = taken
             with contextlib.suppress(RelatumError):
                 connection.wait(0.0)
-            self._release(connection)
+            holder = self._nodes.get(node, self) if isinstance(node, Broker) else self
+            holder._release(connection, Use.ANSWER)
+
+    def statistics(self) -> ReaderStatistics:
+        """The connections, of all nodes."""
+        return self._connections.statistics()
 
     def close(self) -> None:
         """Close all idle connections; those in use close when they are given back."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
+        self._is_closed = True
         self._closing.set()
-        for node in self._nodes.values():
-            node.close()
-        for connection in idle:
+        for node in list(self._nodes.values()):
+            node._is_closed = True
+        for connection in self._connections.end():
             connection.close()
 
     def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
@@ -182,14 +198,19 @@ class BlockingStreams:
         try:
             return self._ask(operation)
         except StreamNotHere:
-            node = self._node_with(stream)
+            node = self._node_with(stream, self)
             if node is None:
                 raise
             return node._ask(operation)
 
-    def _node_with(self, stream: str) -> "BlockingStreams | None":
-        """A reader on another node that has the stream and can be reached; None where there is none."""
-        for broker in self._ask(lambda operations: operations.other_nodes(stream)):
+    def _node_with(self, stream: str, asked: "BlockingStreams") -> "BlockingStreams | None":
+        """A reader on another node that has the stream and can be reached; None where there is none.
+
+        Args:
+            stream: The stream's name.
+            asked: The one that does not have it.
+        """
+        for broker in asked._ask(lambda operations: operations.other_nodes(stream)):
             with contextlib.suppress(OutOfReach):
                 return self._reach(broker)
         return None
@@ -217,25 +238,28 @@ class BlockingStreams:
                 # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
                 # may say another name, until somebody sets one.
                 connect_s=min(NODE_CONNECT_S, self._timeout_s),
+                connections=self._connections,
+                node=broker,
             )
         except (BrokerUnavailable, ReadTimeout) as error:
             self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
             raise OutOfReach(message) from error
+        # Another thread may have been faster; what it made is used by others already.
         with self._lock:
-            if self._is_closed or broker in self._nodes:
-                # Another thread was faster; what it made is used by others already.
-                surplus, node = node, self._nodes.get(broker, node)
-            else:
-                self._nodes[broker] = surplus = node
-        if surplus is not node or self._is_closed:
-            surplus.close()
-        return node
+            return self._nodes.setdefault(broker, node)
 
     def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
         deadline = time.monotonic() + self._timeout_s
+        try:
+            with self._connections.turn(Use.ANSWER, deadline):
+                return self._ask_in_turn(operation, deadline)
+        except StreamNotFound as error:
+            raise self._named(error) from None
+
+    def _ask_in_turn(self, operation: Operation[_Result], deadline: float) -> _Result:
         while True:
-            connection = self._acquire()
+            connection = self._acquire(deadline, Use.ANSWER)
             try:
                 return connection.run(operation(connection.operations), deadline)
             except ConnectionLost:
@@ -243,13 +267,16 @@ class BlockingStreams:
                 # not for ever.
                 if connection.has_received or time.monotonic() >= deadline:
                     raise
-            except StreamNotFound as error:
-                raise self._named(error) from None
             finally:
-                self._release(connection)
+                self._release(connection, Use.ANSWER)
 
     def _named(self, error: StreamNotFound) -> NotFound:
-        return name_missing(error, self._address, self._timeout_s, self._tls_given)
+        with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
+            self._connections.take(ASIDE, Use.ANSWER)
+            try:
+                return name_missing(error, self._address, self._timeout_s, self._tls_given)
+            finally:
+                self._connections.drop(Use.ANSWER)
 
     # --- single questions ---------------------------------------------------------------------------------
 
@@ -310,31 +337,34 @@ class BlockingStreams:
 
     # --- many messages ------------------------------------------------------------------------------------
 
-    def read_many(self, ids: Iterable[MessageId], window: int) -> Iterator[Result]:
-        """See `StreamReader.read_many`."""
+    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]:
+        """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
+        many = ManyReader(Window(ids, window), self._densities)
+        begins: dict[str, int] = {}
         with ExitStack() as stack:
-            connection = stack.enter_context(self._connection())
-            many = ManyReader(connection.operations, Window(ids, window), self._densities)
+            connection: SocketConnection | None = None
             steps = many.run()
-            begins: dict[str, int] = {}
             try:
                 step = next(steps)
                 while True:
                     if step is None:
+                        assert connection is not None, "it was taken"
                         step = steps.send(connection.exchange(time.monotonic() + self._timeout_s))
-                    elif step is Renewal.RENEW:
+                        continue
+                    if isinstance(step, Turn):
                         stack.close()
-                        connection = stack.enter_context(self._connection())
-                        many.use(connection.operations)
-                        step = next(steps)
+                        connection = stack.enter_context(self._connection(use)) if step is Turn.TAKE else None
+                        if connection is not None:
+                            many.use(connection.operations)
                     else:
                         yield step if isinstance(step, Message) else self._settled(step, begins)
-                        step = next(steps)
+                    step = next(steps)
             except StopIteration:
                 return
             finally:
                 steps.close()
-                connection.put_by(self._timeout_s)
+                if connection is not None:
+                    connection.put_by(self._timeout_s)
 
     def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
@@ -362,31 +392,43 @@ class BlockingStreams:
     # --- many chunks --------------------------------------------------------------------------------------
 
     @contextmanager
-    def _connection(self) -> Iterator[SocketConnection]:
-        connection = self._acquire_alive()
-        try:
-            yield connection
-        finally:
-            self._release(connection)
+    def _connection(self, use: Use) -> Iterator[SocketConnection]:
+        deadline = time.monotonic() + self._timeout_s
+        with self._connections.turn(use, deadline):
+            connection = self._acquire_alive(deadline, use)
+            try:
+                yield connection
+            finally:
+                self._release(connection, use)
 
-    def chunks(self, stream: str, scan: Scan, idle_s: float) -> Generator[Chunk | None, None, None]:
-        """The chunks of a scan as they come, None when none came for `idle_s`."""
-        node = self
+    def chunks(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[Chunk | None, None, None]:
+        """The chunks of a scan as they come, None when none came for `idle_s`.
+
+        What a node refuses it refuses before the first chunk; then it is begun anew where the stream is.
+        """
+        node, hops = self, 0
         while True:
             try:
-                yield from node._chunks_here(stream, scan, idle_s)
+                yield from node._chunks_here(stream, scan, idle_s, use)
             except (LedElsewhere, NotSettled):
-                # Said before the first chunk. Where it is read is where its end is known.
+                # Where it is read is where its end is known.
                 bounds = self.bounds(stream)
+                if bounds.first is None:
+                    return
+                node = self._reach(self._leaders.of(stream)) if bounds.is_proven else self
+                scan = replace(scan, any_node=not bounds.is_proven)
+            except StreamNotHere:
+                found, hops = self._node_with(stream, node), hops + 1
+                if found is None or hops > NODES_TRIED_MAX:
+                    raise
+                node = found
+            except StreamNotFound as error:
+                raise self._named(error) from None
             else:
                 return
-            if bounds.first is None:
-                return
-            node = self._reach(self._leaders.of(stream)) if bounds.is_proven else self
-            scan = replace(scan, any_node=not bounds.is_proven)
 
-    def _chunks_here(self, stream: str, scan: Scan, idle_s: float) -> Generator[Chunk | None, None, None]:
-        with self._connection() as connection:
+    def _chunks_here(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[Chunk | None, None, None]:
+        with self._connection(use) as connection:
             steps = connection.operations.chunks(stream, scan)
             try:
                 step = next(steps)
@@ -401,21 +443,13 @@ class BlockingStreams:
                     step = steps.send(events or [])
             except StopIteration:
                 return
-            except StreamNotHere:
-                node = self._node_with(stream)
-                if node is None:
-                    raise
-            except StreamNotFound as error:
-                raise self._named(error) from None
             finally:
                 steps.close()
                 connection.put_by(self._timeout_s)
-        # Refused before the first chunk: begin anew where the stream is.
-        yield from node._chunks_here(stream, scan, idle_s)
 
-    def batches(self, stream: str, scan: Scan, idle_s: float) -> Generator[RecordBatch | None, None, None]:
+    def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:
         """See `StreamReader.batches`."""
-        with contextlib.closing(self.chunks(stream, scan, idle_s)) as chunks:
+        with contextlib.closing(self.chunks(stream, scan, idle_s, use)) as chunks:
             for chunk in chunks:
                 if chunk is None:
                     yield None

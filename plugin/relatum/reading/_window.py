@@ -44,6 +44,7 @@ class Window:
         self._results: dict[str, dict[int, _Held | None]] = {}
         self._repeats: dict[_Place, int] = {}
         self._held = 0
+        self._lacking = 0
         self._messages_max = max(1, messages_max)
         self._part = self._messages_max
         self._bytes_max = bytes_max
@@ -63,7 +64,8 @@ class Window:
             else:
                 results[stream] = {offset: None}
         self._results = results
-        if sum(map(len, results.values())) < len(asked):
+        self._lacking = sum(map(len, results.values()))
+        if self._lacking < len(asked):
             self._repeats = {place: uses - 1 for place, uses in Counter(asked).items() if uses > 1}
         return {stream: sorted(offsets) for stream, offsets in results.items()}
 
@@ -95,6 +97,7 @@ class Window:
             self.is_full = True
             return
         self._held = held + size
+        self._lacking -= 1
         results[offset] = (result, size)
 
     def put_records(self, stream: str, offsets: list[int], records: list[bytes], time_ms: int) -> None:
@@ -109,8 +112,14 @@ class Window:
                 self.is_full = True
                 break
             held += size
+            self._lacking -= 1
             results[offset] = (message(stream, offset, record, time_ms), size)
         self._held = held
+
+    @property
+    def lacks_any(self) -> bool:
+        """Whether an id of this part has no result yet."""
+        return self._lacking > 0
 
     def missing(self) -> list[MessageId]:
         """The ids of this part without a result, ascending."""

@@ -103,9 +103,8 @@ def _receipt_batches(engine: sa.Engine, stream_id: int) -> Iterator[Sequence[Any
 def wrong_receipts(reader: StreamReader, stream: str, rows: Sequence[Any]) -> Iterator[tuple[Difference, str]]:
     """Receipts whose message has no such name, or that are there twice; with their places in the table."""
     seen: set[tuple[int, str]] = set()
-    found = dict(
-        zip((row[1] for row in rows), reader.read_many(MessageId(stream, row[0]) for row in rows), strict=True)
-    )
+    read = reader.read_all(MessageId(stream, row[0]) for row in rows)
+    found = dict(zip((row[1] for row in rows), read, strict=True))
     for offset, place, message_id in rows:
         result = found[place]
         if isinstance(result, OffsetExpired):

@@ -1,0 +1,235 @@
+"""The connections of one reader: used by turns, kept while idle, bounded over all nodes; blocking and asyncio.
+
+What is in use and what is kept open are never more than the limit: to open one where that is reached, the one that was
+idle for longest is closed. Who follows a stream has a connection beside that.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar
+
+from relatum._processes import after_fork, leave_to_parent
+from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, Waiter
+
+CONNECTIONS_KEPT: Final = 8
+"""Idle connections a reader keeps, of all nodes."""
+
+
+ASIDE: Final = "aside"
+"""As a node: a connection that is used once, of another kind, and never kept."""
+
+
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+_Connection = TypeVar("_Connection", bound=_Closable)
+
+
+class _Kept(Generic[_Connection]):
+    """The line, and the idle connections by node, least recently used first."""
+
+    def __init__(self, limit: int) -> None:
+        self._line = Line(limit)
+        self._idle: list[tuple[Hashable, _Connection]] = []
+        self._opened = self._out = 0
+        self._is_closed = False
+
+    @property
+    def idle(self) -> list[_Connection]:
+        """Those that are idle."""
+        return [connection for _, connection in self._idle]
+
+    def statistics(self) -> ReaderStatistics:
+        """How it stands now."""
+        line = self._line
+        return ReaderStatistics(
+            line.limit, line.in_use, len(self._idle), line.waiting, line.following, opened=self._opened
+        )
+
+    def _take(self, node: Hashable, use: Use) -> tuple[_Connection | None, list[_Connection]]:
+        """The idle connection to a node that was used last, if there is one; else what is to be closed before opening.
+
+        Counted as out from now on, also where it is still to be opened.
+        """
+        self._out += use is not Use.FOLLOW
+        for index in reversed(range(len(self._idle))):
+            if self._idle[index][0] == node:
+                return self._idle.pop(index)[1], []
+        count = max(0, self._out + len(self._idle) - self._line.limit)
+        surplus, self._idle = self._idle[:count], self._idle[count:]
+        return None, [connection for _, connection in surplus]
+
+    def _put(self, node: Hashable, connection: _Connection, use: Use) -> bool:
+        # Those who have their turn by now, or wait for it, are about to take one.
+        wanted = self._line.in_use - self._out + self._line.waiting
+        self._drop(use)
+        is_kept = not self._is_closed and len(self._idle) < max(wanted, CONNECTIONS_KEPT)
+        if is_kept and self._out + len(self._idle) < self._line.limit:
+            self._idle.append((node, connection))
+            return True
+        return False
+
+    def _drop(self, use: Use) -> None:
+        self._out -= use is not Use.FOLLOW
+
+    def _end(self) -> list[_Connection]:
+        self._is_closed = True
+        idle, self._idle = self.idle, []
+        return idle
+
+
+class Connections(_Kept[_Connection]):
+    """For threads. In a child, all turns are free again and no connection is there: they are the parent's.
+
+    Args:
+        limit: Connections in use and idle at most.
+    """
+
+    def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
+        super().__init__(limit)
+        self._lock = threading.Lock()
+        after_fork(self, Connections._renew)
+
+    def _renew(self) -> None:
+        # Who holds a turn in the parent gives it back to the parent's line.
+        self._lock, self._line = threading.Lock(), Line(self._line.limit)
+        leave_to_parent(*self.idle)
+        self._idle, self._out = [], 0
+
+    @contextmanager
+    def turn(self, use: Use, deadline: float) -> Iterator[None]:
+        """Have a turn inside.
+
+        Args:
+            use: What for.
+            deadline: When to give up waiting, as of `time.monotonic`.
+
+        Raises:
+            ConnectionsInUse: none came in time.
+        """
+        line, asked_at, came = self._line, time.monotonic(), threading.Event()
+        with self._lock:
+            waiter = line.enter(use, came.set)
+        if waiter is not None:
+            self._wait(line, waiter, came, asked_at, deadline)
+        try:
+            yield
+        finally:
+            with self._lock:
+                line.leave(use)
+
+    def _wait(self, line: Line, waiter: Waiter, came: threading.Event, asked_at: float, deadline: float) -> None:
+        has_come = False
+        try:
+            has_come = came.wait(max(0.0, deadline - asked_at))
+            if not has_come:
+                raise line.none_free(deadline - asked_at)
+        finally:
+            if not has_come:
+                with self._lock:
+                    line.withdraw(waiter)
+
+    def take(self, node: Hashable, use: Use) -> _Connection | None:
+        """The idle connection to a node that was used last; None where one is to be opened: there is room for it.
+
+        What is taken or opened is given back by `put` or `drop`.
+
+        Args:
+            node: Where it must lead to.
+            use: What for, as of the turn that is had.
+        """
+        with self._lock:
+            connection, surplus = self._take(node, use)
+        for each in surplus:
+            each.close()
+        return connection
+
+    def note_opened(self) -> None:
+        """Count one that was opened."""
+        with self._lock:
+            self._opened += 1
+
+    def put(self, node: Hashable, connection: _Connection, use: Use) -> bool:
+        """Keep a usable connection for others; False where it is to be closed."""
+        with self._lock:
+            return self._put(node, connection, use)
+
+    def drop(self, use: Use) -> None:
+        """Give up one that is of no use any more, or could not be opened."""
+        with self._lock:
+            self._drop(use)
+
+    def take_oldest(self) -> tuple[Hashable, _Connection] | None:
+        """The one that has been idle for longest, with its node, without a turn; None where there is none."""
+        with self._lock:
+            self._out += bool(self._idle)
+            return self._idle.pop(0) if self._idle else None
+
+    def end(self) -> list[_Connection]:
+        """Keep none from now on; those that were idle."""
+        with self._lock:
+            return self._end()
+
+
+class AsyncConnections(_Kept[_Connection]):
+    """As `Connections`, for the tasks of one event loop."""
+
+    @asynccontextmanager
+    async def turn(self, use: Use, deadline: float) -> AsyncIterator[None]:
+        """Have a turn inside; see `Connections.turn`. Cancelled while it waits, it leaves the line."""
+        line, asked_at = self._line, time.monotonic()
+        came = asyncio.get_running_loop().create_future()
+        waiter = line.enter(use, partial(_set, came))
+        if waiter is not None:
+            try:
+                async with asyncio.timeout(max(0.0, deadline - asked_at)):
+                    await came
+            except TimeoutError:
+                error = line.none_free(deadline - asked_at)
+                line.withdraw(waiter)
+                raise error from None
+            except BaseException:
+                line.withdraw(waiter)
+                raise
+        try:
+            yield
+        finally:
+            line.leave(use)
+
+    async def take(self, node: Hashable, use: Use) -> _Connection | None:
+        """See `Connections.take`."""
+        connection, surplus = self._take(node, use)
+        try:
+            for each in surplus:
+                await each.close()  # type: ignore[misc]
+        except BaseException:
+            self._drop(use)
+            raise
+        return connection
+
+    def note_opened(self) -> None:
+        """See `Connections.note_opened`."""
+        self._opened += 1
+
+    def put(self, node: Hashable, connection: _Connection, use: Use) -> bool:
+        """See `Connections.put`."""
+        return self._put(node, connection, use)
+
+    def drop(self, use: Use) -> None:
+        """See `Connections.drop`."""
+        self._drop(use)
+
+    def end(self) -> list[_Connection]:
+        """See `Connections.end`."""
+        return self._end()
+
+
+def _set(came: "asyncio.Future[None]") -> None:
+    # Who was cancelled a moment ago gives the turn back as he leaves.
+    if not came.done():
+        came.set_result(None)

@@ -1,0 +1,165 @@
+"""Whose turn it is to use a connection, where a reader may have so many of them and no more. No I/O, no lock.
+
+A turn is the right to have one connection. It is given in the order in which it was asked for. Nobody who holds one
+waits for another, with one exception: who iterates (`Use.LENT`) may ask something else between two messages. So what is
+lent never takes the last quarter of the turns: what ends by itself always goes on, and gives its turn back.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Final
+
+from relatum.errors import ConnectionsInUse, InvalidInput
+
+CONNECTIONS_MAX: Final = 16
+"""Connections a reader has at most unless the caller says otherwise: about what keeps one broker node busy."""
+
+CONNECTIONS_MIN: Final = 2
+"""The least limit: one connection to lend, and one to ask something else by meanwhile."""
+
+NEVER_LENT: Final = 4
+"""One part in so many of the turns, at least one, is never lent."""
+
+
+def check_limit(connections_max: int) -> None:
+    """Raise `InvalidInput` for a limit that is no whole number from 2 on."""
+    is_number = isinstance(connections_max, int) and not isinstance(connections_max, bool)
+    if not is_number or connections_max < CONNECTIONS_MIN:
+        raise InvalidInput(f"connections_max= takes a whole number from {CONNECTIONS_MIN} on, not {connections_max!r}")
+
+
+class Use(Enum):
+    """What a connection is wanted for."""
+
+    ANSWER = "answer"
+    """A question that ends by itself."""
+
+    LENT = "lent"
+    """An iteration: its caller says when it goes on."""
+
+    FOLLOW = "follow"
+    """Following a stream: it lasts until its caller ends it, so it takes no turn. There are as many as are followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatistics:
+    """The connections of a reader to the broker, of all its nodes.
+
+    Over AMQP 0.9.1 with asyncio all calls share one connection, and what is counted as in use are its channels.
+
+    Attributes:
+        limit: How many may be in use, or kept open, at once: `connections_max`.
+        in_use: How many are in use by calls that end by themselves, and by iterations.
+        idle: How many are kept open and not used now.
+        waiting: Calls that wait for one.
+        following: Streams followed now (`follow=True`): a connection each, beside the limit.
+        opened: How many were opened so far.
+    """
+
+    limit: int
+    in_use: int
+    idle: int
+    waiting: int
+    following: int
+    opened: int
+
+    @classmethod
+    def of_none(cls, limit: int) -> "ReaderStatistics":
+        """Those of a reader that has not been opened."""
+        return cls(limit, in_use=0, idle=0, waiting=0, following=0, opened=0)
+
+
+class Waiter:
+    """One who waits for a turn.
+
+    Attributes:
+        use: What for.
+        number: His place in the line.
+        wake: Called once he has it.
+        has_turn: Whether he has it.
+    """
+
+    __slots__ = ("has_turn", "number", "use", "wake")
+
+    def __init__(self, use: Use, number: int, wake: Callable[[], None]) -> None:
+        self.use = use
+        self.number = number
+        self.wake = wake
+        self.has_turn = False
+
+
+class Line:
+    """The turns of one reader, and those who wait for one.
+
+    Args:
+        limit: Turns there are; see `check_limit`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.in_use = self.lent = self.following = 0
+        self._lent_max = limit - max(1, limit // NEVER_LENT)
+        self._waiting: dict[Use, deque[Waiter]] = {Use.ANSWER: deque(), Use.LENT: deque()}
+        self._numbers = count()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
+
+    def enter(self, use: Use, wake: Callable[[], None]) -> Waiter | None:
+        """Ask for a turn.
+
+        Returns:
+            None: it is had at once, since whoever could use it and waits has one already. Else the place in the line.
+        """
+        if use is Use.FOLLOW:
+            self.following += 1
+            return None
+        if self._has_room(use):
+            self._take(use)
+            return None
+        waiter = Waiter(use, next(self._numbers), wake)
+        self._waiting[use].append(waiter)
+        return waiter
+
+    def leave(self, use: Use) -> None:
+        """Give a turn back; whoever has waited longest for one of its kind has it."""
+        if use is Use.FOLLOW:
+            self.following -= 1
+            return
+        self.in_use -= 1
+        self.lent -= use is Use.LENT
+        while heads := [waiters[0] for kind, waiters in self._waiting.items() if waiters and self._has_room(kind)]:
+            waiter = min(heads, key=lambda head: head.number)
+            self._waiting[waiter.use].popleft()
+            self._take(waiter.use)
+            waiter.has_turn = True
+            waiter.wake()
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """Wait no more; a turn that came at the last moment is given back."""
+        if waiter.has_turn:
+            self.leave(waiter.use)
+        else:
+            self._waiting[waiter.use].remove(waiter)
+
+    def none_free(self, waited_s: float) -> ConnectionsInUse:
+        """The error for a turn that did not come in time."""
+        return ConnectionsInUse(
+            f"all {self.limit} connections that this reader may have to the broker are in use, and none became free "
+            f"within {max(0.0, waited_s):.3g} s: ask less at once, close iterations that are left early, or set "
+            f"connections_max= (now {self.limit}) higher",
+            limit=self.limit,
+            waiting=self.waiting,
+        )
+
+    def _has_room(self, use: Use) -> bool:
+        return self.in_use < self.limit and (use is not Use.LENT or self.lent < self._lent_max)
+
+    def _take(self, use: Use) -> None:
+        self.in_use += 1
+        self.lent += use is Use.LENT

@@ -1,0 +1,117 @@
+"""Whose turn it is: never more than the limit, in order, and what ends by itself is never stopped by what is lent."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from relatum.errors import ConnectionsInUse, InvalidInput
+from relatum.reading._turns import CONNECTIONS_MAX, Line, Use, Waiter, check_limit
+
+
+class Turns(RuleBasedStateMachine):
+    """Calls that come, wait, give up and leave, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = Line(5)
+        self.held: list[Use] = []
+        self.waiting: list[Waiter] = []
+        self.woken: list[Waiter] = []
+
+    @rule(use=st.sampled_from([Use.ANSWER, Use.LENT]))
+    def enter(self, use: Use) -> None:
+        """Somebody asks for a turn."""
+        place: list[Any] = []
+        waiter = self.line.enter(use, lambda: self.woken.append(place[0]))
+        place.append(waiter)
+        if waiter is None:
+            self.held.append(use)
+        else:
+            self.waiting.append(waiter)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """Somebody gives his turn back: who came first of those that can use it has it."""
+        use = data.draw(st.sampled_from(self.held))
+        self.held.remove(use)
+        self.line.leave(use)
+        for waiter in self.woken:
+            kind = [each for each in self.waiting if each.use is waiter.use]
+            assert waiter is kind[0], "somebody was overtaken by one of his own kind"
+            self.waiting.remove(waiter)
+            self.held.append(waiter.use)
+        self.woken.clear()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        """Somebody waits no more."""
+        waiter = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(waiter)
+        self.line.withdraw(waiter)
+
+    @invariant()
+    def within_bounds(self) -> None:
+        """No more turns than there are, and nobody waits who could go on."""
+        lent = self.held.count(Use.LENT)
+        assert (self.line.in_use, self.line.lent, self.line.waiting) == (len(self.held), lent, len(self.waiting))
+        assert len(self.held) <= 5
+        assert lent <= 4
+        assert len(self.held) == 5 or not any(each.use is Use.ANSWER for each in self.waiting)
+        assert len(self.held) == 5 or lent == 4 or not self.waiting
+
+
+TestTurns = Turns.TestCase
+
+
+def test_a_turn_that_comes_as_its_owner_gives_up_goes_on_to_the_next() -> None:
+    """Cancelled between the waking and the running: no turn is lost."""
+    line = Line(2)
+    for _ in range(2):
+        assert line.enter(Use.ANSWER, lambda: None) is None
+    first, second = (line.enter(Use.ANSWER, lambda: None) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    line.leave(Use.ANSWER)
+    assert first.has_turn
+    line.withdraw(first)
+    assert second.has_turn
+    assert (line.in_use, line.waiting) == (2, 0)
+
+
+@given(limit=st.integers(2, 100))
+def test_iterations_leave_a_turn_to_what_ends_by_itself(limit: int) -> None:
+    """However many iterate, one may ask something else; and at least one may iterate."""
+    line = Line(limit)
+    for _ in range(limit):
+        line.enter(Use.LENT, lambda: None)
+    assert 1 <= line.in_use < limit
+    assert line.enter(Use.ANSWER, lambda: None) is None
+
+
+def test_following_takes_no_turn() -> None:
+    """A recorder of many streams follows each."""
+    line = Line(2)
+    for _ in range(100):
+        assert line.enter(Use.FOLLOW, lambda: None) is None
+    assert (line.in_use, line.following) == (0, 100)
+
+
+@pytest.mark.parametrize("wrong", [1, 0, -1, True, 2.0, "16", None])
+def test_a_limit_is_a_number_from_two_on(wrong: Any) -> None:
+    """One to lend, and one to ask something else by."""
+    with pytest.raises(InvalidInput, match="connections_max"):
+        check_limit(wrong)
+
+
+def test_the_error_names_limit_and_option() -> None:
+    """Whoever reads it knows what to do."""
+    error = Line(CONNECTIONS_MAX).none_free(10.0)
+    assert isinstance(error, ConnectionsInUse)
+    assert error.limit == CONNECTIONS_MAX
+    assert "all 16 connections" in str(error)
+    assert "connections_max=" in str(error)
