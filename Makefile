@@ -27,19 +27,19 @@ export TMPDIR := $(CURDIR)/.venv/tmp
 export PIP_NO_CACHE_DIR := 1
 export PYTHON
 
-.PHONY: demo test test-long test-docker check bench bench-spark clean rabbitmq java
+.PHONY: demo test test-long test-docker check bench bench-spark clean rabbitmq java pgbouncer
 .DELETE_ON_ERROR:
 
 demo: $(made) rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
-test: $(spark) rabbitmq java
+test: $(spark) rabbitmq java pgbouncer
 	$(bin)/python -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
-test-long: $(spark) rabbitmq java
+test-long: $(spark) rabbitmq java pgbouncer
 	$(bin)/python -m pytest --long --override-ini timeout=14400 $(TEST)
 
-test-docker: $(spark) java
+test-docker: $(spark) java pgbouncer
 	$(bin)/python -m pytest --docker $(TEST)
 
 check: $(spark)
@@ -62,6 +62,9 @@ rabbitmq:
 
 java:
 	@tools/install-java
+
+pgbouncer:
+	@tools/install-pgbouncer
 
 $(made): pyproject.toml tools/make-environment
 	@mkdir -p .venv/tmp

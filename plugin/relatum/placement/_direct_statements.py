@@ -15,6 +15,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
 from relatum.store import translated_errors
+from relatum.store._sessions import look_at
 from relatum.store._translation import REFUSALS
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
@@ -86,6 +87,9 @@ class DirectStatements:
                         raise
                     # Those that are idle may be of a server that was restarted since; a new one tells.
                     self._drop()
+                except psycopg.errors.ReadOnlySqlTransaction:
+                    self._drop()  # a new one may reach a server that takes writes
+                    raise
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
@@ -127,9 +131,15 @@ class DirectStatements:
     def _connect(self) -> psycopg.Connection[Any]:
         pooled = self._engine.raw_connection()
         connection: Any = pooled.driver_connection
+        known = pooled.info
         pooled.detach()
         connection.autocommit = True
         connection.row_factory = namedtuple_row
+        try:
+            look_at(connection, known)  # not done yet where the engine is a caller's
+        except BaseException:
+            connection.close()
+            raise
         return cast("psycopg.Connection[Any]", connection)
 
     def _drop(self) -> None:

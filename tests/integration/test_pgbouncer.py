@@ -1,0 +1,209 @@
+"""All components behind a pgbouncer that hands out sessions by transaction, and what it refuses."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pika
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+import relatum
+from relatum.collecting import Bulk, OutcomeStatus
+from relatum.errors import ConfigurationError, DatabaseUnavailable
+from relatum.serial import SerialConsumer
+from relatum.store import make_engine, parse_database, translated_errors
+from relatum_consumer import AsyncRelations, Relations
+from relatum_migrations import current, downgrade, head, upgrade
+from tests.support import broker_connection, recording, unique_name, wait_recorded, wait_until
+from tests.support.commits import written
+from tests.support.pgbouncer import holds_statements, pgbouncer
+from tests.support.serial_consuming import serial_bed
+from tests.support.super_streams import super_stream
+
+SESSIONS = 3
+"""Sessions that all clients share."""
+
+
+@pytest.fixture(params=["", "max_prepared_statements = 0"] if holds_statements() else [""])
+def pooled_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> Iterator[str]:
+    """The test's database through pgbouncer; each of its sessions holds statements of another client.
+
+    They have the names that psycopg gives: whoever prepares, or executes what it prepared, meets them.
+    """
+    with pgbouncer(database_url, tmp_path, pool_size=SESSIONS, more=request.param) as url:
+        with ExitStack() as at_once:
+            for _ in range(SESSIONS):
+                session = at_once.enter_context(psycopg.connect(url, prepare_threshold=None))
+                for number in range(10):
+                    session.execute(f"PREPARE _pg3_{number} AS SELECT 'of another client'")
+        yield url
+
+
+def test_rows_and_answers_are_the_streams(amqp_url: str, stream_url: str, database_url: str, pooled_url: str) -> None:
+    """Affinity routers, a recorder and look-ups of many threads share three sessions, and each answer is right."""
+    del database_url  # after the test, its rows are compared with the streams
+    with super_stream(amqp_url, stream_url, 2) as layout, ExitStack() as stack:
+        streams = [partition.stream for partition in layout]
+        engine = make_engine(pooled_url)
+        stack.callback(engine.dispose)
+        stack.enter_context(recording(amqp_url, engine, *streams, keys=["order_id", "host"]))
+        channel = stack.enter_context(broker_connection(amqp_url)).channel()
+        channel.confirm_delivery()
+        with relatum.AffinityRouter(layout.super_stream, pooled_url) as router:
+            for number in range(60):
+                headers = {"affinity_set": f"set {number % 6}", "order_id": number % 20, "host": f"h{number % 2}"}
+                router.publish(channel, b"%d" % number, pika.BasicProperties(headers=headers))
+        for stream in streams:
+            wait_recorded(amqp_url, engine, stream)
+        expected = {order: {b"%d" % number for number in range(order, 60, 20)} for order in range(20)}
+        relations = stack.enter_context(Relations(amqp_url, pooled_url))
+
+        def found(order: int) -> set[bytes]:
+            ids = relations.find("order_id", order, streams=streams).ids
+            assert len(relations.find("host", f"h{order % 2}", streams=streams).ids) == 30
+            return {message.body for message in relations.read_many(ids)}
+
+        with ThreadPoolExecutor(8) as threads:
+            asked = [order for order in range(20) for _ in range(5)]
+            assert list(threads.map(found, asked)) == [expected[order] for order in asked]
+        assert asyncio.run(_found_by_tasks(amqp_url, pooled_url, streams)) == [3] * 100
+
+
+async def _found_by_tasks(amqp_url: str, pooled_url: str, streams: list[str]) -> list[int]:
+    async with AsyncRelations(amqp_url, pooled_url) as relations:
+        asked = [relations.find("order_id", number % 20, streams=streams) for number in range(100)]
+        return [len(answer.ids) for answer in await asyncio.gather(*asked)]
+
+
+def test_each_message_counts_once_for_a_serial_consumer(amqp_url: str, database_url: str, pooled_url: str) -> None:
+    """Positions move with what the application writes, in one transaction each."""
+    engine, pooled = make_engine(database_url), make_engine(pooled_url)
+    written.create(engine)
+    try:
+        with serial_bed(amqp_url, pooled) as bed:
+            for number in range(40):
+                bed.publish(number % 2, f"context {number % 4}", str(number))
+            with SerialConsumer(
+                bed.name, "test", database=pooled_url, broker=amqp_url, lease_s=2.0, batch_messages=3
+            ) as consumer:
+                while len(_bodies(engine)) < 40:
+                    batch = consumer.next_batch(30.0)
+                    assert batch is not None
+                    with batch.transaction() as connection:
+                        rows = [{"body": message.body.decode()} for message in batch]
+                        connection.execute(sa.insert(written), rows)
+        assert sorted(_bodies(engine), key=int) == [str(number) for number in range(40)]
+        assert [body for body in _bodies(engine) if int(body) % 4 == 1] == [str(number) for number in range(1, 40, 4)]
+    finally:
+        pooled.dispose()
+        engine.dispose()
+
+
+def _bodies(engine: sa.Engine) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(written.c.body).order_by(written.c.id)))
+
+
+def test_each_message_is_collected_once(amqp_url: str, stream_name: str, engine: sa.Engine, pooled_url: str) -> None:
+    """Bulks are written in transactions that store their results too; publishers learn what became of theirs."""
+    written.create(engine)
+
+    def write(bulk: Bulk) -> None:
+        assert bulk.connection is not None
+        rows = [{"body": each.message.body.decode()} for each in bulk.messages]
+        bulk.connection.execute(sa.insert(written), rows)
+
+    name = unique_name("collector")
+    collector = relatum.MessageCollector(name, database=pooled_url, broker=amqp_url, streams=[stream_name])
+    collector.register_executor("order", write, bulk_messages=7, max_age_s=0.1, joins_transaction=True)
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection, database=pooled_url, keys=["customer"])
+        channel = connection.channel()
+        with collector:
+            receipts = [
+                relatum.publish(
+                    channel,
+                    "",
+                    stream_name,
+                    b"%d" % number,
+                    pika.BasicProperties(type="order", headers={"customer": number}),
+                )
+                for number in range(30)
+            ]
+            outcomes = [receipt.outcome(timeout_s=60, collector=name).status for receipt in receipts]
+            assert outcomes == [OutcomeStatus.SUCCEEDED] * 30
+            wait_until(lambda: receipts[-1].wait(30), what="the last message is recorded")
+        relatum.release(connection)
+    assert sorted(map(int, _bodies(engine))) == list(range(30))
+
+
+def test_the_schema_is_made_through_a_pooler(empty_database_url: str, tmp_path: Path) -> None:
+    """A migration's lock and its tables are one transaction's, which is one session's."""
+    with pgbouncer(empty_database_url, tmp_path, pool_size=1) as url:
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(upgrade, [url] * 3))
+        assert current(url) == head()
+        downgrade(url, "base")
+
+
+def test_statements_are_prepared_where_no_pooler_is(database_url: str, tmp_path: Path) -> None:
+    """A session of one's own keeps psycopg's threshold; one of a pooler prepares nothing, unless the URL says so."""
+    with pgbouncer(database_url, tmp_path) as url:
+        thresholds = {
+            database_url: 5,
+            f"{database_url}?prepare_threshold=2": 2,
+            f"{database_url}?pgbouncer=true": None,
+            url: None,
+            f"{url}?prepare_threshold=3": 3,
+        }
+        for each, expected in thresholds.items():
+            engine = make_engine(each)
+            with engine.connect() as connection:
+                driver = connection.connection.driver_connection
+                assert isinstance(driver, psycopg.Connection)
+                assert driver.prepare_threshold == expected
+            engine.dispose()
+
+
+def test_a_callers_engine_that_prepares_is_told_what_to_do(pooled_url: str) -> None:
+    """Statements of other sessions are a matter of configuration, named as such; without preparing, all is well."""
+    theirs = sa.create_engine(pooled_url.replace("postgresql://", "postgresql+psycopg://"))
+    with pytest.raises(ConfigurationError, match="pgbouncer=true"), translated_errors():
+        _ask(theirs)
+    theirs.dispose()
+    theirs = sa.create_engine(theirs.url, connect_args={"prepare_threshold": None})
+    _ask(theirs)
+    theirs.dispose()
+
+
+def _ask(engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        for _ in range(20):
+            connection.execute(sa.text("SELECT :number + 1"), {"number": 1})
+
+
+@pytest.mark.parametrize(
+    ("query", "said"), [("?options=-csearch_path%3Dx", "startup parameter"), ("?replication=true", "replication")]
+)
+def test_what_a_pooler_refuses_at_the_start_is_named(database_url: str, tmp_path: Path, query: str, said: str) -> None:
+    """Nothing that is repeated would help."""
+    with pgbouncer(database_url, tmp_path) as url:
+        assert parse_database(url + query)
+        engine = make_engine(url + query)
+        with pytest.raises(ConfigurationError, match=said), translated_errors(), engine.connect():
+            pass
+        engine.dispose()
+
+
+def test_a_pooler_that_takes_no_more_clients_is_waited_for(database_url: str, tmp_path: Path) -> None:
+    """Its limit of connections passes, and says so."""
+    with pgbouncer(database_url, tmp_path, clients_max=1) as url, psycopg.connect(url):
+        engine = make_engine(url)
+        with pytest.raises(DatabaseUnavailable) as refused, translated_errors(), engine.connect():
+            pass
+        assert refused.value.reason == "connections"
+        engine.dispose()
