@@ -169,3 +169,13 @@ def test_an_answer_that_is_there_is_taken(engine: sa.Engine) -> None:
         with within(SHORT_S):
             driver.execute("SELECT pg_sleep(0.05)")
         assert time.monotonic() - began >= 0.05
+
+
+def test_a_connection_that_comes_back_to_a_pool_disposed_of_is_closed(engine: sa.Engine) -> None:
+    """Whoever is still at work when an engine is disposed of leaves no connection open."""
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        engine.dispose()
+        assert connection.execute(sa.text("SELECT 1")).scalar_one() == 1
+    assert driver is not None
+    assert driver.closed

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 import sqlalchemy as sa
 from psycopg.pq import PollingStatus, TransactionStatus
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from relatum._deadline import LOOK_S, Deadline, current, left_s
 from relatum.errors import DatabaseUnavailable
@@ -178,9 +178,14 @@ def _say_cancel(line: Any) -> None:
 
 
 class TimedPool(QueuePool):
-    """A pool whose callers wait for a connection no longer than their call may last."""
+    """A pool whose callers wait for a connection no longer than their call may last.
+
+    Disposed of while a thread still has a connection, it closes that one when it comes back. SQLAlchemy's keeps it
+    in a pool that nobody has any more, open until the garbage collector comes by.
+    """
 
     _longest_s: float
+    _is_disposed = False
 
     @property
     def _timeout(self) -> float:
@@ -195,6 +200,16 @@ class TimedPool(QueuePool):
         pool: Any = super().recreate()
         pool._timeout = self._longest_s
         return pool  # type: ignore[no-any-return]
+
+    def dispose(self) -> None:
+        """Close the connections that are in the pool, and the others as they come back."""
+        self._is_disposed = True
+        super().dispose()
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        if self._is_disposed:  # looked at last, so that none slips in beside `dispose`
+            super().dispose()
 
 
 def bound_waits(engine: sa.Engine, statement_s: float | None) -> None:
