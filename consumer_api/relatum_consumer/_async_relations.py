@@ -16,17 +16,16 @@ from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
-    BrokerUnavailable,
-    DatabaseUnavailable,
     NotFound,
     OffsetNotFound,
     RelatumError,
     StreamNotFound,
+    UsedAfterClose,
 )
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, async_agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
-from relatum_consumer._database import Database
+from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps
 from relatum_consumer._statements import Order
@@ -233,7 +232,7 @@ class AsyncRelations(AsyncGroupMethods):
 
     async def _select(self, request: Select) -> list[Any]:
         if self._is_closed:
-            raise DatabaseUnavailable("these relations are closed")
+            raise UsedAfterClose(CLOSED)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._database.select, request)
 
     async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
@@ -249,7 +248,7 @@ class AsyncRelations(AsyncGroupMethods):
         if self._reader is None:
             async with self._lock:
                 if self._is_closed:
-                    raise BrokerUnavailable("these relations are closed")
+                    raise UsedAfterClose(CLOSED)
                 if self._reader is None:
                     self._reader = await AsyncStreamReader.open(self._address, **self._options)
         assert self._reader is not None, "it was opened"

@@ -1,14 +1,16 @@
 """Running finished statements: no transaction, no check before use, one retry on a connection that went stale."""
 
 from contextlib import closing
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
 
-from relatum.errors import DatabaseUnavailable
+from relatum.errors import UsedAfterClose
 from relatum.store import known_engine, make_engine, translated_errors
 from relatum_consumer._requests import Select
+
+CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
 
 
 class Database:
@@ -33,12 +35,13 @@ class Database:
         """The rows of a statement.
 
         Raises:
+            UsedAfterClose: `close` was called.
             DatabaseUnavailable: PostgreSQL does not answer.
             SchemaMissing: a table is not there.
             AccessRefused: this user may not read.
         """
         if self._is_closed:
-            raise DatabaseUnavailable("these relations are closed")
+            raise UsedAfterClose(CLOSED)
         with translated_errors():
             if self._owned is None:
                 return self._execute_on_theirs(request)

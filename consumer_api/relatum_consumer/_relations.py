@@ -13,11 +13,18 @@ import sqlalchemy as sa
 
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
-from relatum.errors import AccessRefused, BrokerUnavailable, NotFound, OffsetNotFound, RelatumError, StreamNotFound
+from relatum.errors import (
+    AccessRefused,
+    NotFound,
+    OffsetNotFound,
+    RelatumError,
+    StreamNotFound,
+    UsedAfterClose,
+)
 from relatum.reading import BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
-from relatum_consumer._database import Database
+from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps, run
 from relatum_consumer._statements import Order
@@ -345,7 +352,7 @@ class Relations(GroupMethods):
         if reader is None:
             with self._lock:
                 if self._is_closed:
-                    raise BrokerUnavailable("these relations are closed")
+                    raise UsedAfterClose(CLOSED)
                 if self._reader is None:
                     self._reader = StreamReader.open(self._address, **self._options)
                 reader = self._reader

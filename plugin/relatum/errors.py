@@ -4,6 +4,7 @@
 RelatumError
 ├── ConfigurationError            change a URL, an option or an installation
 │   ├── UsedAfterFork             made before a fork, used in the child: make one in each process
+│   ├── UsedAfterClose            closed, and used again: make another one
 │   ├── SchemaMissing             run `relatum migrate`
 │   ├── NothingRecorded           no stream of the virtual host is recorded: let something record (field: vhost)
 │   ├── ServerStartFailed         a private server of `relatum.local` did not start
@@ -91,6 +92,10 @@ class UsedAfterFork(ConfigurationError):
 
     Make one in each process: behind the fork, in a pre-fork server's hook for new workers.
     """
+
+
+class UsedAfterClose(ConfigurationError):
+    """An object was used after it was closed; nothing was sent or written. Make another one, or close it later."""
 
 
 class SchemaMissing(ConfigurationError):

@@ -16,7 +16,7 @@ from relatum.collecting import _statements as statements
 from relatum.collecting._options import check_callable, check_seconds, check_text
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import least_advanced, unknown
-from relatum.errors import ConfigurationError, InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient
+from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
 from relatum.store import collector_sources, collectors, known_engine, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.collecting")
@@ -147,7 +147,7 @@ class Outcomes:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise ConfigurationError("these outcomes were closed: make others, or ask inside the `with` block")
+            raise UsedAfterClose("these outcomes were closed: make others, or ask inside the `with` block")
 
     def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """The outcome of a message, once it is final: of every message with this id that was collected.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import sqlalchemy as sa
 
 from relatum._processes import of_one_process
-from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.placement._cache import Sent
 from relatum.placement._core import CLOSED, Places, RouterCore, RouterOptions, unsettled
 from relatum.placement._model import PartitionRow
@@ -294,7 +294,7 @@ class AsyncRouter:
 
     async def _in_thread(self, request: Request) -> Any:
         if not self._has_threads:
-            raise ConfigurationError(CLOSED)
+            raise UsedAfterClose(CLOSED)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._core.perform, request)
 
     async def _to_the_end(self, step: Awaitable[Any]) -> Any:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from relatum._ids import MessageId
 from relatum._names import PLACED_HEADER
-from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError
+from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError, UsedAfterClose
 from relatum.placement._looks import Looks
 from relatum.placement._model import PartitionRow, PartitionState, Placement
 from relatum.placement._names import check_name
@@ -178,7 +178,7 @@ class RouterCore:
         # Taken once: another thread may close the router here.
         store = self._store
         if store is None:
-            raise ConfigurationError(CLOSED)
+            raise UsedAfterClose(CLOSED)
         return store
 
     @property
@@ -200,7 +200,7 @@ class RouterCore:
     def _stray_keeper(self) -> Strays:
         strays = self._strays
         if strays is None:
-            raise ConfigurationError(CLOSED)
+            raise UsedAfterClose(CLOSED)
         return strays
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
@@ -211,14 +211,14 @@ class RouterCore:
             with_database: Whether names are to be placed; False never waits for the database.
 
         Raises:
-            ConfigurationError: the router is closed, or knows no broker.
+            ConfigurationError: the router is closed (`UsedAfterClose`), or knows no broker.
             SuperStreamNotFound: the broker has no such super stream.
             SuperStreamConflict: its contexts, or sets, are named by another header.
             BrokerUnavailable, DatabaseUnavailable, AccessRefused, SchemaMissing: nothing was sent.
         """
         with self._lock:
             if self._is_closed:
-                raise ConfigurationError(CLOSED)
+                raise UsedAfterClose(CLOSED)
             source = self._broker if self._broker is not None else source
             if source is None:
                 raise ConfigurationError("give the router broker=URL, or publish with it first")

@@ -12,14 +12,15 @@ from typing import Any, Final, TypeVar
 from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
-    BrokerUnavailable,
     ConfigurationError,
     ConnectionLost,
     NotFound,
     ReadTimeout,
     RelatumError,
+    UsedAfterClose,
 )
 from relatum.reading._address import BrokerAddress
+from relatum.reading._amqp_blocking import no_amqp
 from relatum.reading._amqp_operations import (
     AmqpOperations,
     Answer,
@@ -37,7 +38,7 @@ from relatum.reading._connections import AsyncConnections
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal
-from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
+from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 
@@ -223,7 +224,7 @@ class AsyncAmqp:
 
     async def _connected(self, timeout_s: float | None = None) -> Any:
         if self._is_closed:
-            raise BrokerUnavailable("The reader is closed.")
+            raise UsedAfterClose("the reader was closed: open another one")
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
                 self._connection = await self._connect(timeout_s or self._timeout_s)
@@ -252,7 +253,7 @@ class AsyncAmqp:
             if is_refusal(*_closed_with(error)):
                 message = f"The broker at {where} refuses the user {address.user!r} or the virtual host."
                 raise AccessRefused(message) from error
-            raise (untrusted_inside(error, where) or BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")) from error
+            raise await asyncio.to_thread(no_amqp, error, address) from error
         return connection
 
     async def close(self) -> None:

@@ -17,9 +17,10 @@ import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
-from pika.exceptions import AMQPError, ChannelClosedByBroker
+from pika.exceptions import AMQPError, ChannelClosedByBroker, IncompatibleProtocolError
 
 from relatum._ids import MessageId
+from relatum._peers import AMQP, ask_who, hint, is_another, unreached
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
@@ -29,6 +30,7 @@ from relatum.errors import (
     NotFound,
     ReadTimeout,
     RelatumError,
+    UsedAfterClose,
 )
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_operations import (
@@ -48,7 +50,7 @@ from relatum.reading._connections import Connections
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal
-from relatum.reading._socket import HEARTBEAT_S, untrusted_inside
+from relatum.reading._socket import HEARTBEAT_S, inside, untrusted_inside
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 
@@ -115,10 +117,26 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
     if closed is not None and is_refusal(int(closed[1]), closed[2]):
         return AccessRefused(f"The broker at {where} refuses the user {address.user!r} or the virtual host.")
+    return no_amqp(error, address)
+
+
+def no_amqp(error: BaseException | None, address: BrokerAddress) -> RelatumError:
+    """The error where no AMQP 0.9.1 answers, as far as the reason can be found among a client's own errors.
+
+    It may block for a second, to ask who hung up instead of answering.
+    """
+    port = address.amqp_port or 0
+    where = f"{address.host}:{port}"
     untrusted = untrusted_inside(error, where)
     if untrusted is not None:
         return untrusted
-    return BrokerUnavailable(f"No AMQP 0.9.1 at {where}.")
+    # pika's word, and asyncio's, for a server that hung up instead of answering.
+    hung_up = inside(error, IncompatibleProtocolError) or inside(error, EOFError)
+    service = ask_who(address.host, port) if hung_up and not address.amqp_tls else None
+    if service is not None and service != AMQP:
+        return ConfigurationError(f"{is_another(service, where, AMQP)}.")
+    reason = inside(error, socket.gaierror) or inside(error, OSError)
+    return BrokerUnavailable(f"No AMQP 0.9.1 at {where}{unreached(reason, address.host)}{hint(port, AMQP)}.")
 
 
 _CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
@@ -369,7 +387,7 @@ class BlockingAmqp:
 
     def _acquire(self, use: Use) -> PikaConnection:
         if self._is_closed:
-            raise BrokerUnavailable("The reader is closed.")
+            raise UsedAfterClose("the reader was closed: open another one")
         connection = self._connections.take(None, use)
         if connection is None:
             try:

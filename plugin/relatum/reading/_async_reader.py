@@ -23,7 +23,7 @@ from relatum.reading._start import Start, beginning
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MESSAGES, Result
-from relatum.wire._session import AnotherCluster, Mechanism
+from relatum.wire._session import AnotherCluster, AnotherProtocol, Mechanism
 
 _Taken = TypeVar("_Taken")
 
@@ -91,7 +91,7 @@ class AsyncStreamReader:
             try:
                 await streams.open()
                 return cls(streams, "stream", timeout_s)
-            except (BrokerUnavailable, ProtocolError, ReadTimeout) as error:
+            except (BrokerUnavailable, ProtocolError, ReadTimeout, AnotherProtocol) as error:
                 if isinstance(error, AnotherCluster):
                     forget_cluster(address)
                 if choice is Choice.STREAM:

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from relatum.errors import (
     AccessRefused,
-    BrokerUnavailable,
     ConfigurationError,
     ConnectionLost,
     DataError,
@@ -17,7 +16,7 @@ from relatum.errors import (
 )
 from relatum.reading._address import BrokerAddress
 from relatum.reading._operations import StreamOperations
-from relatum.reading._socket import RECEIVE_BYTES, SILENCE_HEARTBEATS, untrusted
+from relatum.reading._socket import RECEIVE_BYTES, SILENCE_HEARTBEATS, not_opened
 from relatum.wire import _frames as frames
 from relatum.wire._session import Event, Login, Steps, StreamSession
 
@@ -62,11 +61,10 @@ class AsyncConnection:
         except BaseException as error:
             if connection is not None:
                 connection.abandon()
-            if isinstance(error, ssl.SSLError):
-                raise untrusted(error, host) from error
-            if isinstance(error, (OSError, TimeoutError, ReadTimeout)):
-                raise BrokerUnavailable(f"No stream protocol at {host}:{port}.") from error
-            raise
+            told = not_opened(error, host, port)
+            if told is error:
+                raise
+            raise told from error
         return connection
 
     async def run(self, steps: Steps[_Result], deadline: float) -> _Result:

@@ -20,7 +20,7 @@ from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MESSAGES, Result
-from relatum.wire._session import AnotherCluster, Mechanism
+from relatum.wire._session import AnotherCluster, AnotherProtocol, Mechanism
 
 CREDIT: Final = 16
 """Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
@@ -115,7 +115,7 @@ class StreamReader:
                     connections=connections_max,
                 )
                 return cls(streams, "stream", timeout_s)
-            except (BrokerUnavailable, ProtocolError, ReadTimeout) as error:
+            except (BrokerUnavailable, ProtocolError, ReadTimeout, AnotherProtocol) as error:
                 if isinstance(error, AnotherCluster):
                     forget_cluster(address)
                 if choice is Choice.STREAM:

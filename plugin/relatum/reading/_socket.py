@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from relatum._peers import STREAM, hint, is_another, unreached
 from relatum._processes import after_fork
 from relatum.errors import (
     AccessRefused,
@@ -20,7 +21,7 @@ from relatum.errors import (
 from relatum.reading._address import BrokerAddress
 from relatum.reading._operations import StreamOperations
 from relatum.wire import _frames as frames
-from relatum.wire._session import Event, Login, Mechanism, Steps, StreamSession
+from relatum.wire._session import AnotherProtocol, Event, Login, Mechanism, Steps, StreamSession
 
 RECEIVE_BYTES: Final = 256 << 10
 """Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
@@ -38,6 +39,7 @@ SILENCE_HEARTBEATS: Final = 1.5
 """Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
 
 _Result = TypeVar("_Result")
+_Error = TypeVar("_Error", bound=BaseException)
 
 
 def login_for(
@@ -63,16 +65,38 @@ def untrusted(error: ssl.SSLError, host: str) -> ConfigurationError | BrokerUnav
 
 def untrusted_inside(error: BaseException | None, host: str) -> ConfigurationError | None:
     """The error for a certificate that was refused, where that lies under a client library's own errors."""
+    refused = inside(error, ssl.SSLCertVerificationError)
+    if refused is None:
+        return None
+    return ConfigurationError(f"The certificate of {host} is not trusted: {refused.verify_message}.")
+
+
+def inside(error: BaseException | None, kind: type[_Error]) -> _Error | None:
+    """An error of a kind that lies under a client library's own errors, or None."""
     waiting, seen = [error], 0
     while waiting and seen < NESTED_ERRORS_MAX:
         each = waiting.pop()
         seen += 1
-        if isinstance(each, ssl.SSLCertVerificationError):
-            return ConfigurationError(f"The certificate of {host} is not trusted: {each.verify_message}.")
+        if isinstance(each, kind):
+            return each
         if isinstance(each, BaseException):
             parts = (each.__cause__, getattr(each, "exception", None), *getattr(each, "exceptions", ()), *each.args)
             waiting += [part for part in parts if isinstance(part, BaseException)]
     return None
+
+
+def not_opened(error: BaseException, host: str, port: int) -> BaseException:
+    """The error for a stream connection that could not be opened, as its caller can act on it."""
+    where = f"{host}:{port}"
+    if isinstance(error, AnotherProtocol):
+        return AnotherProtocol(f"{is_another(error.service, where, STREAM)}.", service=error.service)
+    if isinstance(error, ssl.SSLError):
+        return untrusted(error, host)
+    if isinstance(error, (TimeoutError, ReadTimeout)):
+        return BrokerUnavailable(f"Nothing at {where} answered as the stream protocol in time{hint(port, STREAM)}.")
+    if isinstance(error, OSError):
+        return BrokerUnavailable(f"No stream protocol at {where}{unreached(error, host)}{hint(port, STREAM)}.")
+    return error
 
 
 class SocketConnection:
@@ -111,7 +135,8 @@ class SocketConnection:
         Raises:
             BrokerUnavailable: Nothing answers, or not in time, or not the cluster that is meant.
             AccessRefused: The broker refuses the user or the virtual host.
-            ConfigurationError: The certificate is not trusted, or the mechanism not offered.
+            ConfigurationError: The certificate is not trusted, the mechanism not offered, or another kind of server
+                answers (`AnotherProtocol`).
         """
         host, port = address.stream_host, address.stream_port
         if port is None:
@@ -122,7 +147,7 @@ class SocketConnection:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except OSError as error:
-            raise BrokerUnavailable(f"No stream protocol at {host}:{port}: {error.strerror or 'no answer'}.") from error
+            raise not_opened(error, host, port) from error
         try:
             if tls is not None:
                 stream.settimeout(max(SEND_S_MIN, deadline - time.monotonic()))
@@ -131,12 +156,10 @@ class SocketConnection:
             connection.run(connection.session.connecting(), deadline)
         except BaseException as error:
             stream.close()
-            if isinstance(error, ssl.SSLError):
-                raise untrusted(error, host) from error
-            if isinstance(error, (OSError, ReadTimeout)):
-                message = f"The stream port {host}:{port} did not answer a login in time or hung up."
-                raise BrokerUnavailable(message) from error
-            raise
+            told = not_opened(error, host, port)
+            if told is error:
+                raise
+            raise told from error
         return connection
 
     def run(self, steps: Steps[_Result], deadline: float) -> _Result:

@@ -18,6 +18,7 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
+    UsedAfterClose,
 )
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncConnection
@@ -115,7 +116,7 @@ class AsyncStreams:
 
     async def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> AsyncConnection:
         if self._is_closed:
-            raise BrokerUnavailable("The reader is closed.")
+            raise UsedAfterClose("the reader was closed: open another one")
         while (connection := await self._connections.take(self._node, use)) is not None:
             if not connection.has_ended:
                 connection.has_received = False

@@ -23,6 +23,7 @@ from relatum.errors import (
     RelatumError,
     StreamNotFound,
     StreamUnavailable,
+    UsedAfterClose,
 )
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
@@ -130,7 +131,7 @@ class BlockingStreams:
 
     def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> SocketConnection:
         if self._is_closed:
-            raise BrokerUnavailable("The reader is closed.")
+            raise UsedAfterClose("the reader was closed: open another one")
         if not self._beats:
             self._begin_beating()
         connection = self._connections.take(self._node, use)

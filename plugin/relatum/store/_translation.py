@@ -11,6 +11,7 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 
+from relatum._peers import POSTGRESQL, service_in
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -192,6 +193,9 @@ def _failures(text: str) -> Iterator[str]:
 
 def _of_one_host(said: str) -> RelatumError:
     said = said.removeprefix("connection failed: ").removeprefix("connection is bad: ")
+    service = service_in(said)
+    if service is not None:
+        return ConfigurationError(f"{service} answers where {POSTGRESQL} should: {said}")
     if not _NOT_TLS.search(said):
         for known, kind, reason, more in _KNOWN:
             if known.search(said):

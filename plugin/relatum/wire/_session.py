@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
+from relatum._peers import service_of
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost, ProtocolError
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
@@ -60,6 +61,12 @@ Steps = Generator[None, list[Event], _Result]
 
 class AnotherCluster(BrokerUnavailable):
     """Somebody answers who is not the cluster that is meant, or does not say so; nothing of a login was sent."""
+
+
+class AnotherProtocol(ConfigurationError):
+    """Somebody answers who does not speak the stream protocol (field `service`); nothing of a login was sent."""
+
+    service: str
 
 
 class Mechanism(Enum):
@@ -167,9 +174,10 @@ class StreamSession:
         """What the bytes that arrived amount to, in order; frames that are not complete yet are kept.
 
         Raises:
-            ProtocolError: The bytes are no frames, or frames that make no sense.
+                ProtocolError: The bytes are no frames, or frames that make no sense.
             ChunkCorrupt: A chunk is damaged.
             ConnectionLost: The server closed the connection; its reason is in the message.
+            AnotherProtocol: The first bytes are those of another server.
         """
         buffer = self._buffer
         buffer += data
@@ -179,6 +187,9 @@ class StreamSession:
             while available - position >= 4:
                 (size,) = _SIZE.unpack_from(view, position)
                 if not 4 <= size <= self._frame_bytes_max:
+                    service = None if self.server_properties else service_of(bytes(view[position:]))
+                    if service is not None:
+                        raise AnotherProtocol(f"{service} answers, not the stream protocol.", service=service)
                     raise ProtocolError(f"A frame of the stream protocol claims {size} bytes.")
                 end = position + 4 + size
                 if end > available:
@@ -250,6 +261,7 @@ class StreamSession:
             ConfigurationError: The server does not offer the mechanism.
             ProtocolError: The peer does not speak the stream protocol.
             AnotherCluster: It is not the cluster that is meant; it was told nothing of the login.
+            AnotherProtocol: The peer is a server of another kind; it was told nothing of the login.
         """
         properties = self.next_correlation()
         self.send(frames.peer_properties(properties, CLIENT_PROPERTIES))

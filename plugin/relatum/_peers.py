@@ -1,0 +1,159 @@
+"""Who answers on a port that was taken for another's, so that an error can name it. Pure, but for `ask_who`.
+
+The first bytes tell: each server has its own way to refuse what it does not understand.
+"""
+
+import re
+import socket
+import struct
+import time
+from typing import Final
+
+AMQP: Final = "AMQP 0.9.1"
+STREAM: Final = "RabbitMQ's stream protocol"
+POSTGRESQL: Final = "PostgreSQL"
+HTTP: Final = "HTTP"
+TLS: Final = "TLS"
+
+USUAL_PORTS: Final = {
+    5672: AMQP,
+    5671: f"{AMQP} with {TLS}",
+    5552: STREAM,
+    5551: f"{STREAM} with {TLS}",
+    5432: POSTGRESQL,
+    15672: "RabbitMQ's management pages",
+    15671: f"RabbitMQ's management pages with {TLS}",
+    15692: "RabbitMQ's metrics",
+    25672: "RabbitMQ's nodes among themselves",
+}
+"""What usually listens on a port, for servers that say nothing before they understand."""
+
+_SCHEMES: Final = {AMQP: "amqp://", STREAM: "rabbitmq-stream://", POSTGRESQL: "postgresql://"}
+
+GREETING_BYTES_MIN: Final = 5
+"""Bytes of an answer that are enough to know who it is from."""
+
+_TLS_ALERT: Final = b"\x15\x03"
+"""How a TLS server refuses what is no TLS: record type 21, version 3.x. Source: RFC 8446, 5.1."""
+
+_ANSWERS: Final = ((b"AMQP", AMQP), (b"HTTP", HTTP), (_TLS_ALERT, TLS))
+
+_LIBPQ: Final = re.compile(
+    r"(?:received invalid response to SSL negotiation: |expected authentication request from server, but received )(.)"
+)
+"""What libpq says of a server that answers, and is not PostgreSQL: the first byte of the answer."""
+
+_LIBPQ_BYTES: Final = {"A": AMQP, "H": HTTP, "\x15": TLS}
+
+_ASK_S: Final = 1.0
+"""Seconds somebody has to say who it is: it has accepted a connection already."""
+
+_ASK_AGAIN_S: Final = 60.0
+"""Seconds for which somebody who was asked is not asked again."""
+
+_ASKED_MAX: Final = 256
+"""Addresses that are remembered."""
+
+_REQUEST: Final = struct.pack(">IHHII", 12, 17, 1, 1, 0)
+"""PeerProperties without a property: what a client of the stream protocol says first. It holds no login.
+
+Each server answers it: the stream protocol with the same key, AMQP 0.9.1 with its own name, PostgreSQL with an error.
+"""
+
+_STREAM_ANSWER: Final = struct.pack(">H", 0x8011)
+"""The key of the answer to PeerProperties, behind the frame's size."""
+
+_asked: dict[tuple[str, int], tuple[float, str | None]] = {}
+"""Single operations of a dictionary: no lock that a fork could leave locked."""
+
+
+def service_of(answer: bytes) -> str | None:
+    """Who an answer to a client of the stream protocol is from; None where it cannot be told.
+
+    Args:
+        answer: Its first bytes, `GREETING_BYTES_MIN` or more.
+    """
+    for beginning, service in _ANSWERS:
+        if answer.startswith(beginning):
+            return service
+    if answer[4:6] == _STREAM_ANSWER:
+        return STREAM
+    # An error of PostgreSQL's: its letter, a length below 64 KiB, and the first field's letter.
+    if answer[:3] == b"E\0\0" and answer[5:6] in (b"S", b"V", b"") and len(answer) >= GREETING_BYTES_MIN:
+        return POSTGRESQL
+    return None
+
+
+def service_in(libpq_message: str) -> str | None:
+    """Who answered libpq in PostgreSQL's place, as its message tells; None where it says nothing of it."""
+    found = _LIBPQ.search(libpq_message)
+    return _LIBPQ_BYTES.get(found[1], "another protocol") if found else None
+
+
+def is_another(service: str, where: str, expected: str) -> str:
+    """The sentence that says so, with what to do.
+
+    Args:
+        service: Who answers.
+        where: Host and port.
+        expected: Who should.
+    """
+    scheme = _SCHEMES.get(service)
+    if service == TLS:
+        advice = "the scheme ends with s or +tls where a port takes TLS"
+    elif scheme is not None:
+        advice = f"that is a port for {scheme}; {expected} {_usual(expected)}"
+    else:
+        advice = f"{expected} {_usual(expected)}"
+    return f"{service} answers at {where}, not {expected}: {advice}"
+
+
+def hint(port: int, expected: str) -> str:
+    """What usually listens on a port, in brackets to be appended, where it is not what is expected; else nothing."""
+    service = USUAL_PORTS.get(port)
+    return f" ({port} is usually the port of {service})" if service is not None and expected not in service else ""
+
+
+def unreached(error: BaseException | None, host: str) -> str:
+    """Why a server was not reached, to be appended: that its name does not resolve, or what the system says."""
+    if isinstance(error, socket.gaierror):
+        return f": the host name {host!r} does not resolve ({error.strerror or error})"
+    return f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+
+
+def ask_who(host: str, port: int) -> str | None:
+    """Ask who listens somewhere; None where nobody says anything. It blocks for a second at most.
+
+    For an error's message alone, where a server that was given as another one hung up without a word. Nobody is asked
+    twice in a minute, and nothing of a login is sent.
+    """
+    at, service = _asked.get((host, port), (0.0, None))
+    if at and time.monotonic() - at < _ASK_AGAIN_S:
+        return service
+    service = _ask(host, port)
+    if len(_asked) >= _ASKED_MAX:
+        _asked.clear()
+    _asked[host, port] = time.monotonic(), service
+    return service
+
+
+def _ask(host: str, port: int) -> str | None:
+    deadline = time.monotonic() + _ASK_S
+    answer = b""
+    try:
+        with socket.create_connection((host, port), _ASK_S) as asking:
+            asking.sendall(_REQUEST)
+            while len(answer) <= GREETING_BYTES_MIN and (left := deadline - time.monotonic()) > 0:
+                asking.settimeout(left)
+                received = asking.recv(64)
+                if not received:
+                    break
+                answer += received
+    except OSError:
+        pass
+    return service_of(answer)
+
+
+def _usual(expected: str) -> str:
+    port = next((port for port, service in USUAL_PORTS.items() if service == expected), None)
+    return f"usually has {port}" if port is not None else "is elsewhere"

@@ -1,0 +1,132 @@
+"""An address that is somebody else's, or nobody's: the error names who answers there, or that the name is unknown."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from relatum import _peers
+from relatum.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable
+from relatum.recording import Recorder
+from relatum_consumer import Relations
+from relatum_migrations import upgrade
+from tests.contract._faces import FACES, open_face
+
+TIMEOUT_S = 10.0
+NOBODY = "nobody.invalid"
+"""A name that never resolves. Source: RFC 2606."""
+
+
+def at(url: str, other: str, scheme: str) -> str:
+    """A URL of a scheme with the credentials of one URL, that leads to another one's port."""
+    mine, theirs = urlsplit(url), urlsplit(other)
+    return f"{scheme}://{mine.username}:{mine.password}@{theirs.hostname}:{theirs.port}/"
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[bytes], str]]:
+    """Starts servers that answer each client with some bytes; gives their URLs, without a scheme that fits."""
+    listeners: list[socket.socket] = []
+
+    def serve(listener: socket.socket, words: bytes) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                with client, contextlib.suppress(OSError):
+                    client.recv(4096)
+                    client.sendall(words)
+                    client.shutdown(socket.SHUT_WR)
+                    client.recv(4096)
+
+    def start(words: bytes) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        threading.Thread(target=serve, args=[listener, words], daemon=True).start()
+        return f"none://127.0.0.1:{listener.getsockname()[1]}/"
+
+    yield start
+    for listener in listeners:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+@pytest.mark.parametrize("face", [face for face in FACES if face.endswith("stream")])
+def test_a_port_that_is_no_stream_port_is_named(
+    face: str, amqp_url: str, database_server_url: str, answering: Callable[[bytes], str]
+) -> None:
+    """AMQP, PostgreSQL, HTTP and TLS ports given as `rabbitmq-stream://` are named with what to do."""
+    others = {
+        amqp_url: "AMQP 0.9.1 answers at .*: that is a port for amqp://",
+        database_server_url: "PostgreSQL answers at .*: that is a port for postgresql://",
+        answering(b"HTTP/1.1 400 Bad Request\r\n\r\n"): "HTTP answers at ",
+        answering(b"\x15\x03\x03\x00\x02\x02\x46"): "TLS answers at ",
+    }
+    for other, words in others.items():
+        url = at(amqp_url, other, "rabbitmq-stream")
+        with pytest.raises(ConfigurationError, match=words), open_face(face, url, timeout_s=TIMEOUT_S):
+            pass
+
+
+@pytest.mark.parametrize("face", [face for face in FACES if face.endswith("amqp")])
+def test_a_port_that_is_no_amqp_port_is_named(
+    face: str, amqp_url: str, stream_url: str, database_server_url: str
+) -> None:
+    """The stream port and PostgreSQL's, given as `amqp://`, are named with what to do."""
+    others = {
+        stream_url: "RabbitMQ's stream protocol answers at .*: that is a port for rabbitmq-stream://",
+        database_server_url: "PostgreSQL answers at ",
+    }
+    for other, words in others.items():
+        url = at(amqp_url, other, "amqp")
+        with pytest.raises(ConfigurationError, match=words), open_face(face, url, timeout_s=TIMEOUT_S):
+            pass
+
+
+def test_what_hangs_up_is_asked_once_in_a_while(answering: Callable[[bytes], str]) -> None:
+    """Repeated attempts at a port that hangs up cost one question who is there, not one each."""
+    parts = urlsplit(answering(b""))
+    assert parts.hostname is not None
+    assert parts.port is not None
+    assert _peers.ask_who(parts.hostname, parts.port) is None
+    began = len(_peers._asked)
+    assert _peers.ask_who(parts.hostname, parts.port) is None
+    assert len(_peers._asked) == began
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable), open_face("blocking-amqp", at("amqp://a:b@c", parts.geturl(), "amqp")):
+            pass
+
+
+def test_a_port_of_rabbitmq_given_as_database_is_named(amqp_url: str, stream_url: str) -> None:
+    """AMQP's port given as `postgresql://` is a wrong URL, for look-ups and for migrations; waiting does not help."""
+    url = at(amqp_url, amqp_url, "postgresql")
+    with pytest.raises(ConfigurationError, match=r"AMQP 0\.9\.1 answers where PostgreSQL should"):
+        upgrade(url)
+    wrong = pytest.raises(ConfigurationError, match=r"AMQP 0\.9\.1 answers where PostgreSQL should")
+    with Relations(broker=amqp_url, database=url) as relations, wrong:
+        relations.find("order_id", 1)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_an_unknown_host_is_said_to_be_unknown(face: str) -> None:
+    """A host name that does not resolve is named as such, by each way to the broker."""
+    scheme = "rabbitmq-stream" if face.endswith("stream") else "amqp"
+    unknown = pytest.raises(BrokerUnavailable, match=f"'{NOBODY}' does not resolve")
+    with unknown, open_face(face, f"{scheme}://{NOBODY}/", timeout_s=TIMEOUT_S):
+        pass
+
+
+def test_an_unknown_host_of_the_database_is_said_to_be_unknown() -> None:
+    """A host name that does not resolve is named as such, for the database, too."""
+    with pytest.raises(DatabaseUnavailable, match=f"resolve host '{NOBODY}'"):
+        upgrade(f"postgresql://user@{NOBODY}/name")
+
+
+def test_a_recorder_of_a_wrong_port_ends_and_names_it(amqp_url: str, database_url: str) -> None:
+    """A recorder that was given AMQP's port as the stream's ends at once: waiting would not cure it."""
+    recorder = Recorder(at(amqp_url, amqp_url, "rabbitmq-stream"), database_url, ["orders"])
+    with pytest.raises(ConfigurationError, match=r"AMQP 0\.9\.1 answers at"):
+        recorder.run(threading.Event())
