@@ -1,16 +1,19 @@
 """What was closed says so, whatever it is asked: neither that a server is away, nor that it is safe to repeat."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from relatum import AsyncOutcomes, MessageId, Outcomes
+from relatum.affinity import AffinitySets
 from relatum.errors import Transient, UsedAfterClose
 from relatum.reading import AsyncStreamReader, StreamReader
+from relatum.serial import SerializationContexts
+from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import AsyncRelations, Relations
-from tests.support import publish_plain
+from tests.support import publish_plain, unique_name
 
 
 def _first(items: Any) -> Any:
@@ -96,3 +99,45 @@ def test_closed_outcomes_say_that_they_are_closed(database_url: str) -> None:
             await outcomes.of("nothing")
 
     asyncio.run(asking())
+
+
+@pytest.fixture
+def super_stream(amqp_url: str) -> Iterator[str]:
+    """A super stream of one partition."""
+    name = unique_name()
+    declare_super_stream(amqp_url, name, partitions=1)
+    yield name
+    delete_super_stream(amqp_url, name)
+
+
+def test_what_keeps_contexts_and_sets_says_that_it_is_closed(
+    super_stream: str, amqp_url: str, database_url: str
+) -> None:
+    """Routers, sets, contexts and consumers of them end as `UsedAfterClose`, and open no connection again."""
+    with relatum.ContextRouter(super_stream, database_url, broker=amqp_url) as router:
+        router.open()
+    with SerializationContexts(super_stream, database_url, broker=amqp_url) as contexts:
+        contexts.status()
+    with relatum.SerialConsumer(super_stream, "reader", database=database_url, broker=amqp_url) as consumer:
+        consumer.status()
+    for ask in (
+        router.open,
+        contexts.status,
+        contexts.moves,
+        lambda: contexts.assignment_of("a"),
+        lambda: contexts.move("a", f"{super_stream}-0"),
+        consumer.status,
+    ):
+        with pytest.raises(UsedAfterClose):
+            ask()
+
+
+def test_affinity_sets_say_that_they_are_closed(super_stream: str, amqp_url: str, database_url: str) -> None:
+    """Sets and their router end as `UsedAfterClose`."""
+    with relatum.AffinityRouter(super_stream, database_url, broker=amqp_url) as router:
+        router.open()
+    with AffinitySets(super_stream, database_url, broker=amqp_url) as sets:
+        sets.count()
+    for ask in (router.open, sets.count, sets.list, lambda: sets.inspect("a"), lambda: sets.close_idle(1)):
+        with pytest.raises(UsedAfterClose):
+            ask()

@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
+from relatum.errors import UsedAfterClose
 from relatum.store import translated_errors
 from relatum.store._sessions import look_at
 from relatum.store._translation import REFUSALS
@@ -40,6 +41,9 @@ def _text_of(statement: "sa.Select[Any] | sa.Update") -> _Text:
     compiled = statement.compile(dialect=_DIALECT)
     own = {name: value for name, value in compiled.params.items() if value is not None}
     return _Text(str(compiled).encode(), own)
+
+
+CLOSED: Final = "this was closed: make another one"
 
 
 class DirectStatements:
@@ -74,6 +78,8 @@ class DirectStatements:
         Raises:
             DatabaseUnavailable: PostgreSQL does not answer, on a new connection either.
         """
+        if self._is_closed:
+            raise UsedAfterClose(f"{CLOSED}; nothing was written")
         text = _text_of(statement)
         with translated_errors():
             for tries_left in reversed(range(_TRIES)):

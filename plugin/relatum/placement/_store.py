@@ -26,7 +26,7 @@ from relatum.errors import (
     TooManyOpenSets,
 )
 from relatum.placement import _statements as statements
-from relatum.placement._direct_statements import DirectStatements
+from relatum.placement._direct_statements import CLOSED, DirectStatements
 from relatum.placement._model import (
     Changes,
     Choose,
@@ -41,7 +41,7 @@ from relatum.placement._model import (
 )
 from relatum.placement._names import check_name
 from relatum.placement._prune import forget_released
-from relatum.store import known_engine, make_engine, translated_errors
+from relatum.store import close_engine, known_engine, make_engine, translated_errors
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
@@ -153,7 +153,7 @@ class PlacementStore:
         """Give the connections back."""
         self._direct.close()
         if self._is_own:
-            self._engine.dispose()
+            close_engine(self._engine, CLOSED)
 
     def partitions(self) -> list[PartitionRow]:
         """The partitions as they are now, in the order of their places, retired ones included."""

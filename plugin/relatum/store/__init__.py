@@ -31,7 +31,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._engine import as_engine, known_engine, make_engine
+from relatum.store._engine import as_engine, close_engine, known_engine, make_engine
 from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
@@ -96,6 +96,7 @@ __all__ = [
     "advance",
     "as_engine",
     "checkpoints",
+    "close_engine",
     "close_tail",
     "collected_messages",
     "collector_members",

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, ExceptionContext
 
 from relatum._processes import after_fork, leave_to_parent
+from relatum.errors import UsedAfterClose
 from relatum.store._address import parse_database
 from relatum.store._sessions import look_at_sessions
 from relatum.store._waiting import TimedPool, bound_waits
@@ -103,6 +104,21 @@ def known_engine(engine: sa.Engine, *, statement_s: float | None = None) -> sa.E
 def _forget_connections(engine: sa.Engine) -> None:
     leave_to_parent(engine.pool)
     engine.dispose(close=False)
+
+
+def close_engine(engine: sa.Engine, message: str) -> None:
+    """Close an engine of Relatum's own for good: `dispose` alone would let it connect again.
+
+    Args:
+        engine: The engine.
+        message: What `UsedAfterClose` says from now on: what was closed, and what to do.
+    """
+
+    def refuse(*_: Any) -> None:
+        raise UsedAfterClose(f"{message}; nothing was written")
+
+    sa.event.listen(engine, "do_connect", refuse)
+    engine.dispose()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import sqlalchemy as sa
 
 from relatum._processes import of_one_process
-from relatum.errors import ConfigurationError, InvalidInput
+from relatum.errors import ConfigurationError, InvalidInput, UsedAfterClose
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._batch import BatchBase
 from relatum.serial.consuming._following import Pause
@@ -101,6 +101,8 @@ class ConsumerBase(Generic[BatchT]):
 
     def _status(self) -> SerialStatus:
         self._check_running()
+        if self._is_closed:
+            raise UsedAfterClose("the consumer was closed: make another one")
         with StreamReader.open(self._address) as reader:
             return read_status(self._store, reader, self.pauses)
 
