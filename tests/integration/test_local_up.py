@@ -60,3 +60,31 @@ def test_up_ends_when_a_server_ends(tmp_path: Path) -> None:
         assert process.wait(30) != 0
         assert process.stderr is not None
         assert "PostgreSQL ended by itself" in " ".join(process.stderr.read().split())
+
+
+@pytest.mark.parametrize("where", ["a file", "below a file", "not for anybody", "a directory in a file's place"])
+def test_up_says_which_directory_cannot_be_used(tmp_path: Path, where: str) -> None:
+    """A directory that cannot be made or written to is named, with the reason: a wrong option, not a traceback."""
+    (tmp_path / "file").touch()
+    (tmp_path / "odd" / "rabbitmq" / "identity.json").mkdir(parents=True)
+    directory = {
+        "a file": tmp_path / "file",
+        "below a file": tmp_path / "file" / "below",
+        # Nobody may make a directory there, root included.
+        "not for anybody": Path("/sys/relatum"),
+        "a directory in a file's place": tmp_path / "odd",
+    }[where]
+    ended = subprocess.run([RELATUM, "up", "-d", directory], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 3
+    assert str(directory) in ended.stderr
+    assert "cannot be used" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_up_says_that_a_servers_identity_cannot_be_read(tmp_path: Path) -> None:
+    """A file of an earlier start that was damaged is named."""
+    (tmp_path / "rabbitmq").mkdir()
+    (tmp_path / "rabbitmq" / "identity.json").write_text("no JSON")
+    ended = subprocess.run([RELATUM, "up", "-d", tmp_path], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 3
+    assert "identity.json does not hold" in ended.stderr

@@ -107,5 +107,5 @@ def complete_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command on the process's arguments and end the process: the console script."""
+    """Run the command on the process's arguments and end the process."""
     complete_app()(prog_name="relatum")

@@ -60,7 +60,11 @@ def names_of(given: list[str] | None, file: Path | None) -> list[str]:
         raise typer.BadParameter("give names, or --file")
     if file is None:
         return list(given or ())
-    text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise typer.BadParameter(f"{str(file)!r} cannot be read: {why}") from error
     return [line for line in text.splitlines() if line]
 
 

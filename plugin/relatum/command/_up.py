@@ -1,13 +1,12 @@
 """`relatum up`: both private servers, until Ctrl-C."""
 
-import signal
-import threading
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from relatum.command._record import stop_signals
 from relatum.errors import ServerStartFailed
 from relatum.local import LocalServer, LocalServers
 
@@ -29,21 +28,17 @@ def up(
     The URLs stay the same as long as their ports are free, so that `relatum up` can be started again in the
     directory. The data stays too.
     """
-    stopped = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with LocalServers(directory) as servers:
-            set_up(servers.database_url)
-            typer.echo(f"RELATUM_BROKER_URL={servers.broker_url}")
-            typer.echo(f"RELATUM_STREAM_URL={servers.stream_url}")
-            typer.echo(f"RELATUM_DATABASE_URL={servers.database_url}")
-            typer.echo("Both servers run. Ctrl-C stops them.", err=True)
-            while not stopped.wait(WATCH_S):
-                _check(servers.rabbitmq)
-                _check(servers.postgresql)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with stop_signals() as stopped, LocalServers(directory) as servers:
+        if stopped.is_set():
+            return
+        set_up(servers.database_url)
+        typer.echo(f"RELATUM_BROKER_URL={servers.broker_url}")
+        typer.echo(f"RELATUM_STREAM_URL={servers.stream_url}")
+        typer.echo(f"RELATUM_DATABASE_URL={servers.database_url}")
+        typer.echo("Both servers run. Ctrl-C stops them.", err=True)
+        while not stopped.wait(WATCH_S):
+            _check(servers.rabbitmq)
+            _check(servers.postgresql)
 
 
 def set_up(database_url: str) -> None:

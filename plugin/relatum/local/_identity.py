@@ -28,8 +28,18 @@ class Identity:
 
     @classmethod
     def of(cls, file: Path, *, offsets: Sequence[int]) -> "Identity":
-        """Return the identity kept in `file`, with other ports where those are taken; or a new one."""
-        kept = cls(**json.loads(file.read_text())) if file.exists() else None
+        """Return the identity kept in `file`, with other ports where those are taken; or a new one.
+
+        Raises:
+            ServerStartFailed: the file is there, and holds none.
+        """
+        try:
+            kept = cls(**json.loads(file.read_text())) if file.exists() else None
+        except (ValueError, TypeError) as error:
+            raise ServerStartFailed(
+                f"{file} does not hold what an earlier start wrote there: the port and the password. Choose another "
+                "directory, or put the file back."
+            ) from error
         if kept is not None and ports_free(kept.port, offsets):
             return kept
         identity = cls(free_port(offsets), kept.password if kept else secrets.token_hex(16))

@@ -81,7 +81,7 @@ class LocalPostgreSQL(LocalServer):
         # The fewest that the JDBC driver takes: the password is 128 random bits, which no iterations make harder to
         # guess, and each connection pays for them.
         options += ["--set=scram_iterations=4096", "--set=log_timezone=UTC"]
-        subprocess.run([*account.command("/bin/rm"), "-rf", str(unfinished)], check=True)
+        subprocess.run([*account.command("/bin/rm"), "-rf", str(unfinished)], check=False, start_new_session=True)
         done = subprocess.run(
             account.command(str(_binaries() / "initdb"), *options),
             capture_output=True,
@@ -91,6 +91,7 @@ class LocalPostgreSQL(LocalServer):
             env=self._environment(),
             cwd=self.directory,
             check=False,
+            start_new_session=True,  # Ctrl-C at a terminal is for the parent alone
         )
         if done.returncode != 0:
             lines = "\n".join((done.stdout + done.stderr).splitlines()[-LAST_LINES:])

@@ -5,7 +5,8 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -106,8 +107,7 @@ class LocalServer(ABC):
             return
         if sys.platform != "linux":
             raise ServerStartFailed("Private servers need Linux; elsewhere use Docker: docker/compose.yaml.")
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with lock_directory(self.directory) as lock:
+        with self._usable_directory(), lock_directory(self.directory) as lock:
             self._choose_ports()
             self._prepare()
             self._process = SupervisedProcess(
@@ -120,6 +120,24 @@ class LocalServer(ABC):
                 abandon_signal=self._abandon_signal,
                 grace_s=self._grace_s,
             )
+
+    @contextmanager
+    def _usable_directory(self) -> Iterator[None]:
+        """Make the directory; what the system refuses in it, then or inside, is said of it.
+
+        Raises:
+            ServerStartFailed: it cannot be made, or nothing can be written in it.
+        """
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield
+        except OSError as error:
+            at = f" at {error.filename}" if error.filename and str(error.filename) != str(self.directory) else ""
+            why = f"{error.strerror or error}{at}"
+            raise ServerStartFailed(
+                f"{self.directory} cannot be used for {self.name}'s data: {why}. Choose another directory, which this "
+                "user may write."
+            ) from error
 
     def await_answer(self) -> None:
         """Wait until the server that was launched answers.
