@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import relatum
 from relatum import AsyncOutcomes, MessageId, Outcomes
 from relatum.affinity import AffinitySets
 from relatum.errors import Transient, UsedAfterClose
