@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import overload
+from typing import NamedTuple, overload
 
 from relatum._ids import MessageId
 from relatum.reading import Message
@@ -23,7 +23,8 @@ class Status(StrEnum):
     """There was at least one, and retention has dropped them all."""
     UNPROVEN = "unproven"
     """What was found is there, and whether there is more nobody can prove from here: AMQP 0.9.1 alone tells where the
-    streams end, messages could not be unpacked, or the index names some that could not be read. Mostly there is no
+    streams end, messages could not be unpacked, the index names some that could not be read, or this user may not read
+    one of the streams. Mostly there is no
     message; with `complete=True`, and where `unread` names some, there may be."""
 
 
@@ -46,6 +47,13 @@ class Hit:
         return self.message.id
 
 
+class LeftOut(NamedTuple):
+    """A stream that an answer says nothing of: its name, and why this user cannot read it."""
+
+    stream: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Answer(Sequence[Message]):
     """The messages a look-up found, in the order asked for, and its status. It does not change.
@@ -61,6 +69,8 @@ class Answer(Sequence[Message]):
             With `FOUND` they are the recorded ones, as they were known within the last second: of others nothing is
             said. There is at least one.
         unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
+        left_out: Recorded streams that this user may not read, where none was named: the answer does not hold over
+            them, and where they could hold one it is unproven.
     """
 
     status: Status
@@ -68,6 +78,7 @@ class Answer(Sequence[Message]):
     expired: tuple[MessageId, ...] = ()
     streams: tuple[str, ...] = field(default=(), kw_only=True)
     unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
+    left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -17,9 +17,7 @@ from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
     NotFound,
-    OffsetNotFound,
     RelatumError,
-    StreamNotFound,
     UsedAfterClose,
 )
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, async_agreement
@@ -241,7 +239,7 @@ class AsyncRelations(AsyncGroupMethods):
             return list[Message | RelatumError](await reader.read_all(ids))
         try:
             return [await reader.read(*ids[0])]
-        except (OffsetNotFound, StreamNotFound) as error:
+        except (NotFound, AccessRefused) as error:
             return [error]
 
     async def _open_reader(self) -> AsyncStreamReader:

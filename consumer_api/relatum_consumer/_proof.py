@@ -11,7 +11,7 @@ The rule of statuses, the first line that fits:
   names a message that could not be read and is not surely gone: what was found may be a part.
 - None, and a range is not recorded and was not read: `not_recorded_yet`.
 - None, and a stream proves nothing: `unproven`. That is one whose end no leader told (AMQP 0.9.1 cannot ask it), or one
-  in which a batch was met that cannot be unpacked.
+  in which a batch was met that cannot be unpacked. Or a recorded stream was left out, which this user may not read.
 - None, but rows of messages that retention surely took: `expired`.
 - None, and at least one stream: `absent`. Without any stream there is no answer: `NothingRecorded`.
 """
@@ -21,11 +21,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from relatum.errors import StreamNotFound, StreamReplaced, StreamUnavailable
+from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable
 from relatum.reading import Agreement, Message, StreamBounds, UnreadableRecord
 from relatum.store import CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum_consumer import _statements as statements
-from relatum_consumer._answer import Status
+from relatum_consumer._answer import LeftOut, Status
 from relatum_consumer._catalog import Catalog, PresentStream
 from relatum_consumer._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Scan, Select, Steps
@@ -47,12 +47,14 @@ class Evidence:
     Attributes:
         streams: Those that are there, in order of their names. What is proven is proven of these.
         gone: Those that were recorded and that the broker surely has no more.
+        left_out: Those that were recorded and that this user may not read.
         uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
         unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
     """
 
     streams: tuple[str, ...]
     gone: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     uncovered: list[Uncovered] = field(default_factory=list)
     unproven: set[str] = field(default_factory=set)
 
@@ -87,12 +89,12 @@ class Evidence:
             has_expired: Whether retention has taken one that was meant.
             is_whole: Whether everything that the index names could be read, or surely expired.
         """
-        is_proven = is_whole and not (was_read and self.unproven)
+        is_proven = is_whole and not (was_read and (self.unproven or self.left_out))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
         if self.uncovered and not was_read:
             return Status.NOT_RECORDED_YET
-        if not is_proven or self.unproven:
+        if not is_proven or self.unproven or self.left_out:
             return Status.UNPROVEN
         return Status.EXPIRED if has_expired else Status.ABSENT
 
@@ -123,24 +125,27 @@ def evidence(
         is_proof: As for `uncovered`.
 
     Raises:
-        StreamNotFound: a named stream is unknown to the database and to the broker, or was deleted.
+        StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
+            deleted; or this user may not read it.
         StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
     recorded = yield from catalog.streams(names)
     ends: dict[str, StreamBounds] = {}
+    # A stream that was recorded once and is gone holds nothing, and proves nothing either.
     gone: list[str] = []
+    left_out: list[LeftOut] = []
     for stream in (yield from all_names(recorded, names)):
-        try:
-            ends[stream] = yield Bounds(stream)
-        except StreamNotFound:
-            if names is not None:
-                raise
-            # A stream that was recorded once and is gone holds nothing, and proves nothing either.
+        found = yield from ends_of(stream, is_named=names is not None)
+        if isinstance(found, StreamBounds):
+            ends[stream] = found
+        elif found is None:
             gone.append(stream)
+        else:
+            left_out.append(found)
     unproven = {stream for stream, bounds in ends.items() if not bounds.is_proven}
     ranges = yield from coverage_by_stream(recorded)
     keys = tuple(key_ids)
-    result = Evidence(tuple(ends), tuple(gone), unproven=unproven)
+    result = Evidence(tuple(ends), tuple(gone), tuple(left_out), unproven=unproven)
     by_name = {stream.name: stream.stream_id for stream in recorded}
     for stream, bounds in ends.items():
         rows = ranges.get(by_name.get(stream, 0), [])
@@ -149,6 +154,26 @@ def evidence(
         ranges_held = proven if is_proof and bounds.is_proven else covered
         result.uncovered += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys, recorded_as=ranges_held)]
     return result
+
+
+def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | None]:
+    """A stream's ends; None where the broker surely has no such stream; or why this user cannot read it.
+
+    Args:
+        stream: Its name.
+        is_named: Whether it was asked for by name: then it is an error not to be able to read it.
+
+    Raises:
+        StreamNotFound, NotAStream, AccessRefused: it was asked for by name.
+        Transient: nothing can be known now, of whichever stream.
+    """
+    try:
+        bounds: StreamBounds = yield Bounds(stream)
+    except (NotFound, AccessRefused) as error:
+        if is_named:
+            raise
+        return LeftOut(stream, str(error)) if isinstance(error, AccessRefused) else None
+    return bounds
 
 
 def gaps(

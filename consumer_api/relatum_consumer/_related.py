@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from relatum._ids import MessageId
 from relatum.errors import (
+    AccessRefused,
     InvalidInput,
+    NotAStream,
+    NotFound,
     OffsetExpired,
     OffsetNotFound,
     RelatumError,
@@ -182,15 +185,18 @@ def concluded(
 
     Raises:
         NothingRecorded: there is no stream to say anything of.
+        AccessRefused: there are some, and this user may read none of them.
     """
     lost = bool(expired) if has_expired is None else has_expired
     if not known.streams and not (hits or lost):
+        if known.left_out:
+            raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
         yield from catalog.nothing_recorded(known.gone)
     status = known.status(is_found=bool(hits), was_read=was_read, has_expired=lost, is_whole=not unread)
     # What was recorded of a stream that is gone has expired: the answer holds over it, too.
     gone = {where.stream for where in expired}.intersection(known.gone)
     streams = tuple(sorted((*known.streams, *gone))) if gone else known.streams
-    return Answer(status, hits, expired, streams=streams, unread=unread)
+    return Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out)
 
 
 def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:
@@ -273,7 +279,7 @@ def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit,
 
     Raises:
         StreamReplaced: a message does not carry what its row says.
-        StreamNotFound: a stream that was named was deleted.
+        StreamNotFound, NotAStream, AccessRefused: a stream that was named was deleted, or this user may not read it.
     """
     if not rows:
         return (), {}
@@ -282,6 +288,9 @@ def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit,
     for row, message in zip(rows, (yield Read([row.id for row in rows])), strict=True):
         if isinstance(message, Message):
             hits.append(check(question.wanted, row.id, row.time_us, row.key_ids, message))
+        elif isinstance(message, AccessRefused) and question.names is None:
+            # All of a stream that was not asked for is unread: nothing of it is asked for again.
+            gone[row.id] = Gone(INTEGER_MAX, is_sure=False)
         else:
             first = first_retained(row.id, message, is_named=question.names is not None)
             gone[row.id] = Gone(first, is_sure(message))
@@ -310,14 +319,14 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
 
     Raises:
         StreamReplaced: it is not retention that took it, and the leader says so.
-        StreamNotFound: the stream was deleted, and was asked for by name.
+        StreamNotFound, NotAStream: the stream was deleted, and was asked for by name.
         AccessRefused: this user may not read the stream.
         Transient: nothing can be known now. The whole answer is this error then: a message that is there, on a node
             that is behind or starting, must not be left out of it.
     """
     if isinstance(error, OffsetExpired):
         return error.first
-    if isinstance(error, StreamNotFound):
+    if isinstance(error, (StreamNotFound, NotAStream)):
         if is_named:
             raise error
         # All of a deleted stream is gone: nothing of it is asked for again.
@@ -332,7 +341,9 @@ def first_retained(where: MessageId, error: RelatumError, *, is_named: bool) -> 
 
 def is_sure(error: RelatumError) -> bool:
     """Whether nobody need doubt that a message is not there: its stream is gone, or the stream's leader says so."""
-    return not isinstance(error, OffsetNotFound) or error.is_proven
+    if isinstance(error, OffsetNotFound):
+        return error.is_proven
+    return isinstance(error, NotFound)
 
 
 # --- waiting ----------------------------------------------------------------------------------------------

@@ -13,14 +13,7 @@ import sqlalchemy as sa
 
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
-from relatum.errors import (
-    AccessRefused,
-    NotFound,
-    OffsetNotFound,
-    RelatumError,
-    StreamNotFound,
-    UsedAfterClose,
-)
+from relatum.errors import AccessRefused, NotFound, RelatumError, UsedAfterClose
 from relatum.reading import BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
@@ -344,7 +337,7 @@ class Relations(GroupMethods):
             return list[Message | RelatumError](reader.read_all(ids))
         try:
             return [reader.read(*ids[0])]
-        except (OffsetNotFound, StreamNotFound) as error:
+        except (NotFound, AccessRefused) as error:
             return [error]
 
     def _open_reader(self) -> StreamReader:

@@ -26,7 +26,7 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read messages. Answer: for each id, in order, the message or the `OffsetNotFound` or `StreamNotFound` it met."""
+    """Read messages. Answer: for each id, in order, the message or the `NotFound` or `AccessRefused` error it met."""
 
     ids: Sequence[MessageId]
 

@@ -188,6 +188,8 @@ def _print(answer: Answer, as_json: bool) -> None:
             console.print(_WORDS[answer.status])
         if answer.unread:
             console.print(f"could not be read: {_some([str(place) for place in answer.unread])}", markup=False)
+        for each in answer.left_out:
+            console.print(f"left out: {each.stream}: {each.reason}", markup=False)
         console.print(f"in {_some(answer.streams)}", markup=False)
     code = _CODES[answer.status]
     if code:
@@ -206,6 +208,7 @@ def _document(answer: Answer) -> dict[str, Any]:
         "messages": [message_document(hit.message) | {"keys": list(hit.keys)} for hit in answer.hits],
         "expired": [{"stream": place.stream, "offset": place.offset} for place in answer.expired],
         "unread": [{"stream": place.stream, "offset": place.offset} for place in answer.unread],
+        "left_out": [each._asdict() for each in answer.left_out],
         "streams": list(answer.streams[:STREAMS_LISTED]),
         "streams_count": len(answer.streams),
     }

@@ -34,6 +34,7 @@ RelatumError
 │   ├── SuperStreamConflict       a super stream is not as it was said to be (fields: super_stream, reason)
 │   ├── MoveConflict              a move cannot begin, or go on as asked (fields: move_id, state)
 │   ├── PartitionInUse            a partition is still needed (fields: stream, reason)
+│   ├── StreamInUse               a stream cannot be forgotten: it is still needed (fields: stream, reason)
 │   └── PartitionLost             another member of the serial consumer has the partition now (field: stream)
 ├── Transient                     safe to retry
 │   ├── BrokerUnavailable
@@ -287,6 +288,13 @@ class MoveConflict(Conflict):
 
 class PartitionInUse(Conflict):
     """A partition cannot be retired: contexts, moves or consumers still need it (fields `stream`, `reason`)."""
+
+    stream: str
+    reason: str
+
+
+class StreamInUse(Conflict):
+    """A stream cannot be forgotten: it is recorded, or others keep what refers to it (fields `stream`, `reason`)."""
 
     stream: str
     reason: str

@@ -18,6 +18,8 @@ COMMANDS = [
     ("status", "--collector", UNKNOWN),
     ("verify", UNKNOWN),
     ("prune", UNKNOWN),
+    ("forget", UNKNOWN, "--yes"),
+    ("keys", "time", UNKNOWN, "--off"),
     ("backfill", UNKNOWN),
     ("read", UNKNOWN, "0"),
     ("groups", UNKNOWN),

@@ -13,14 +13,15 @@ import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, SchemaMissing
 from relatum.keys import KeyDefinition
+from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
-from relatum.recording import EmbeddedRecorder, Recorder, backfill, prune, repair, status, verify
+from relatum.recording import EmbeddedRecorder, Recorder, backfill, prune, repair, set_record_time, status, verify
 from relatum.recording._batch import Batch
 from relatum.recording._commit import commit_batch
 from relatum.recording._embedded import DRAIN_S
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import is_same
-from relatum.store import add_keys, ensure_stream, open_range, remove_key, set_record_time, tail_of
+from relatum.store import add_keys, ensure_stream, open_range, remove_key, tail_of
 from relatum_consumer import Relations
 from tests.support import (
     broker_connection,
@@ -251,23 +252,49 @@ def test_a_stream_is_the_same_whatever_was_published_since_its_bounds_were_asked
         assert is_same(reader, stream_name, tail.position, StreamBounds(None, None))
 
 
-def test_a_stream_that_does_not_exist_yet_is_waited_for(amqp_url: str, engine: sa.Engine, database_url: str) -> None:
-    """It is named as missing, and recorded once it is declared."""
-    name = unique_name()
+def test_what_is_no_stream_is_waited_for_and_not_written(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misspelt name and a queue are named in the log, once; the table knows neither before it is a stream."""
+    missing, queue = unique_name("missing"), unique_name("queue")
+    with broker_connection(amqp_url) as connection:
+        connection.channel().queue_declare(queue, durable=True)
+
+    def told(name: str) -> list[str]:
+        return [
+            each.getMessage()
+            for each in caplog.records
+            if name in each.getMessage() and each.name == "relatum.recorder"
+        ]
+
     try:
-        with recording(amqp_url, engine, name, keys=["order_id"]):
-            wait_until(lambda: _state(amqp_url, engine, name) == "missing", what="the missing stream is named")
-            declare_stream(amqp_url, name)
-            publish_plain(amqp_url, name, orders(3))
-            wait_recorded(amqp_url, engine, name)
-        assert _state(amqp_url, engine, name) == "recording"
+        with recording(amqp_url, engine, missing, queue, stream_name, keys=["order_id"]):
+            publish_plain(amqp_url, stream_name, orders(3))
+            wait_recorded(amqp_url, engine, stream_name)
+            wait_until(lambda: told(missing) and told(queue), limit_s=60, what="both are named")
+            assert [each.stream for each in status(amqp_url, engine)] == [stream_name]
+            declare_stream(amqp_url, missing)
+            publish_plain(amqp_url, missing, orders(3))
+            wait_recorded(amqp_url, engine, missing, limit_s=90)
+        assert {each.stream: each.state for each in status(amqp_url, engine)} == dict.fromkeys(
+            (missing, stream_name), "recording"
+        )
+        assert (len(told(missing)), len(told(queue))) == (1, 1)
     finally:
-        delete_stream(amqp_url, name)
+        delete_stream(amqp_url, missing)
+        delete_stream(amqp_url, queue)
 
 
-def _state(amqp_url: str, engine: sa.Engine, name: str) -> str | None:
-    found = status(amqp_url, engine, [name])
-    return found[0].state if found else None
+def test_nothing_is_written_while_the_broker_is_away(
+    amqp_url: str, engine: sa.Engine, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether a name is a stream only the broker knows: it is waited for, and the table stays empty."""
+    with recording(f"amqp://guest:guest@127.0.0.1:{free_port((0, -120))}", engine, unique_name()):
+        wait_until(
+            lambda: "RabbitMQ" in caplog.text and "is away" in caplog.text, limit_s=60, what="the outage is told"
+        )
+        with engine.connect() as connection:
+            assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
 
 
 def test_a_stream_declared_again_begins_a_new_generation(
@@ -352,7 +379,7 @@ def test_times_switched_off_for_a_stream_are_not_recorded(
     amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
 ) -> None:
     """The coverage says so too, so that nobody takes silence for an answer."""
-    set_record_time(engine, "/", stream_name, on=False)
+    set_record_time(amqp_url, engine, stream_name, on=False)
     publish_plain(amqp_url, stream_name, orders(5))
     with recording(amqp_url, engine, stream_name, keys=["order_id"]):
         wait_recorded(amqp_url, engine, stream_name)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from relatum._failures import ended, may_repeat
-from relatum.errors import GroupConflict, RelatumError, StreamNotFound, StreamReplaced, Transient
+from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.grouping import Anomaly
-from relatum.reading import Message
+from relatum.reading import Message, StreamBounds
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._limits import POLL_S_MIN
-from relatum_consumer._requests import Bounds, Pause, Read
+from relatum_consumer._proof import ends_of
+from relatum_consumer._requests import Pause, Read
 from relatum_consumer.grouping import _durable_statements as statements
 from relatum_consumer.grouping._assembly import Assembled, Member
 from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, floor_of, read_group
@@ -336,11 +337,10 @@ class _AtOnce(Reading):
 
 def _is_dropped(stream: str, offset: int) -> GroupSteps[bool]:
     """Whether a stream does not hold an offset any more that it has held."""
-    try:
-        bounds = yield Bounds(stream)
-    except StreamNotFound:
-        return True
-    return floor_of(stream, bounds) > offset
+    bounds = yield from ends_of(stream, is_named=False)
+    if isinstance(bounds, StreamBounds):
+        return floor_of(stream, bounds) > offset
+    return bounds is None
 
 
 def _told(claim: Claim, group: Assembled) -> IncompleteGroupReport:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from relatum.errors import NotFound, StreamNotFound
+from relatum.errors import AccessRefused, NotFound
 from relatum.store import Range, merged, missing
 from relatum_consumer._catalog import Catalog, PresentStream
 from relatum_consumer._requests import Bounds, Select
@@ -123,7 +123,7 @@ def _lag(stream: PresentStream, known: Sequence[Range], low: int) -> GroupSteps[
     """How many offsets a stream holds, from the consumer's start on, that were not scanned."""
     try:
         bounds = yield Bounds(stream.name)
-    except StreamNotFound:
+    except (NotFound, AccessRefused):
         return None
     if bounds.first is None or bounds.last is None:
         return 0

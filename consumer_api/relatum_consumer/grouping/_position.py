@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from relatum.errors import InvalidInput, StreamNotFound, StreamReplaced
+from relatum.errors import InvalidInput, StreamReplaced
 from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, Membership, parse_value
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX
+from relatum.reading import StreamBounds
 from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog, PresentStream, Wanted
-from relatum_consumer._proof import Evidence, evidence
+from relatum_consumer._proof import Evidence, ends_of, evidence
 from relatum_consumer._related import Question, answer
-from relatum_consumer._requests import Bounds, Select
+from relatum_consumer._requests import Select
 from relatum_consumer.grouping import _statements as statements
 from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble, distinct
 from relatum_consumer.grouping._delivery import (
@@ -72,8 +73,10 @@ def _said_of(
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
     if names is None:
         streams |= {stream.super_stream for stream in recorded if stream.super_stream is not None}
-    is_proven = known is not None and not known.unproven
-    return replace(position, streams=tuple(sorted(streams)), is_of_all=names is None, is_proven=is_proven)
+    left_out = {each.stream for each in known.left_out} if known else set()
+    is_proven = known is not None and not known.unproven and not left_out
+    is_of_all = names is None and not left_out
+    return replace(position, streams=tuple(sorted(streams - left_out)), is_of_all=is_of_all, is_proven=is_proven)
 
 
 def _recorded_members(recorded: Sequence[PresentStream], key_id: int, group_id: str) -> GroupSteps[list[Member]]:
@@ -91,14 +94,12 @@ def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str
     """The first retained offset of each stream that has members."""
     floors: dict[str, int] = {}
     for stream in sorted({member.stream for member in members}):
-        try:
-            bounds = yield Bounds(stream)
-        except StreamNotFound:
-            if is_named:
-                raise
+        bounds = yield from ends_of(stream, is_named=is_named)
+        if bounds is None:
             floors[stream] = INTEGER_MAX
         else:
-            floors[stream] = floor_of(stream, bounds)
+            # Of one that this user may not read, the table knows what was recorded.
+            floors[stream] = floor_of(stream, bounds) if isinstance(bounds, StreamBounds) else 0
     return floors
 
 

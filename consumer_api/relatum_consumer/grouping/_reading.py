@@ -5,20 +5,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relatum.errors import StreamNotFound
+from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
 from relatum_consumer._catalog import Catalog, PresentStream
 from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._lookups import time_us_of
-from relatum_consumer._proof import coverage_by_stream, replaced
-from relatum_consumer._requests import Bounds, Pause
+from relatum_consumer._proof import coverage_by_stream, ends_of, replaced
+from relatum_consumer._requests import Pause
 from relatum_consumer.grouping._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
 from relatum_consumer.grouping._delivery import Policy, deliver
 from relatum_consumer.grouping._limits import BATCH_MESSAGES, FIRST_GROUPS, GROUPS_AT_ONCE, WINDOW_OFFSETS
 from relatum_consumer.grouping._options import GroupOptions
 from relatum_consumer.grouping._requests import GroupSteps, Sift
 from relatum_consumer.grouping._scan import Candidate, Scan, rows_between, without_group
-from relatum_consumer.grouping._view import View, look
+from relatum_consumer.grouping._view import View, look, say_left_out
 
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> GroupSteps[None]:
@@ -155,11 +155,10 @@ class Ends:
 
     def _join(self, stream: PresentStream) -> GroupSteps[None]:
         """Take in a stream that is recorded since the last look."""
-        try:
-            bounds = yield Bounds(stream.name)
-        except StreamNotFound:
-            if self._names is not None:
-                raise
+        bounds = yield from ends_of(stream.name, is_named=self._names is not None)
+        if not isinstance(bounds, StreamBounds):
+            if bounds is not None:
+                say_left_out(bounds)
             self._gone.add(stream.stream_id)
             return
         first = bounds.first or 0

@@ -4,21 +4,25 @@ The order of the steps is that of every proof: the ends are taken from the broke
 lay in the streams at that moment is then in the table or is read from the stream itself.
 """
 
+import logging
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from relatum.errors import InvalidInput, KeyNotDefined, StreamNotFound
+from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.grouping import GROUP_KEY, membership, parse_value
 from relatum.reading import Message, StreamBounds
+from relatum_consumer._answer import LeftOut
 from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import Uncovered, all_names, uncovered
-from relatum_consumer._requests import Bounds, Select
+from relatum_consumer._proof import Uncovered, all_names, ends_of, uncovered
+from relatum_consumer._requests import Select
 from relatum_consumer.grouping import _statements as statements
 from relatum_consumer.grouping._assembly import Member, Row, by_group, distinct
 from relatum_consumer.grouping._limits import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.grouping._requests import GroupSteps, Sift
+
+logger = logging.getLogger("relatum.groups")
 
 
 @dataclass(slots=True)
@@ -129,12 +133,17 @@ def _bounds(catalog: Catalog, names: tuple[str, ...] | None) -> GroupSteps[dict[
     recorded = yield from catalog.streams(names)
     bounds: dict[str, StreamBounds] = {}
     for stream in (yield from all_names(recorded, names)):
-        try:
-            bounds[stream] = yield Bounds(stream)
-        except StreamNotFound:
-            if names is not None:
-                raise
+        found = yield from ends_of(stream, is_named=names is not None)
+        if isinstance(found, StreamBounds):
+            bounds[stream] = found
+        elif found is not None:
+            say_left_out(found)
     return bounds
+
+
+def say_left_out(found: LeftOut) -> None:
+    """Say that groups are given without a stream's messages: those that have some there are not complete."""
+    logger.warning("the stream %r is left out: %s", found.stream, found.reason)
 
 
 def _leave_out(view: View, gaps: Sequence[Uncovered]) -> None:

@@ -11,6 +11,7 @@ from relatum.command._affinity import affinity
 from relatum.command._backfill import backfill
 from relatum.command._contexts import contexts
 from relatum.command._exits import EPILOG, exit_code_of
+from relatum.command._forget import forget
 from relatum.command._keys import keys
 from relatum.command._outcome import outcome
 from relatum.command._output import print_error
@@ -28,7 +29,7 @@ ENTRY_POINT_GROUP: Final = "relatum.commands"
 
 _ORDER: Final = (
     "up", "demo", "migrate", "keys", "record", "find", "related", "groups", "read", "status", "outcome", "backfill",
-    "verify", "prune", "super-stream", "affinity", "contexts", "spark",
+    "verify", "prune", "forget", "super-stream", "affinity", "contexts", "spark",
 )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(super_stream, name="super-stream")
 app.add_typer(affinity, name="affinity")
 app.add_typer(contexts, name="contexts")
-for _command in (up, record, read, status, outcome, backfill, verify, prune):
+for _command in (up, record, read, status, outcome, backfill, verify, prune, forget):
     app.command()(_command)
 
 

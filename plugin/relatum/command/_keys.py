@@ -6,10 +6,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from relatum.command._options import DatabaseOption, JsonOption, require_database
+from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_database
 from relatum.command._output import console, print_json
 from relatum.keys import KeyDefinition, KeyType
-from relatum.store import add_keys, as_engine, key_definitions, remove_key, set_record_time, translated_errors
+from relatum.reading import BrokerAddress
+from relatum.recording import set_record_time
+from relatum.store import add_keys, as_engine, key_definitions, remove_key, translated_errors
+from relatum.store import set_record_time as switch_record_time
 
 keys = typer.Typer(
     help="Define relationship keys, list and remove them.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -87,10 +90,22 @@ def remove(
 def time(
     stream: Annotated[str, typer.Argument(help="The stream, or one partition.", show_default=False)],
     on: Annotated[bool, typer.Option("--on/--off", help="Whether the times of its messages are recorded.")] = True,
-    vhost: Annotated[str, typer.Option(help="The stream's virtual host.")] = "/",
+    vhost: Annotated[
+        str | None, typer.Option(help="The stream's virtual host, if not the broker's.", show_default=False)
+    ] = None,
+    broker: BrokerOption = None,
+    stream_url: StreamUrlOption = None,
     database: DatabaseOption = None,
 ) -> None:
-    """Switch the recording of a stream's times on or off, from its next batch on."""
-    with as_engine(require_database(database)) as engine:
-        set_record_time(engine, vhost, stream, on=on)
+    """Switch the recording of a stream's times on or off, from its next batch on.
+
+    A stream of which nothing is recorded yet needs `--broker`, which is asked whether there is one; code 6 otherwise.
+    """
+    url = require_database(database)
+    address = BrokerAddress.parse(broker, stream_url) if broker else None
+    if address is not None and vhost in (None, address.vhost):
+        set_record_time(address, url, stream, on=on)
+    else:
+        with as_engine(url) as engine:
+            switch_record_time(engine, vhost or "/", stream, on=on)
     console.print(f"The times of {stream} are {'recorded' if on else 'not recorded'} from now on.", markup=False)

@@ -40,13 +40,16 @@ def print_backfilled(reports: Sequence[BackfillReport], *, as_json: bool) -> Non
 def verified_document(report: VerifyReport) -> dict[str, Any]:
     """A comparison for `--json`."""
     streams = [asdict(stream) for stream in report.streams]
-    return {"ok": report.ok, "exact": report.exact, "seed": report.seed, "streams": streams}
+    document = {"ok": report.ok, "exact": report.exact, "seed": report.seed, "streams": streams}
+    return document | {"failed": {name: str(error) for name, error in report.failed.items()}}
 
 
 def exit_with(report: VerifyReport, names: Sequence[str]) -> None:
-    """End with the code of what was found: different, or a name of which nothing is recorded."""
-    if not report.ok:
+    """End with the code of what was found: different, a stream that cannot be read, or one that was never recorded."""
+    if any(stream.difference_count for stream in report.streams):
         raise typer.Exit(ExitCode.DIFFERENT)
+    for error in report.failed.values():
+        raise error
     recorded = {name for each in report.streams if each.is_recorded for name in (each.stream, each.super_stream)}
     if not recorded.issuperset(names):
         raise typer.Exit(ExitCode.NOT_THERE)
@@ -70,6 +73,8 @@ def print_verified(report: VerifyReport) -> None:
             _print_differences(stream)
         for what in stream.unproven:
             console.print(f"{stream.stream}: {what}.", markup=False)
+    for name, error in report.failed.items():
+        errors.print(f"{name}: not compared: {error}", markup=False)
 
 
 def _print_differences(stream: StreamVerified) -> None:

@@ -1,7 +1,7 @@
 """`relatum status`: what is recorded of each stream."""
 
-from dataclasses import asdict
-from typing import Annotated
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -39,7 +39,9 @@ def status(
 
     With `--collector`, for each collector: its members, its streams with position and lag (where a broker is named),
     messages by state, and since when the oldest unfinished one waits. A name that is not known ends the command with
-    code 6. `--json` prints one document, the list of streams or collectors; there, ranges are [from, to).
+    code 6. A stream that cannot be read is shown with its state and the reason; where it was named, the command ends
+    with the code of that. `--json` prints one document, the list of streams or collectors; there, ranges are
+    [from, to).
     """
     if collector:
         asked = BrokerAddress.parse(broker, stream_url) if broker else None
@@ -49,12 +51,20 @@ def status(
     found = status_of(address, require_database(database), streams or None)
     _check_known(streams or [], found)
     if as_json:
-        print_json([asdict(stream) for stream in found])
-        return
-    if not found:
+        print_json([_document(stream) for stream in found])
+    elif not found:
         console.print("No stream is recorded yet. `relatum record STREAM` records one.")
-    for stream in found:
-        _print(stream)
+    else:
+        for stream in found:
+            _print(stream)
+    for stream in found if streams else ():
+        # Shown in full all the same. One that is missing has a status like any other.
+        if stream.error is not None and stream.state != "missing":
+            raise stream.error
+
+
+def _document(stream: StreamStatus) -> dict[str, Any]:
+    return asdict(replace(stream, error=None)) | {"error": stream.error and str(stream.error)}
 
 
 def _check_known(wanted: list[str], found: list[StreamStatus]) -> None:
@@ -74,7 +84,9 @@ def _print(stream: StreamStatus) -> None:
 
 def _facts(stream: StreamStatus) -> list[tuple[str, str]]:
     ends = "none" if stream.first is None or stream.last is None else f"{stream.first:,}–{stream.last:,}"
-    facts = [("offsets in the stream", ends)]
+    facts = [("offsets in the stream", ends if stream.error is None or stream.last is not None else "not known")]
+    if stream.error is not None:
+        facts.append(("cannot be read", str(stream.error)))
     facts += [(f"recorded: {key}", ranges_text(ranges)) for key, ranges in stream.covered.items()]
     if stream.holes:
         facts.append(("holes (lost to retention)", ranges_text(stream.holes)))
@@ -82,7 +94,7 @@ def _facts(stream: StreamStatus) -> list[tuple[str, str]]:
         facts.append(("gaps (in the stream, not recorded)", ranges_text(stream.gaps)))
     seconds = "" if stream.lag_s is None else f", {stream.lag_s:,.1f} s"
     facts += [
-        ("lag", f"{stream.lag_offsets:,} offsets{seconds}"),
+        ("lag", "not known" if stream.lag_offsets is None else f"{stream.lag_offsets:,} offsets{seconds}"),
         ("rows", f"{stream.rows:,}"),
         ("table and index", size_text(stream.bytes)),
         ("recorder", stream.recorder or "none at the moment"),

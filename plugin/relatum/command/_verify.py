@@ -46,7 +46,8 @@ def verify(
 ) -> None:
     """Read the streams and compare: every message's keys have their rows, every row's message has that key.
 
-    Ends with code 7 where they differ, also after a repair: verify again; with 6 where a stream was never recorded.
+    Ends with code 7 where they differ, also after a repair: verify again; with 6 where a stream was never recorded. One
+    that cannot be read stops no other: it is named, and the command ends with the code of that.
     `--json` prints one document: ok, exact, seed, streams (each with its differences), and with --repair dry_run and
     repaired (what was or would be done).
     """

@@ -9,7 +9,8 @@ from relatum.errors import StreamNotFound
 from relatum.limits import INTEGER_MAX
 from relatum.placement import _prune_statements as statements
 from relatum.placement._model import PartitionState
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+from relatum.reading._asking import bounds_or_error
 from relatum.store import super_stream_partitions, super_streams, translated_errors
 
 KEEP_S: Final = 3600.0
@@ -93,11 +94,11 @@ def _first_offsets(engine: sa.Engine, super_stream_id: int, reader: StreamReader
         rows = connection.execute(query).all()
     first_offsets: dict[int, int] = {}
     for row in rows:
-        try:
-            first = reader.bounds(row.stream).first
-        except StreamNotFound:
-            # Of a partition in use, it may come back.
-            first = INTEGER_MAX if row.state == PartitionState.RETIRED else None
+        found = bounds_or_error(reader, row.stream)
+        first = found.first if isinstance(found, StreamBounds) else None
+        # Of a partition in use, it may come back; of one that cannot be read now, nothing is known.
+        if isinstance(found, StreamNotFound) and row.state == PartitionState.RETIRED:
+            first = INTEGER_MAX
         if first is not None:
             first_offsets[row.partition_id] = first
     return first_offsets

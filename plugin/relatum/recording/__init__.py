@@ -4,10 +4,12 @@ from relatum._holders import new_holder
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
 from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._embedded import EmbeddedRecorder
+from relatum.recording._forget import ForgottenStream, forget
 from relatum.recording._prune import PruneReport, prune
 from relatum.recording._recorder import Recorder
 from relatum.recording._repair import repair
 from relatum.recording._status import StreamEvent, StreamStatus, status
+from relatum.recording._times import set_record_time
 from relatum.recording._verify import VerifyReport, verify
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "BackfillReport",
     "Difference",
     "EmbeddedRecorder",
+    "ForgottenStream",
     "PruneReport",
     "Recorder",
     "StreamEvent",
@@ -22,9 +25,11 @@ __all__ = [
     "StreamVerified",
     "VerifyReport",
     "backfill",
+    "forget",
     "new_holder",
     "prune",
     "repair",
+    "set_record_time",
     "status",
     "verify",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from relatum.recording._compare import Difference
-from relatum.store import StreamRow, streams
+from relatum.store import FORGOTTEN, StreamRow, streams
 
 _COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
@@ -21,7 +21,7 @@ class Generations:
 
 def generations_of(connection: sa.Connection, vhost: str, name: str) -> Generations:
     """Every generation that the database knows of a stream."""
-    query = sa.select(*_COLUMNS).where(streams.c.vhost == vhost, streams.c.name == name)
+    query = sa.select(*_COLUMNS).where(streams.c.vhost == vhost, streams.c.name == name, streams.c.state != FORGOTTEN)
     rows = [StreamRow(**row._mapping) for row in connection.execute(query.order_by(streams.c.stream_id))]
     if not rows:
         return Generations(None, ())

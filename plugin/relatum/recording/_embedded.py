@@ -12,7 +12,7 @@ from relatum._failures import QUESTION_S, backoff, ended
 from relatum._ids import MessageId
 from relatum._outages import Server
 from relatum._processes import of_one_process
-from relatum.errors import ConnectionLost, NotFound, RelatumError, Transient
+from relatum.errors import AccessRefused, ConnectionLost, NotFound, RelatumError, Transient
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
@@ -249,6 +249,9 @@ def _named(reader: StreamReader, name: str) -> list[str]:
             found = [name]
     except NotFound:
         return []
+    except AccessRefused:
+        # It is one: that this user may not read it is said by its recorder, and keeps nobody from the others.
+        return [name]
     return found
 
 

@@ -20,7 +20,7 @@ from relatum.recording._lease import RENEWALS, give_back, holders, take
 from relatum.recording._progress import Progress
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._writer import Writer
-from relatum.store import StreamRow, ensure_stream, key_definitions, streams, translated_errors
+from relatum.store import StreamRow, current_stream, ensure_stream, key_definitions, streams, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -43,6 +43,10 @@ class Place:
         self.who = who
         """By which name its recording is told to be away."""
         self.row: StreamRow | None = None
+        self.is_there = False
+        """Whether the broker has said that it is a stream, and lets this user read it: only then it gets a row."""
+        self.is_new = False
+        """Whether the table has no row of it, so that the broker must be asked first."""
         self.is_wanted = False
         self.is_held = False
         self.is_refused = False
@@ -54,7 +58,7 @@ class Place:
 class _Found(NamedTuple):
     """What one round learned."""
 
-    rows: dict[str, StreamRow]
+    rows: dict[str, StreamRow | None]
     taken: set[int]
     holders: dict[int, str | None]
     definitions: list[KeyDefinition]
@@ -103,10 +107,13 @@ class Housekeeping:
             return [place for place in self._places if place.is_held and place.row is not None]
 
     def take(self, place: Place, limit_s: float) -> StreamRow | None:
-        """Wait until the stream's lease is ours; None where that took longer, and at the stop."""
+        """Wait until the stream's lease is ours; None where that took longer, and at the stop.
+
+        And where the broker is to be asked for it first (`is_new`).
+        """
         until = time.monotonic() + limit_s
         with self._changed:
-            place.is_wanted = True
+            place.is_wanted, place.is_new = True, False
             if not place.is_held:
                 self._is_due = True
                 self._changed.notify_all()
@@ -114,7 +121,7 @@ class Housekeeping:
                 if place.is_held and place.row is not None:
                     return place.row
                 left = until - time.monotonic()
-                if left <= 0:
+                if left <= 0 or place.is_new:
                     return None
                 self._changed.wait(left)
         return None
@@ -130,7 +137,7 @@ class Housekeeping:
 
     def _drop(self, place: Place) -> None:
         # The row too: what comes next may be a new generation.
-        place.is_wanted = place.is_held = False
+        place.is_wanted = place.is_held = place.is_there = False
         place.row = None
 
     def leave(self) -> None:
@@ -228,10 +235,10 @@ class Housekeeping:
                 give_back(connection, returned, self._holder)
             # In one order, so that two processes that see the same streams first do not wait for each other.
             rows = {
-                place.name: place.row or ensure_stream(connection, self._vhost, place.name, place.super_stream)
+                place.name: place.row or self._row_of(connection, place)
                 for place in sorted(wanted, key=lambda place: place.name)
             }
-            ids = {row.stream_id for row in rows.values()}
+            ids = {row.stream_id for row in rows.values() if row is not None}
             taken = take(connection, ids, self._holder, self._lease_s)
             others = holders(connection, ids - taken) if ids - taken else {}
             if not taken:
@@ -242,16 +249,28 @@ class Housekeeping:
             with_time = {row.stream_id: row.record_time for row in connection.execute(current)}
             return _Found(rows, taken, others, key_definitions(connection), with_time)
 
+    def _row_of(self, connection: sa.Connection, place: Place) -> StreamRow | None:
+        """The stream's row; None where it has none, and the broker has not said yet that there is such a stream."""
+        found = current_stream(connection, self._vhost, place.name)
+        if found is None and not place.is_there:
+            return None
+        if found is None or place.super_stream not in (None, found.super_stream):
+            return ensure_stream(connection, self._vhost, place.name, place.super_stream)
+        return found
+
     def _settle(self, place: Place, found: _Found) -> Writer | None:
         """Say what a round found to a place; gives the writer that must end, where the stream is another's now."""
+        row = found.rows[place.name]
         if not place.is_wanted:
             # Given back meanwhile: the next round says so to the database, should this one have taken it.
-            row = found.rows[place.name]
-            if row.stream_id in found.taken:
+            if row is not None and row.stream_id in found.taken:
                 self._given_back.add(row.stream_id)
                 self._is_due = True
             return None
-        row = place.row or found.rows[place.name]
+        row = place.row or row
+        if row is None:
+            place.is_new = True
+            return None
         if row.stream_id in found.taken:
             place.row, place.is_held, place.is_refused = row, True, False
             place.progress.is_standby = False

@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import BrokerUnavailable, ConnectionLost, RelatumError, StreamNotFound, StreamUnavailable
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.errors import RelatumError, StreamNotFound
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+from relatum.reading._asking import bounds_or_error
+from relatum.recording._deleting import BATCH_ROWS, delete_batch
+from relatum.recording._forget import finish_forgotten
 from relatum.recording._prune_groups import prune_groups
 from relatum.store import (
     StreamRow,
@@ -23,9 +26,6 @@ from relatum.store import (
     time_blocks,
     translated_errors,
 )
-
-BATCH_ROWS: Final = 10_000
-"""Rows deleted in one transaction: a fraction of a second, so that nobody waits long for a lock or for vacuum."""
 
 RECEIPTS_S: Final = 3600
 """Seconds a receipt is kept."""
@@ -88,12 +88,15 @@ def prune(
                 _tell(report, stream.name, deleted, progress)
         if names is None:
             for condition in _orphans():
-                while deleted := _delete(engine, *condition, batch_rows):
+                while deleted := delete_batch(engine, *condition, batch_rows):
                     _tell(report, "", deleted, progress)
         # After the rows, which say of which groups there still is a message.
         for deleted in prune_groups(engine, floors, replaced=names is None, batch_rows=batch_rows):
             if deleted:
                 _tell(report, "", deleted, progress)
+        if names is None:
+            # What a `forget` that was killed has left.
+            finish_forgotten(engine, lambda _, rows: _tell(report, "", rows, progress), batch_rows=batch_rows)
     return report
 
 
@@ -111,16 +114,13 @@ def check_recorded(names: Iterable[str], known: Sequence[StreamRow]) -> None:
 
 def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> int | None:
     """The first offset that a stream retains; None where that cannot be told."""
-    try:
-        return reader.bounds(stream).first
-    except StreamNotFound:
-        return None  # Whether it comes back as the same stream is for the recorder to find out.
-    except RelatumError as error:
-        if isinstance(error, BrokerUnavailable) and not isinstance(error, (StreamUnavailable, ConnectionLost)):
-            raise
-        # A chunk that cannot be read, a stream that moves or that this user may not read: the others go on.
-        report.failed[stream] = error
-        return None
+    found = bounds_or_error(reader, stream)
+    if isinstance(found, StreamBounds):
+        return found.first
+    # Whether one that is not there comes back as the same stream is for the recorder to find out.
+    if not isinstance(found, StreamNotFound):
+        report.failed[stream] = found
+    return None
 
 
 def _tell(report: PruneReport, stream: str, rows: int, progress: Callable[[PruneReport], None] | None) -> None:
@@ -138,7 +138,7 @@ def prune_expired(engine: sa.Engine, stream: StreamRow, first: int, batch_rows: 
         (receipts, receipts.c.stream_offset < first),
         (coverage, (coverage.c.to_offset <= first) & ~coverage.c.is_tail),
     ):
-        if deleted := _delete(engine, table, (table.c.stream_id == stream.stream_id) & gone, batch_rows):
+        if deleted := delete_batch(engine, table, (table.c.stream_id == stream.stream_id) & gone, batch_rows):
             return deleted
     return 0
 
@@ -158,16 +158,6 @@ def _orphans() -> list[tuple[sa.Table, sa.ColumnElement[bool]]]:
     ]
 
 
-def _delete(engine: sa.Engine, table: sa.Table, gone: sa.ColumnElement[bool], batch_rows: int) -> int:
-    """Delete a bounded number of rows. They are named by their places, since no table needs a key of its own."""
-    place: sa.ColumnElement[Any] = sa.literal_column("ctid")
-    chosen = sa.select(place).select_from(table).where(gone).limit(batch_rows)
-    # Asked again of the row itself: a range of the coverage may have grown since it was chosen.
-    statement = sa.delete(table).where(place == sa.any_(sa.func.array(chosen.scalar_subquery())), gone)
-    with translated_errors(), engine.begin() as connection:
-        return connection.execute(statement).rowcount
-
-
 def prune_receipts(engine: sa.Engine) -> int:
     """Delete one batch of receipts that are too old for anybody to wait for them."""
-    return _delete(engine, *_orphans()[-1], BATCH_ROWS)
+    return delete_batch(engine, *_orphans()[-1], BATCH_ROWS)

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import StreamNotFound
+from relatum.errors import AccessRefused, NotFound, RelatumError, StreamNotFound, Transient
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
+from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.recording._ranges import gaps
+from relatum.recording._row_counts import row_counts
 from relatum.store import (
     TIME,
     CoverageRow,
@@ -21,7 +23,6 @@ from relatum.store import (
     covered,
     events,
     key_definitions,
-    relationships,
     skips,
     streams,
     streams_named,
@@ -30,9 +31,6 @@ from relatum.store import (
 
 EVENTS_MAX: Final = 20
 """Newest events shown for each stream."""
-
-EXACT_PAGES_MAX: Final = 50_000
-"""Pages of the table up to which its rows are counted; a larger one is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +51,15 @@ class StreamEvent:
 class StreamStatus:
     """One stream: what the broker holds and what the table holds of it.
 
-    `state` is `recording`, `missing` (the broker has no such stream) or `not_recorded` (the database has none). `first`
-    and `last` are retained offsets, None where the stream is empty or missing. `covered` gives the recorded ranges by
-    key name, `time` among them; `holes` are ranges retention took first, `gaps` ranges that are retained and of
-    which nothing is recorded: a recorder closes them. `lag_offsets` counts them and what lies behind the end;
-    `lag_s` is the age of the oldest unrecorded message, None where that is not known. `rows` and
-    `bytes` (of table and index) are estimates in large tables. `recorder` is who holds the lease, None where nobody.
+    `state` is `recording`, `not_recorded` (the database has none of it), or why it cannot be read: `missing` (the
+    broker has no such stream), `not_a_stream` (a queue of another kind), `refused` (this user may not read it),
+    `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error that says
+    so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or cannot be
+    read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention took first,
+    `gaps` ranges that are retained and of which nothing is recorded: a recorder closes them. `lag_offsets` counts them
+    and what lies behind the end; `lag_s` is the age of the oldest unrecorded message; each is None where that is not
+    known. `rows` and `bytes` (of table and index) are estimates in large tables. `recorder` is who holds the lease,
+    None where nobody.
     """
 
     stream: str
@@ -70,7 +71,7 @@ class StreamStatus:
     recorded_to: int | None
     covered: dict[str, list[Range]]
     holes: list[Range]
-    lag_offsets: int
+    lag_offsets: int | None
     lag_s: float | None
     rows: int
     bytes: int
@@ -78,6 +79,7 @@ class StreamStatus:
     events: list[StreamEvent]
     recorder: str | None
     gaps: list[Range]
+    error: RelatumError | None = None
 
 
 def status(
@@ -94,6 +96,13 @@ def status(
         database: PostgreSQL's URL, or an engine.
         names: Streams and super streams; None: all that the database knows.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+
+    Returns:
+        One for each stream that the table has. One that cannot be read is among them, with its state, and stops no
+        other.
+
+    Raises:
+        BrokerUnavailable, DatabaseUnavailable: there is no status; safe to repeat.
     """
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
@@ -114,7 +123,7 @@ class _Facts:
             self.coverage[row.stream_id].append(row)
         self.skipped = self._skipped(connection, ids)
         self.events = {stream_id: _events(connection, stream_id) for stream_id in ids}
-        self.rows = _row_counts(connection)
+        self.rows = row_counts(connection)
         self.row_bytes = _bytes_of_a_row(connection, sum(self.rows.values()))
         self.holders = _holders(connection, ids)
 
@@ -138,15 +147,6 @@ def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
     return [StreamEvent(*row) for row in rows][::-1]
 
 
-def _row_counts(connection: sa.Connection) -> dict[int, int]:
-    """Rows by stream: counted in small tables, sampled in large ones."""
-    pages = connection.execute(sa.text("SELECT relpages FROM pg_class WHERE oid = 'relatum.relationships'::regclass"))
-    share = min(100.0, 100.0 * EXACT_PAGES_MAX / max(1, pages.scalar_one()))
-    table: Any = relationships if share == 100.0 else sa.tablesample(relationships, sa.func.system(share))
-    counts = connection.execute(sa.select(table.c.stream_id, sa.func.count()).group_by(table.c.stream_id))
-    return {stream_id: round(count * 100.0 / share) for stream_id, count in counts}
-
-
 def _bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
     size = connection.execute(sa.text("SELECT pg_total_relation_size('relatum.relationships')")).scalar_one()
     return float(size) / rows if rows else 0.0
@@ -164,19 +164,20 @@ def _holders(connection: sa.Connection, ids: Sequence[int]) -> dict[int, str | N
 def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> StreamStatus:
     rows = facts.coverage[stream.stream_id]
     recorded_to = max((row.to_offset for row in rows), default=None)
-    try:
-        bounds, state = reader.bounds(stream.name), stream.state
-    except StreamNotFound:
-        bounds, state = StreamBounds(None, None), "missing"
+    found = bounds_or_error(reader, stream.name)
+    bounds, error = (found, None) if isinstance(found, StreamBounds) else (StreamBounds(None, None), found)
     ranges = {definition.name: covered(rows, definition.key_id) for definition in facts.definitions}
     open_gaps = [] if bounds.first is None else gaps(rows, bounds.first)
-    lag_offsets, lag_s = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
+    lag_offsets: int | None = None
+    lag_s: float | None = None
+    if error is None:
+        lag_offsets, lag_s, error = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
     count = facts.rows.get(stream.stream_id, 0)
     return StreamStatus(
         stream=stream.name,
         super_stream=stream.super_stream,
         generation=stream.generation,
-        state=state if rows or state == "missing" else "not_recorded",
+        state=_state_of(error) or ("recording" if rows else "not_recorded"),
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
@@ -190,21 +191,45 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> Stream
         events=facts.events[stream.stream_id],
         recorder=facts.holders.get(stream.stream_id),
         gaps=open_gaps,
+        error=error,
     )
+
+
+_STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
+    (StreamNotFound, "missing"),
+    (NotFound, "not_a_stream"),
+    (AccessRefused, "refused"),
+    (Transient, "unavailable"),
+)
+
+
+def _state_of(error: RelatumError | None) -> str | None:
+    """The state of a stream that cannot be read; None where it can."""
+    if error is None:
+        return None
+    return next((state for kind, state in _STATES if isinstance(error, kind)), "unreadable")
 
 
 def _lag(
     reader: StreamReader, stream: str, bounds: StreamBounds, recorded_to: int | None, open_gaps: Sequence[Range]
-) -> tuple[int, float | None]:
-    """How far the recording is behind: offsets, and seconds since the oldest unrecorded message was written."""
+) -> tuple[int, float | None, RelatumError | None]:
+    """How far the recording is behind: offsets, and seconds since the oldest unrecorded message was written.
+
+    And the error, where that message cannot be read.
+    """
     if bounds.last is None or bounds.first is None:
-        return 0, 0.0
+        return 0, 0.0, None
     behind = (max(bounds.first, recorded_to or 0), bounds.last + 1)
     lacking = [(start, end) for start, end in [*open_gaps, behind] if start < end]
     if not lacking:
-        return 0, 0.0
+        return 0, 0.0, None
     count = sum(end - start for start, end in lacking)
-    oldest = next(reader.iterate(stream, lacking[0][0]), None)
+    try:
+        oldest = next(reader.iterate(stream, lacking[0][0]), None)
+    except RelatumError as error:
+        if is_of_all(error):
+            raise
+        return count, None, error
     if oldest is None or oldest.chunk_ms is None:
-        return count, None
-    return count, max(0.0, datetime.now(UTC).timestamp() - oldest.chunk_ms / 1000)
+        return count, None, None
+    return count, max(0.0, datetime.now(UTC).timestamp() - oldest.chunk_ms / 1000), None

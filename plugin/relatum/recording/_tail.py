@@ -102,12 +102,15 @@ class TailRecorder:
         pauses = backoff(QUESTION_S)
         while not stop.is_set():
             row = self._shared.keeper.take(self._place, _look_s())
-            if row is None:
+            if row is None and not self._place.is_new:
                 if not stop.is_set():
                     self._look_from_afar()
                 continue
             self._has_settled = False
             try:
+                if row is None:
+                    self._ask()
+                    continue
                 self._record(row, stop)
             except StreamNotFound as error:
                 self._note_missing(row, error)
@@ -126,6 +129,15 @@ class TailRecorder:
                 pauses = backoff(QUESTION_S)
             self._shared.outages.wait(next(pauses))
 
+    def _ask(self) -> None:
+        """See that it is a stream, and that this user may read it, before anything of it is written.
+
+        Raises:
+            RelatumError: it is not there (yet), a queue of another kind, not to be read; or the broker is away.
+        """
+        self._progress.show(self._shared.reader.get().bounds(self._stream).last)
+        self._place.is_there = True
+
     def _look_from_afar(self) -> None:
         """See how far behind recording is while the database does not let this process record: the broker knows."""
         outages = self._shared.outages
@@ -141,11 +153,14 @@ class TailRecorder:
             outages.answered(Server.BROKER)
             outages.over(self._who, Server.BROKER)
 
-    def _note_missing(self, row: StreamRow, missed: StreamNotFound) -> None:
+    def _note_missing(self, row: StreamRow | None, missed: StreamNotFound) -> None:
         """Say once that the stream does not exist (yet, or any more); it may be declared at any moment."""
         self._shared.outages.failed(self._who, missed)
         self._progress.show(None)
         if self._was_missing:
+            return
+        if row is None:
+            self._was_missing = True
             return
         try:
             with translated_errors(), self._shared.engine.begin() as connection:

@@ -10,15 +10,17 @@ are of one moment with the coverage that says so; what is recorded later is not 
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import InvalidInput
+from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader
+from relatum.reading._asking import is_of_all
 from relatum.recording._batch import position_of
 from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
 from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
@@ -47,18 +49,20 @@ WINDOW_OFFSETS: Final = 20_000
 class VerifyReport:
     """The comparison of several streams; `exact` is False where only a sample was compared, chosen by `seed`.
 
-    The stream "" stands for rows that belong to no stream; it is there only where some were found.
+    The stream "" stands for rows that belong to no stream; it is there only where some were found. `failed` names the
+    streams that could not be compared, and why; nothing is said of them.
     """
 
     streams: list[StreamVerified]
     exact: bool
     seed: int | None = None
     broker: BrokerAddress | None = field(default=None, repr=False, compare=False)
+    failed: dict[str, RelatumError] = field(default_factory=dict, compare=False)
 
     @property
     def ok(self) -> bool:
-        """Whether no difference was found."""
-        return not any(stream.difference_count for stream in self.streams)
+        """Whether no difference was found, and all could be compared."""
+        return not self.failed and not any(stream.difference_count for stream in self.streams)
 
 
 def verify(
@@ -86,25 +90,62 @@ def verify(
 
     Raises:
         InvalidInput: `sample` is no share.
-        StreamNotFound: there is no such stream.
+        StreamNotFound, NotAStream, AccessRefused: no stream can be compared. One that cannot stops no other; the report
+            names it in `failed`.
         BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
     """
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
     seed = checked_sample(sample, seed)
+    chosen = partial(chosen_windows, sample=sample, seed=seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
-        found = []
+        found: list[StreamVerified] = []
+        failed: dict[str, RelatumError] = {}
         for name, super_stream in named(reader, streams):
-            result, subject = plan_verification(engine, reader, address.vhost, name, super_stream)
-            if subject is not None:
-                comparison = Comparison(engine, reader, subject)
-                for window in chosen_windows(result, sample, seed):
-                    comparison.compare(window, result)
-                    if progress is not None:
-                        progress(result)
-                comparison.finish(result)
-            found.append(result)
+            try:
+                found.append(_compared(engine, reader, address.vhost, name, super_stream, chosen, progress))
+            except RelatumError as error:
+                leave_out(failed, name, error)
+        check_any(found, failed)
         found += verify_strays(engine)
-        return VerifyReport(found, sample is None, seed, address)
+        return VerifyReport(found, sample is None, seed, address, failed)
+
+
+def _compared(
+    engine: sa.Engine,
+    reader: StreamReader,
+    vhost: str,
+    name: str,
+    super_stream: str | None,
+    chosen: Callable[[StreamVerified], list[Range]],
+    progress: Callable[[StreamVerified], None] | None,
+) -> StreamVerified:
+    """One stream, compared."""
+    result, subject = plan_verification(engine, reader, vhost, name, super_stream)
+    if subject is not None:
+        comparison = Comparison(engine, reader, subject)
+        for window in chosen(result):
+            comparison.compare(window, result)
+            if progress is not None:
+                progress(result)
+        comparison.finish(result)
+    return result
+
+
+def leave_out(failed: dict[str, RelatumError], name: str, error: RelatumError) -> None:
+    """Note that a stream cannot be compared, so that the others are.
+
+    Raises:
+        RelatumError: the error, where it is not about this stream: a database or a broker that does not answer.
+    """
+    if is_of_all(error) or isinstance(error, (DatabaseUnavailable, ConfigurationError)):
+        raise error
+    failed[name] = error
+
+
+def check_any(found: Sequence[StreamVerified], failed: Mapping[str, RelatumError]) -> None:
+    """Raise the first error where nothing could be compared at all."""
+    if failed and not found:
+        raise next(iter(failed.values()))
 
 
 def checked_sample(sample: float | None, seed: int | None) -> int | None:

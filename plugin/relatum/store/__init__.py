@@ -2,6 +2,7 @@
 
 from relatum.store._address import DatabaseAddress, parse_database
 from relatum.store._catalog import (
+    FORGOTTEN,
     StreamRow,
     add_keys,
     current_stream,
@@ -79,6 +80,7 @@ from relatum.store._translation import translated_errors
 from relatum.wire._identity import Position
 
 __all__ = [
+    "FORGOTTEN",
     "SCHEMA",
     "SETTLE_S",
     "TIME",

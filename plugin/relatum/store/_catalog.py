@@ -3,15 +3,25 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined
+from relatum.errors import (
+    CoverageConflict,
+    InvalidKeyDefinition,
+    KeyDefinitionConflict,
+    KeyNotDefined,
+    StreamNotFound,
+)
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
 from relatum.store._tables import keys, streams
 from relatum.store._translation import translated_errors
+
+FORGOTTEN: Final = "forgotten"
+"""The state of a stream whose rows are being deleted because somebody said so; it is in force no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +123,28 @@ def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRo
 
 
 def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream: str | None = None) -> StreamRow:
-    """The stream's present generation, made where it is not there. Safe against another that makes it at once."""
+    """The stream's present generation, made where it is not there. Safe against another that makes it at once.
+
+    To be called only of what the broker has said to be a stream: nothing but `forget` takes a row away again.
+
+    Raises:
+        CoverageConflict: somebody forgot the stream at this very moment; try again.
+    """
+    # Rows of one that was forgotten may still be there.
+    before = sa.select(sa.func.coalesce(sa.func.max(streams.c.generation), 0) + 1).where(
+        streams.c.vhost == vhost, streams.c.name == name
+    )
     statement = (
         insert(streams)
-        .values(vhost=vhost, name=name, super_stream=super_stream)
+        .values(vhost=vhost, name=name, super_stream=super_stream, generation=before.scalar_subquery())
         .on_conflict_do_nothing(index_elements=["vhost", "name"], index_where=streams.c.replaced_at.is_(None))
     )
     found = current_stream(connection, vhost, name)
     if found is None:
         connection.execute(statement)
         found = current_stream(connection, vhost, name)
-        assert found is not None, "the row was inserted by us or by another"
+        if found is None:
+            raise CoverageConflict(f"the stream {name!r} was forgotten at this moment; try again", stream=name)
     if super_stream is not None and found.super_stream != super_stream:
         connection.execute(
             sa.update(streams).where(streams.c.stream_id == found.stream_id).values(super_stream=super_stream)
@@ -132,8 +153,16 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
 
 
 def lock_stream(connection: sa.Connection, stream_id: int) -> None:
-    """Let nobody else back-fill, cut or repair this stream until the transaction ends. Live recording goes on."""
-    connection.execute(sa.select(streams.c.stream_id).where(streams.c.stream_id == stream_id).with_for_update())
+    """Let nobody else back-fill, cut, repair or forget this stream until the transaction ends. Live recording goes on.
+
+    Raises:
+        CoverageConflict: the stream was forgotten meanwhile; nothing more may be written of it.
+    """
+    query = sa.select(streams.c.state, streams.c.name).where(streams.c.stream_id == stream_id).with_for_update()
+    found = connection.execute(query).one_or_none()
+    if found is None or found.state == FORGOTTEN:
+        name = found.name if found else ""
+        raise CoverageConflict("the stream was forgotten meanwhile; nothing was written", stream=name)
 
 
 def streams_named(connection: sa.Connection, vhost: str, names: Sequence[str] | None) -> list[StreamRow]:
@@ -145,7 +174,13 @@ def streams_named(connection: sa.Connection, vhost: str, names: Sequence[str] | 
 
 
 def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> None:
-    """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds."""
+    """Switch the recording of a stream's times on or off, from now on; recorders take it up within two seconds.
+
+    Raises:
+        StreamNotFound: no such stream is recorded. Whether there is one only the broker knows: see
+            `relatum.recording.set_record_time`.
+    """
+    current = (streams.c.vhost == vhost) & (streams.c.name == name) & streams.c.replaced_at.is_(None)
     with translated_errors(), engine.begin() as connection:
-        row = ensure_stream(connection, vhost, name)
-        connection.execute(sa.update(streams).where(streams.c.stream_id == row.stream_id).values(record_time=on))
+        if connection.execute(sa.update(streams).where(current).values(record_time=on)).rowcount == 0:
+            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)

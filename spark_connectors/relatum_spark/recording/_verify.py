@@ -7,13 +7,16 @@ from typing import Final
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
+from relatum.errors import RelatumError
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import StreamVerified, VerifyReport
 from relatum.recording._verify import (
     Comparison,
     Subject,
+    check_any,
     checked_sample,
     chosen_windows,
+    leave_out,
     plan_verification,
     verify_strays,
 )
@@ -63,7 +66,7 @@ def verify(
     Raises:
         InvalidInput: a number is out of range.
         ConfigurationError: no broker or database is named.
-        StreamNotFound: there is no such stream.
+        StreamNotFound, NotAStream, AccessRefused: no stream can be compared; else the report names it in `failed`.
         PythonException: a task failed as often as Spark tries it.
     """
     seed = checked_sample(sample, seed)
@@ -71,12 +74,14 @@ def verify(
     target, url = Broker.of(broker, stream_url), database_url(database)
     with as_engine(url) as engine, target.open() as reader:
         names = named_streams(reader, [streams] if isinstance(streams, str) else streams)
-        results = _Verification(spark, engine, reader, target, url, at_once).compare(names, sample, seed)
+        failed: dict[str, RelatumError] = {}
+        results = _Verification(spark, engine, reader, target, url, at_once).compare(names, sample, seed, failed)
+        check_any(results, failed)
         results += verify_strays(engine)
     for result in results:
         if progress is not None:
             progress(result)
-    return VerifyReport(results, sample is None, seed, target.address)
+    return VerifyReport(results, sample is None, seed, target.address, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,17 @@ class _Verification:
     database: str
     at_once: int
 
-    def compare(self, names: dict[str, str | None], sample: float | None, seed: int | None) -> list[StreamVerified]:
+    def compare(
+        self, names: dict[str, str | None], sample: float | None, seed: int | None, failed: dict[str, RelatumError]
+    ) -> list[StreamVerified]:
+        """Compare what can be; `failed` takes what cannot."""
         vhost = self.broker.address.vhost
-        planned = [plan_verification(self.engine, self.reader, vhost, *name) for name in names.items()]
+        planned = []
+        for stream, super_stream in names.items():
+            try:
+                planned.append(plan_verification(self.engine, self.reader, vhost, stream, super_stream))
+            except RelatumError as error:
+                leave_out(failed, stream, error)
         results = {result.stream: result for result, _ in planned}
         subjects = {result.stream: subject for result, subject in planned if subject is not None}
         chosen = {name: tuple(chosen_windows(results[name], sample, seed)) for name in subjects}

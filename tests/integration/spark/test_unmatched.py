@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 
 from relatum.errors import ConfigurationError, KeyNotDefined, StreamNotFound, StreamReplaced
-from relatum.store import set_record_time
+from relatum.recording import set_record_time
 from relatum_spark import snapshot, unmatched
 from tests.support import declare_stream, delete_stream, publish_plain
 from tests.support.spark_joins import SECOND_US, record
@@ -86,7 +86,7 @@ def test_only_near_messages_count_where_a_span_is_given(
     assert _found(unmatched(spark, stream_name, other_stream, within=5, **options)) == [("o2", 1, "absent")]
     assert _found(unmatched(spark, stream_name, other_stream, after=50, **options)) == []
     assert len(_found(unmatched(spark, stream_name, other_stream, before=50, **options))) == 2
-    set_record_time(engine, "/", other_stream, on=False)
+    set_record_time(amqp_url, engine, other_stream, on=False)
     record(amqp_url, engine, {other_stream: _orders(7)}, ["order_id"])
     assert _found(unmatched(spark, stream_name, other_stream, within=5, **options)) == [("o2", 1, "not_recorded_yet")]
     assert _found(unmatched(spark, stream_name, other_stream, **options)) == []

@@ -1,0 +1,58 @@
+"""`relatum forget`: all that was recorded of streams."""
+
+from typing import Annotated, Any
+
+import typer
+
+from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, require_database
+from relatum.command._output import console, print_json
+from relatum.reading import BrokerAddress
+from relatum.recording import ForgottenStream
+from relatum.recording import forget as run_forget
+
+
+def forget(
+    streams: Annotated[
+        list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
+    ],
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    batch_rows: Annotated[int, typer.Option(help="Rows deleted in one transaction.", min=1, max=1_000_000)] = 10_000,
+    broker: BrokerOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete all that was recorded of streams, in bounded batches; the streams themselves are left alone.
+
+    It asks first. No broker is asked: `--broker` only tells the virtual host. Stop who records the streams first. Ends
+    with code 6 where nothing of a name is recorded, with 7 where somebody still needs a stream; nothing is deleted
+    then. One that was killed is finished by repeating it.
+
+    `--json` prints one document, the list of streams with the rows of each table; it needs `--yes` or `--dry-run`.
+    """
+    url = require_database(database)
+    vhost = "/" if broker is None else BrokerAddress.parse(broker).vhost
+    if not (sure or dry_run):
+        if as_json:
+            raise typer.BadParameter("--json deletes without asking, so it needs --yes")
+        found = run_forget(url, streams, vhost=vhost, dry_run=True)
+        typer.confirm(f"Forget {_names(found)}: about {_rows(found):,} rows?", abort=True, err=True)
+    done = run_forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
+    if as_json:
+        print_json([_document(each) for each in done])
+        return
+    for each in done:
+        what = "about {:,} rows would be deleted" if dry_run else "{:,} rows deleted"
+        console.print(f"{each.stream}: {what.format(each.total)}.", markup=False)
+
+
+def _document(found: ForgottenStream) -> dict[str, Any]:
+    return {"stream": found.stream, "super_stream": found.super_stream, "rows": dict(found.rows)}
+
+
+def _names(found: list[ForgottenStream]) -> str:
+    return ", ".join(each.stream for each in found)
+
+
+def _rows(found: list[ForgottenStream]) -> int:
+    return sum(each.total for each in found)

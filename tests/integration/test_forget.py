@@ -1,0 +1,232 @@
+"""Forgetting streams: everything derived goes, in bounded transactions; what somebody keeps for good stops it."""
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+import relatum
+from relatum.errors import CoverageConflict, NothingRecorded, StreamInUse, StreamNotFound
+from relatum.grouping import GROUP_KEY
+from relatum.reading import StreamReader
+from relatum.recording import ForgottenStream, backfill, forget, prune, status
+from relatum.recording._opening import open_tail
+from relatum.store import add_keys, advance, current_stream, lock_stream, metadata
+from relatum.superstreams import declare_super_stream, delete_super_stream
+from relatum_consumer import GroupConsumer, Relations
+from tests.support import declare_stream, delete_stream, publish_plain, recording, rows_of, unique_name, wait_recorded
+from tests.support.groups import whole_group
+
+
+@pytest.fixture
+def other_stream(amqp_url: str) -> Iterator[str]:
+    """The name of another new stream."""
+    name = unique_name()
+    declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
+
+
+def rows_by_table(engine: sa.Engine) -> dict[str, int]:
+    """How many rows the tables have that name streams by their id; those without any left out."""
+    counts = {}
+    with engine.connect() as connection:
+        for table in metadata.sorted_tables:
+            if "stream_id" in table.c:
+                counts[table.name] = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+    return {name: count for name, count in counts.items() if count}
+
+
+def fill(amqp_url: str, engine: sa.Engine, stream: str, count: int = 60) -> None:
+    """Record a stream, with a row in each table that is derived from streams."""
+    publish_plain(amqp_url, stream, [(b"", {"order_id": f"o{n}", "relatum_receipt": f"r{n}"}) for n in range(count)])
+    publish_plain(amqp_url, stream, [(b"", {"order_id": "x" * 1025}), *whole_group(1, 3)])
+    with recording(amqp_url, engine, stream, keys=["order_id", GROUP_KEY]):
+        wait_recorded(amqp_url, engine, stream)
+    with engine.begin() as connection:
+        row = current_stream(connection, "/", stream)
+        assert row is not None
+        for statement in (
+            "INSERT INTO relatum.events (stream_id, kind) VALUES (:id, 'hole')",
+            "INSERT INTO relatum.receipts (message_id, stream_id, stream_offset) VALUES ('r', :id, 1)",
+            "INSERT INTO relatum.checkpoints (stream_id, last_offset, fingerprint) VALUES (:id, 0, 0)",
+        ):
+            connection.execute(sa.text(statement), {"id": row.stream_id})
+
+
+@pytest.mark.differs
+def test_everything_derived_is_deleted_and_other_streams_are_left_alone(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, other_stream: str
+) -> None:
+    """No table that names streams by their id has a row of it, and look-ups do not know it; it can be recorded anew."""
+    fill(amqp_url, engine, other_stream)
+    others = rows_by_table(engine)
+    fill(amqp_url, engine, stream_name)
+    with Relations(amqp_url, database_url) as relations:
+        with relations.groups(consumer="billing") as groups:
+            for group in groups:
+                group.acknowledge()
+        filled = rows_by_table(engine)
+        assert filled.keys() >= others.keys() | {"events", "receipts", "checkpoints", "skips", "group_scans"}
+        told: list[int] = []
+        (dry,) = forget(engine, [stream_name], dry_run=True)
+        assert rows_by_table(engine) == filled
+        (done,) = forget(engine, [stream_name], batch_rows=7, progress=lambda each: told.append(each.total))
+        steps = [after - before for before, after in zip([0, *told], told, strict=False)]
+        assert max(steps) <= 7
+        assert (done.stream, done.rows["relationships"]) == (stream_name, 63)
+        assert {name: count for name, count in dry.rows.items() if count} == {
+            name: count for name, count in done.rows.items() if count and name != "group_states"
+        }
+        left = rows_by_table(engine)
+        assert {name: left[name] for name in others} == others
+        assert [each.stream for each in status(amqp_url, engine)] == [other_stream]
+        assert [each.stream for each in relations.find("order_id", "o1").ids] == [other_stream]
+        with pytest.raises(StreamNotFound, match=stream_name):
+            forget(engine, [stream_name])
+        forget(engine, [other_stream])
+        assert rows_by_table(engine) == {}
+        with pytest.raises(NothingRecorded):
+            relations.find("order_id", "o1")
+    with recording(amqp_url, engine, stream_name):
+        wait_recorded(amqp_url, engine, stream_name)
+    assert len(rows_of(engine, stream_name)) == 63
+
+
+class Killed(BaseException):
+    """Ends a `forget` where it stands."""
+
+
+@pytest.mark.parametrize("is_pruned", [False, True], ids=["repeated", "pruned"])
+@pytest.mark.parametrize("steps", [1, 12])
+@pytest.mark.differs
+def test_what_a_kill_left_is_deleted_by_the_next_one(
+    amqp_url: str, engine: sa.Engine, stream_name: str, steps: int, is_pruned: bool
+) -> None:
+    """From the first transaction on nobody answers from the stream; a repetition, or `prune`, deletes the rest."""
+    fill(amqp_url, engine, stream_name)
+    left = steps
+
+    def kill(_: ForgottenStream) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Killed
+
+    with pytest.raises(Killed):
+        forget(engine, [stream_name], batch_rows=7, progress=kill)
+    assert status(amqp_url, engine) == []
+    assert rows_by_table(engine)
+    if is_pruned:
+        prune(amqp_url, engine)
+    else:
+        forget(engine, [stream_name])
+    assert rows_by_table(engine) == {}
+
+
+@pytest.mark.differs
+def test_it_is_not_forgotten_while_a_recorder_works(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """The recorder is named, and nothing is deleted; once it has stopped, it is."""
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+        (seen,) = status(amqp_url, engine)
+        assert seen.recorder
+        with pytest.raises(StreamInUse, match=seen.recorder) as caught:
+            forget(engine, [stream_name])
+        assert caught.value.stream == stream_name
+        assert len(rows_of(engine, stream_name)) == 1
+    forget(engine, [stream_name])
+    assert rows_by_table(engine) == {}
+
+
+@pytest.mark.differs
+def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
+    """A recorder without its lease, and a back-fill, write nothing more of a stream that was forgotten meanwhile."""
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
+    add_keys(engine, ["order_id"])
+    backfill(amqp_url, engine, stream_name)
+    with engine.begin() as connection:
+        row = current_stream(connection, "/", stream_name)
+    assert row is not None
+    with StreamReader.open(amqp_url) as reader:
+        tail = open_tail(engine, reader, row).tail
+    forget(engine, [stream_name])
+    with engine.connect() as connection:
+        with pytest.raises(CoverageConflict):
+            lock_stream(connection, row.stream_id)
+        with pytest.raises(CoverageConflict):
+            advance(connection, tail, tail.to_offset + 1, None)
+
+
+@pytest.mark.differs
+def test_primary_data_that_refers_to_it_stops_it(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Collectors, consumers of groups and partitions with contexts are named, and nothing is deleted."""
+    fill(amqp_url, engine, stream_name)
+
+    def refused(match: str) -> None:
+        with pytest.raises(StreamInUse, match=match):
+            forget(engine, [stream_name])
+        assert len(rows_of(engine, stream_name)) == 63
+
+    with Relations(amqp_url, database_url) as relations:
+        with relations.groups(stream_name, consumer="by-name") as groups:
+            next(iter(groups)).acknowledge()
+            refused("by-name")
+        refused("by-name")
+        with engine.begin() as connection:
+            connection.execute(sa.text("DELETE FROM relatum.group_consumers"))
+        with relations.groups(consumer=GroupConsumer("all")) as groups:
+            group = next(iter(groups))
+            refused("'all' has not finished")
+            group.acknowledge()
+    with engine.begin() as connection:
+        collector = connection.execute(
+            sa.text("INSERT INTO relatum.collectors (name) VALUES ('mail') RETURNING collector_id")
+        ).scalar_one()
+        of_collector = {"collector": collector, "stream": stream_name}
+        source = connection.execute(
+            sa.text(
+                "INSERT INTO relatum.collector_sources (collector_id, stream) VALUES (:collector, :stream)"
+                " RETURNING source_id"
+            ),
+            of_collector,
+        ).scalar_one()
+        connection.execute(
+            sa.text(
+                "INSERT INTO relatum.collected_messages (source_id, stream_offset, size, message_id, type)"
+                " VALUES (:source, 0, 0, 'm', 't')"
+            ),
+            {"source": source},
+        )
+    refused("collector 'mail'")
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE relatum.collected_messages SET state = 'succeeded', finished_at = now()"))
+    forget(engine, [stream_name])
+    assert rows_by_table(engine) == {}
+
+
+@pytest.mark.differs
+def test_a_super_stream_stands_for_its_partitions(amqp_url: str, engine: sa.Engine, database_url: str) -> None:
+    """They are forgotten together, or none of them: while contexts are placed in one, nothing is deleted."""
+    name = unique_name("forgotten")
+    declare_super_stream(amqp_url, name, 2)
+    try:
+        for partition in (f"{name}-0", f"{name}-1"):
+            publish_plain(amqp_url, partition, [(b"", {"order_id": 1})])
+        with recording(amqp_url, engine, name, keys=["order_id"]):
+            for partition in (f"{name}-0", f"{name}-1"):
+                wait_recorded(amqp_url, engine, partition)
+        with relatum.ContextRouter(name, database_url) as router:
+            router.open(amqp_url)
+            with pytest.raises(StreamInUse, match=f"{name!r} are placed"):
+                forget(engine, [name])
+        assert len(status(amqp_url, engine)) == 2
+        with engine.begin() as connection:
+            connection.execute(sa.text("DELETE FROM relatum.super_streams"))
+        assert [each.stream for each in forget(engine, [name])] == [f"{name}-0", f"{name}-1"]
+        assert rows_by_table(engine) == {}
+    finally:
+        delete_super_stream(amqp_url, name)

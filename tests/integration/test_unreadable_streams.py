@@ -1,0 +1,162 @@
+"""One stream that cannot be read stops nothing that is about others, and is named by whatever leaves it out."""
+
+import shutil
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import AccessRefused, NotAStream, StreamNotFound
+from relatum.grouping import GROUP_KEY
+from relatum.local import LocalRabbitMQ
+from relatum.recording import backfill, prune, status, verify
+from relatum.store import add_keys
+from relatum_consumer import Relations, Status
+from tests.support import (
+    broker_connection,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
+from tests.support.groups import group_id, whole_group
+from tests.support.rabbitmq_tools import run_tool
+from tests.support.relations import FACES, open_relations
+
+OPEN, CLOSED = "open-orders", "closed-orders"
+
+
+@pytest.fixture(scope="module")
+def owner_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a broker of this module, with a user "reader" who may read the streams "open-…" alone."""
+    directory = tmp_path_factory.mktemp("rabbitmq")
+    with LocalRabbitMQ(directory) as server:
+        made = (
+            'ok = rabbit_auth_backend_internal:add_user(<<"reader">>, <<"secret">>, <<"x">>),'
+            ' ok = rabbit_auth_backend_internal:set_permissions(<<"reader">>, <<"/">>, <<"^$">>, <<"^$">>,'
+            ' <<"^open-.*$">>, <<"x">>).'
+        )
+        run_tool(server, "rabbitmqctl", "eval", made)
+        for name in (OPEN, CLOSED):
+            declare_stream(server.broker_url, name)
+            messages = [(b"", {"order_id": "both"}), (b"", {"order_id": f"only {name}"})]
+            publish_plain(server.broker_url, name, [*messages, *whole_group(1 if name == OPEN else 2, 3)])
+        yield server.broker_url
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def reader_url(owner_url: str, engine: sa.Engine) -> str:
+    """The URL of the user who may not read all that is recorded."""
+    add_keys(engine, ["order_id", GROUP_KEY])
+    for name in (OPEN, CLOSED):
+        backfill(owner_url, engine, name)
+    url = urlsplit(owner_url)
+    return url._replace(netloc=f"reader:secret@{url.hostname}:{url.port}").geturl()
+
+
+def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_url: str, engine: sa.Engine) -> None:
+    """The stream that this user may not read is a row with its reason; the other one is whole."""
+    closed, opened = status(reader_url, engine)
+    assert (closed.stream, closed.state, closed.lag_offsets, closed.last) == (CLOSED, "refused", None, None)
+    assert isinstance(closed.error, AccessRefused)
+    assert closed.rows > 0
+    assert (opened.stream, opened.state, opened.lag_offsets, opened.error) == (OPEN, "recording", 0, None)
+    with engine.begin() as connection:
+        # As if retention had dropped them: the streams begin at 0.
+        connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1 WHERE value = 'both'"))
+    pruned = prune(reader_url, engine)
+    assert (pruned.rows, list(pruned.failed)) == ({OPEN: 1}, [CLOSED])
+    report = verify(reader_url, engine, [CLOSED, OPEN])
+    assert ([each.stream for each in report.streams], list(report.failed)) == ([OPEN], [CLOSED])
+    assert not report.ok
+    with pytest.raises(AccessRefused, match=CLOSED):
+        verify(reader_url, engine, [CLOSED])
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_look_ups_go_on_with_the_others_and_say_no_false_absent(
+    face: str, reader_url: str, owner_url: str, database_url: str
+) -> None:
+    """What is found elsewhere is found; what may lie in the stream that is left out is unproven, and it is named."""
+    with open_relations(face, reader_url, database_url) as relations:
+        found = relations.find("order_id", f"only {OPEN}")
+        assert (found.status, [each.stream for each in found.ids]) == (Status.FOUND, [OPEN])
+        for complete in (False, True):
+            part = relations.find("order_id", "both", complete=complete)
+            assert (part.status, [each.stream for each in part.ids]) == (Status.UNPROVEN, [OPEN])
+            assert [each.stream for each in part.unread] == [CLOSED]
+            unread = relations.find("order_id", f"only {CLOSED}", complete=complete)
+            assert (unread.status, [each.stream for each in unread.unread]) == (Status.UNPROVEN, [CLOSED])
+            nothing = relations.find("order_id", "nowhere", complete=complete)
+            assert (nothing.status, nothing.streams) == (Status.UNPROVEN, (OPEN,))
+            ((left_out, reason),) = nothing.left_out
+            assert left_out == CLOSED
+            assert "refuses" in reason
+        message = relations.read(OPEN, 1)
+        assert relations.related(message).left_out == nothing.left_out
+        waited = relations.wait_related(message, timeout_s=0.2)
+        assert (waited.status, waited.left_out) == (Status.UNPROVEN, nothing.left_out)
+        # By its name, it is asked for: that it cannot be read is an error.
+        with pytest.raises(AccessRefused, match=CLOSED):
+            relations.find("order_id", "nowhere", streams=[OPEN, CLOSED])
+        with pytest.raises(AccessRefused, match=CLOSED):
+            relations.find("order_id", "both", streams=[OPEN, CLOSED])
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_groups_go_on_with_the_others(
+    face: str, reader_url: str, owner_url: str, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The groups of other streams are given whole; a position that leaves a stream out does not claim to be of all."""
+    with open_relations(face, reader_url, database_url) as relations:
+        assert [group.group_id for group in relations.groups(follow=False)] == [group_id(1)]
+        assert f"{CLOSED!r} is left out" in caplog.text
+        position = relations.group_position(group_id(1))
+        assert (position.is_complete, position.is_of_all, position.is_proven) == (True, False, False)
+        assert CLOSED not in position.streams
+
+
+def test_a_stream_that_this_user_may_not_read_is_not_written(
+    reader_url: str, owner_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A recorder without the permission says so, and the table does not know the stream."""
+    name = unique_name("closed")
+    declare_stream(owner_url, name)
+    with recording(reader_url, engine, name):
+        wait_until(lambda: f"recording of stream {name!r} waits" in caplog.text, limit_s=60, what="the refusal is told")
+    assert name not in [each.stream for each in status(owner_url, engine)]
+
+
+@pytest.mark.differs
+def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """It is gone, as one that was deleted: shown with its reason, and no look-up among all streams fails."""
+    name = unique_name("was-a-stream")
+    declare_stream(amqp_url, name)
+    for each in (name, stream_name):
+        publish_plain(amqp_url, each, [(b"", {"order_id": each})])
+    with recording(amqp_url, engine, name, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, name)
+        wait_recorded(amqp_url, engine, stream_name)
+    delete_stream(amqp_url, name)
+    with broker_connection(amqp_url) as connection:
+        connection.channel().queue_declare(name, durable=True)
+    try:
+        found = {each.stream: each for each in status(amqp_url, engine)}
+        assert (found[name].state, found[stream_name].state) == ("not_a_stream", "recording")
+        assert isinstance(found[name].error, NotAStream)
+        assert list(prune(amqp_url, engine).failed) == [name]
+        with Relations(amqp_url, database_url) as relations:
+            assert relations.find("order_id", stream_name).status is Status.FOUND
+            assert relations.find("order_id", name).status is Status.EXPIRED
+            assert relations.find("order_id", "nowhere").streams == (stream_name,)
+            with pytest.raises((NotAStream, StreamNotFound), match=name):
+                relations.find("order_id", "nowhere", streams=name)
+    finally:
+        delete_stream(amqp_url, name)
