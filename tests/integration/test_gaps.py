@@ -14,7 +14,7 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import Recorder, backfill, status
 from relatum.recording._backfill import plan_backfill
 from relatum.store import add_keys
-from relatum.wire._chunk import _cramjam
+from relatum.wire._unpacking import _cramjam
 from tests.contract._proxy import Proxy
 from tests.integration.test_foreign import headed, in_batch, text, zipped
 from tests.support import publish_plain, recording, rows_of, wait_recorded, wait_until

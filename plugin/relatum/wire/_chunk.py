@@ -7,21 +7,20 @@ This is the recorder's hot path: a record costs one length, one slice, one appen
 Source: PROTOCOL.adoc (Deliver) and osiris_log.erl of RabbitMQ.
 """
 
-import gzip
-import importlib
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from functools import cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from relatum.errors import ChunkCorrupt, ProtocolError
+from relatum.wire._unpacking import UnpackError, unpacked
 
-SUB_ENTRY_BYTES_MAX: Final = 64 << 20
-"""Bytes one sub-entry batch may unpack to; a batch travels in one frame of 1 MiB, 64 times is past any real one."""
+PIECE_BYTES_MAX: Final = 4 << 20
+"""Bytes of records handed on at one time, about: a compressed batch is cut up piece by piece."""
 
-PIECE_BYTES_MAX: Final = 16 << 20
-"""Bytes of unpacked records held at one time; a chunk of many compressed batches is handed on in pieces."""
+PIECE_RECORDS_MAX: Final = 8192
+"""Records handed on at one time, about. A record of one byte is an object of 40, and what readers make of it is one of
+some hundred: 20 kB of gzip may hold four million of them."""
 
 _HEADER: Final = struct.Struct(">BBHIqQQIIII")
 _HEADER_V2_BYTES: Final = 8
@@ -31,9 +30,6 @@ _USER_CHUNK: Final = 0
 _LENGTH: Final = struct.Struct(">I")
 _SUB_ENTRY: Final = struct.Struct(">BHII")
 _SUB_ENTRY_BIT: Final = 0x80000000
-
-_CODEC_NAMES: Final = {0: "none", 1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
-_SNAPPY_FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
 
 
 class UnreadableRecord(bytes):
@@ -114,9 +110,10 @@ def _checked(frame: bytes, data_start: int, subscription: int, header: tuple[int
 
 
 def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
-    """The chunk's records as (offset of the first, records), in one piece unless unpacking makes them large.
+    """The chunk's records as (offset of the first, records), ascending, in pieces of a bounded size.
 
-    A record whose batch cannot be unpacked is an `UnreadableRecord`; it keeps its offset.
+    A compressed batch is unpacked when its turn comes, and cut up as its pieces are asked for. A record whose batch
+    cannot be unpacked is an `UnreadableRecord`; it keeps its offset.
 
     Raises:
         ChunkCorrupt: Lengths inside the chunk are wrong.
@@ -124,7 +121,11 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
     if chunk.entry_count == chunk.record_count:
         records = _plain_records(chunk)
         if records is not None:
-            yield chunk.first_offset, records
+            if len(records) <= PIECE_RECORDS_MAX:
+                yield chunk.first_offset, records
+                return
+            for start in range(0, len(records), PIECE_RECORDS_MAX):
+                yield chunk.first_offset + start, records[start : start + PIECE_RECORDS_MAX]
             return
     yield from _pieces(chunk)
 
@@ -152,13 +153,16 @@ def records_at(chunk: Chunk, offsets: list[int]) -> list[bytes]:
         if found is not None:
             return found
     records: list[bytes] = []
-    for first, piece in _pieces(chunk):
-        end = first + len(piece)
-        while len(records) < len(offsets) and offsets[len(records)] < end:
-            records.append(piece[offsets[len(records)] - first])
-    if len(records) != len(offsets):
-        raise _corrupt(chunk)
-    return records
+    for first, entry in _entries(chunk):
+        asked = []
+        while len(records) + len(asked) < len(offsets) and offsets[len(records) + len(asked)] < first + entry.count:
+            asked.append(offsets[len(records) + len(asked)] - first)
+        if asked:
+            # Only batches that hold what is asked for are unpacked.
+            records += _records_of(chunk, entry, asked)
+        if len(records) == len(offsets):
+            return records
+    raise _corrupt(chunk)
 
 
 def _corrupt(chunk: Chunk) -> ChunkCorrupt:
@@ -215,126 +219,110 @@ def _plain_records_at(chunk: Chunk, offsets: list[int]) -> list[bytes] | None:
     return records
 
 
+class _Entry(NamedTuple):
+    """An entry of a chunk: how many records it is, where its content lies, how it is packed, its size unpacked."""
+
+    count: int
+    start: int
+    end: int
+    codec: int | None
+    size: int
+
+
+def _entries(chunk: Chunk) -> Iterator[tuple[int, _Entry]]:
+    """Each entry of a chunk with the offset of its first record; nothing is unpacked."""
+    data, data_end = chunk.data, chunk.data_end
+    position, offset, stop = chunk.data_start, chunk.first_offset, chunk.first_offset + chunk.record_count
+    for _ in range(chunk.entry_count):
+        try:
+            (length,) = _LENGTH.unpack_from(data, position)
+            if length & _SUB_ENTRY_BIT:
+                kind, count, size, length = _SUB_ENTRY.unpack_from(data, position)
+                start, codec = position + _SUB_ENTRY.size, kind >> 4 & 0x07
+            else:
+                start, count, codec, size = position + 4, 1, None, length
+        except struct.error as error:
+            raise _corrupt(chunk) from error
+        position = start + length
+        if position > data_end or offset + count > stop:
+            raise _corrupt(chunk)
+        yield offset, _Entry(count, start, position, codec, size)
+        offset += count
+    if position != data_end or offset != stop:
+        raise _corrupt(chunk)
+
+
 def _pieces(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
-    """Records of a chunk with sub-entry batches, in pieces of about `PIECE_BYTES_MAX`."""
+    """Records of a chunk with sub-entry batches, in pieces: entries of one record together, batches cut up."""
     first, held = chunk.first_offset, 0
     records: list[bytes] = []
-    position = chunk.data_start
-    for _ in range(chunk.entry_count):
-        more, position, size = _entry(chunk, position)
-        records += more
-        held += size
-        if held >= PIECE_BYTES_MAX:
-            yield first, records
-            first, held, records = first + len(records), 0, []
+    for _, entry in _entries(chunk):
+        for part, size in _parts(chunk, entry):
+            records += part
+            held += size
+            if held >= PIECE_BYTES_MAX or len(records) >= PIECE_RECORDS_MAX:
+                yield first, records
+                first, held, records = first + len(records), 0, []
     if records:
         yield first, records
-    if position != chunk.data_end or first + len(records) != chunk.first_offset + chunk.record_count:
-        raise _corrupt(chunk)
 
 
-def _entry(chunk: Chunk, position: int) -> tuple[list[bytes], int, int]:
-    """The records of the entry at a position, where the next entry begins, and how many bytes were unpacked."""
-    data = chunk.data
+def _parts(chunk: Chunk, entry: _Entry) -> Iterator[tuple[list[bytes], int]]:
+    """The records of an entry, a bounded number at a time, with the bytes they take."""
+    if entry.codec is None:
+        yield [chunk.data[entry.start : entry.end]], entry.size
+        return
+    left = entry.count
     try:
-        (length,) = _LENGTH.unpack_from(data, position)
-        if not length & _SUB_ENTRY_BIT:
-            end = position + 4 + length
-            if end > chunk.data_end:
-                raise _corrupt(chunk)
-            return [data[position + 4 : end]], end, length
-        kind, count, unpacked, packed = _SUB_ENTRY.unpack_from(data, position)
-    except struct.error as error:
-        raise _corrupt(chunk) from error
-    start = position + _SUB_ENTRY.size
-    end = start + packed
-    if end > chunk.data_end:
-        raise _corrupt(chunk)
-    try:
-        content = _unpack(kind >> 4 & 0x07, data[start:end], unpacked)
-        return _batch_records(content, count), end, len(content)
-    except _UnpackError as error:
-        # Eight bytes are what a list takes for each: a few bytes may claim any number of records.
-        return [UnreadableRecord(str(error), is_broken=error.is_broken)] * count, end, 8 * count
-
-
-class _UnpackError(Exception):
-    """Why a sub-entry batch cannot be unpacked; by nobody, or only by us, here and now."""
-
-    is_broken = True
-
-
-class _NotHereError(_UnpackError):
-    is_broken = False
-
-
-def _batch_records(content: bytes, count: int) -> list[bytes]:
-    """The records of an unpacked batch; they may not be batches themselves."""
-    records: list[bytes] = []
+        content = _content(chunk, entry)
+    except UnpackError as error:
+        unreadable = UnreadableRecord(str(error), is_broken=error.is_broken)
+        while left:
+            count = min(left, PIECE_RECORDS_MAX)
+            yield [unreadable] * count, 0
+            left -= count
+        return
     position, unpack = 0, _LENGTH.unpack_from
+    while left:
+        records: list[bytes] = []
+        begin = position
+        while left and len(records) < PIECE_RECORDS_MAX and position - begin < PIECE_BYTES_MAX:
+            end = position + 4 + unpack(content, position)[0]
+            records.append(bytes(content[position + 4 : end]))
+            position = end
+            left -= 1
+        yield records, position - begin
+
+
+def _records_of(chunk: Chunk, entry: _Entry, places: list[int]) -> list[bytes]:
+    """The records at some places of an entry, ascending; the others are passed over."""
+    if entry.codec is None:
+        return [chunk.data[entry.start : entry.end]]
     try:
-        for _ in range(count):
-            (length,) = unpack(content, position)
-            position += 4
-            records.append(content[position : position + length])
-            position += length
-    except struct.error as error:
-        raise _UnpackError("a sub-entry batch ends before its last record") from error
-    if position != len(content):
-        raise _UnpackError("a sub-entry batch has records of wrong length")
+        content = _content(chunk, entry)
+    except UnpackError as error:
+        return [UnreadableRecord(str(error), is_broken=error.is_broken)] * len(places)
+    records: list[bytes] = []
+    position, at, unpack = 0, 0, _LENGTH.unpack_from
+    for place in places:
+        for _ in range(place - at):
+            position += 4 + unpack(content, position)[0]
+        end = position + 4 + unpack(content, position)[0]
+        records.append(bytes(content[position + 4 : end]))
+        position, at = end, place + 1
     return records
 
 
-def _unpack(codec: int, packed: bytes, size: int) -> bytes:
-    """A batch's content, exactly `size` bytes; never unpacks more than it says, nor more than the limit."""
-    if size > SUB_ENTRY_BYTES_MAX:
-        raise _NotHereError(f"a sub-entry batch of {size} bytes is over the limit of {SUB_ENTRY_BYTES_MAX}")
-    if codec == 0:
-        content = packed
-    elif codec == 1:
-        content = _gunzip(packed, size)
-    else:
-        content = _unpack_by_cramjam(codec, packed, size)
-    if len(content) != size:
-        raise _UnpackError(f"a sub-entry batch unpacks to another size than the {size} bytes it says")
+def _content(chunk: Chunk, entry: _Entry) -> memoryview:
+    """The unpacked content of a batch, whose records have lengths that fit it."""
+    assert entry.codec is not None, "only batches are unpacked"
+    content = memoryview(unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size))
+    position, unpack = 0, _LENGTH.unpack_from
+    try:
+        for _ in range(entry.count):
+            position += 4 + unpack(content, position)[0]
+    except struct.error as error:
+        raise UnpackError("a sub-entry batch ends before its last record") from error
+    if position != len(content):
+        raise UnpackError("a sub-entry batch has records of wrong length")
     return content
-
-
-def _gunzip(packed: bytes, size: int) -> bytes:
-    try:
-        return zlib.decompressobj(wbits=31).decompress(packed, size + 1)
-    except (zlib.error, gzip.BadGzipFile) as error:
-        raise _UnpackError("a sub-entry batch is not gzip") from error
-
-
-def _unpack_by_cramjam(codec: int, packed: bytes, size: int) -> bytes:
-    name = _CODEC_NAMES.get(codec)
-    if name is None:
-        raise _NotHereError(f"compression {codec} is not known")
-    unpack = _cramjam(name)
-    if unpack is None:
-        raise _NotHereError(f"compression {name} needs cramjam, which is not installed")
-    content = bytearray(size)
-    try:
-        written = unpack(packed, content)
-    except Exception as error:
-        raise _UnpackError(f"a sub-entry batch is not {name}, or larger than it says") from error
-    return bytes(content[:written])
-
-
-@cache
-def _cramjam(name: str) -> Callable[[bytes, bytearray], int] | None:
-    """The codec's `decompress_into`, which stops at the end of its buffer; None where cramjam is not installed."""
-    try:
-        module: Any = importlib.import_module("cramjam")
-    except ImportError:
-        return None
-    if name != "snappy":
-        return getattr(module, name).decompress_into  # type: ignore[no-any-return]
-
-    def unsnap(packed: bytes, content: bytearray) -> int:
-        framed = packed.startswith(_SNAPPY_FRAMED)
-        unpack = module.snappy.decompress_into if framed else module.snappy.decompress_raw_into
-        return int(unpack(packed, content))
-
-    return unsnap
