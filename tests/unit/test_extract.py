@@ -152,3 +152,16 @@ def test_a_receipt_is_taken_only_where_the_publisher_asked_for_it() -> None:
     assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": "x" * 65})), 1).receipt is None
     assert extractor.from_record(identified + section(0x74, encode({"relatum_receipt": 1})), 1).receipt is None
     assert extractor.from_record(identified, 1).receipt is None
+
+
+def test_headers_without_number_are_counted_and_hide_nothing_else() -> None:
+    """A section with more values than are decoded counts as absent, to the recorder and to readers, and is counted."""
+    entries = b"\xa1\x08order_id\xa1\x01o" + b"\xa1\x01n\x40" * 100_000
+    headers = b"\xd1" + struct.pack(">II", len(entries) + 4, 200_002) + entries
+    properties = b"\xc0\x05\x01\xa1\x02id"
+    raw = b"\x00\x53\x73" + properties + b"\x00\x53\x74" + headers + b"\x00\x53\x75\xa0\x01b"
+    found = Extractor(DEFINITIONS).from_record(raw, 5)
+    message = Message.from_record("s", 0, raw, 5)
+    assert found.skips == [(0, SkipReason.TOO_MANY)]
+    assert [key_id for key_id, _ in found.values] == [11]
+    assert (dict(message.headers), message.properties.message_id, message.body) == ({}, "id", b"b")

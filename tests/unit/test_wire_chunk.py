@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import tracemalloc
 
 import cramjam
 import pytest
@@ -51,7 +52,7 @@ def test_sub_entry_batches(codec: int) -> None:
     frame = deliver(data, 3, 5)
     assert all_records(frame) == list(enumerate([b"before", *RECORDS, b"after"], 100))
     assert record_at(decode_deliver(frame), 103) == RECORDS[2]
-    assert records_at(decode_deliver(frame), [100, 102, 104]) == [b"before", b"", b"after"]
+    assert list(records_at(decode_deliver(frame), [100, 102, 104])) == [b"before", b"", b"after"]
 
 
 def test_raw_snappy() -> None:
@@ -98,7 +99,7 @@ def test_large_batches_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     data = batch(records, 0) * 5
     pieces = list(split(decode_deliver(deliver(data, 5, 15))))
     assert [first for first, _ in pieces] == [100, 103, 106, 109, 112]
-    assert records_at(decode_deliver(deliver(data, 5, 15)), [101, 114]) == [b"x" * 30] * 2
+    assert list(records_at(decode_deliver(deliver(data, 5, 15)), [101, 114])) == [b"x" * 30] * 2
 
 
 def test_a_wrong_checksum() -> None:
@@ -156,3 +157,48 @@ def test_truncated_frames() -> None:
     for length in range(len(frame)):
         with pytest.raises((ProtocolError, ChunkCorrupt)):
             decode_deliver(frame[:length])
+
+
+def test_records_beside_those_asked_for_are_not_unpacked() -> None:
+    """Reading one record unpacks the batch that holds it, and makes objects of no other: a chunk may hold millions."""
+    small = gzip.compress(record(b"r") * 65_535)
+    entry = b"\x90" + (65_535).to_bytes(2, "big") + (5 * 65_535).to_bytes(4, "big") + len(small).to_bytes(4, "big")
+    chunk = decode_deliver(deliver((entry + small) * 64, 64, 64 * 65_535))
+    tracemalloc.start()
+    try:
+        assert list(records_at(chunk, [100 + 63 * 65_535, 100 + 64 * 65_535 - 1])) == [b"r", b"r"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_a_batch_of_many_small_records_comes_in_pieces(codec: int) -> None:
+    """However few bytes they are, no more than some thousand records are objects at one time."""
+    content = record(b"a record") * 65_535
+    packed = _pack(codec, content)
+    entry = bytes([0x80 | codec << 4]) + (65_535).to_bytes(2, "big") + len(content).to_bytes(4, "big")
+    entry += len(packed).to_bytes(4, "big") + packed
+    frame = deliver(record(b"before") + entry * 2, 3, 1 + 2 * 65_535)
+    count = 0
+    for first, records in split(decode_deliver(frame)):
+        assert first == 100 + count
+        assert len(records) <= 2 * _chunk.PIECE_RECORDS_MAX
+        count += len(records)
+    assert count == 1 + 2 * 65_535
+
+
+def test_a_batch_that_cannot_be_unpacked_comes_in_pieces() -> None:
+    """Offsets of records that nobody can read are given no more than some thousand at a time, too."""
+    entry = b"\x90" + (65_535).to_bytes(2, "big") + (9).to_bytes(4, "big") + (3).to_bytes(4, "big") + b"bad"
+    pieces = list(split(decode_deliver(deliver(entry, 1, 65_535))))
+    assert sum(len(records) for _, records in pieces) == 65_535
+    assert max(len(records) for _, records in pieces) <= _chunk.PIECE_RECORDS_MAX
+
+
+def test_a_chunk_of_many_records_comes_in_pieces() -> None:
+    """A chunk without batches may hold 65,535 records: they are handed on some thousand at a time."""
+    found = list(split(decode_deliver(deliver(record(b"r") * 65_535, 65_535, 65_535))))
+    assert [first for first, _ in found] == list(range(100, 100 + 65_535, _chunk.PIECE_RECORDS_MAX))
+    assert sum(len(records) for _, records in found) == 65_535

@@ -1,5 +1,9 @@
 """Messages out of any bytes: decoded, or a body and nothing else."""
 
+import struct
+import tracemalloc
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,3 +88,47 @@ def test_nesting_is_bounded() -> None:
     message = Message.from_record("s", 0, raw)
     assert message.is_amqp
     assert message.headers["a"] == "b"
+
+
+def compound(kind: int, content: bytes, items: int) -> bytes:
+    """A list (0xd0) or a map (0xd1) of AMQP 1.0."""
+    return bytes([kind]) + struct.pack(">II", len(content) + 4, items) + content
+
+
+LISTS = compound(0xD0, b"\x45" * 1_000_000, 1_000_000)
+"""A list of a million empty lists: a byte each, and an object of 64 once it is decoded."""
+
+NESTED_LISTS = compound(0xD0, compound(0xD0, b"\x45" * 60_000, 60_000) * 16, 16)
+
+NAMES = b"".join(b"\xa1\x04" + struct.pack(">I", 0x30303030 + number) + b"\x40" for number in range(250_000))
+
+BOMBS = {
+    "a header that is a list": b"\x00\x53\x74" + compound(0xD1, b"\xa1\x01n" + LISTS, 2) + b"\x00\x53\x75\xa0\x01b",
+    "a header of lists of lists": b"\x00\x53\x74" + compound(0xD1, b"\xa1\x01n" + NESTED_LISTS, 2),
+    "annotations": b"\x00\x53\x72" + compound(0xD1, b"\xa3\x03x-n" + LISTS, 2) + b"\x00\x53\x75\xa0\x01b",
+    "headers without number": b"\x00\x53\x74" + compound(0xD1, NAMES, 500_000) + b"\x00\x53\x75\xa0\x01b",
+    "properties without number": b"\x00\x53\x73" + LISTS + b"\x00\x53\x75\xa0\x01b",
+    "a body that is a list": b"\x00\x53\x77" + LISTS,
+    "sections without number": b"\x00\x53\x75\xa0\x00" * 200_000,
+}
+
+
+@pytest.mark.parametrize("raw", BOMBS.values(), ids=BOMBS)
+def test_a_message_of_many_small_values_takes_little_more_than_its_bytes(raw: bytes) -> None:
+    """What a stranger's message decodes to is bounded, whatever it nests; one of a million values takes no 64 MB."""
+    message = Message.from_record("s", 0, raw)
+    tracemalloc.start()
+    try:
+        touch(message)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * len(raw) + (16 << 20), f"{peak:,} bytes of {len(raw):,}"
+
+
+def test_beside_values_without_number_the_others_still_serve() -> None:
+    """One header with too many values in it hides neither the others nor the body."""
+    headers = compound(0xD1, b"\xa1\x01a\xa1\x01b" + b"\xa1\x01n" + LISTS + b"\xa1\x01c\x54\x07", 6)
+    message = Message.from_record("s", 0, b"\x00\x53\x74" + headers + b"\x00\x53\x75\xa0\x04body")
+    assert (message.headers["a"], message.headers["c"], message.body) == ("b", 7, b"body")
+    assert isinstance(message.headers["n"], amqp10.Opaque)

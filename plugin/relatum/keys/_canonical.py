@@ -53,6 +53,7 @@ class SkipReason(StrEnum):
     SUBSECOND = "fraction_of_a_second"
     UNSUPPORTED = "unsupported_type"
     UNDECODABLE = "undecodable_message"
+    TOO_MANY = "too_many_values"
 
 
 class InvalidValue(ValueError):

@@ -269,7 +269,7 @@ class AmqpOperations:
             for each in deliveries:
                 if each.offset in wanted:
                     wanted.discard(each.offset)
-                    window.put(stream, each.offset, _message(stream, each), len(each.body))
+                    window.put_message(_message(stream, each))
             if deliveries[-1].offset >= run[-1] or not wanted:
                 break
             deliveries = yield Next(QUIET_S)

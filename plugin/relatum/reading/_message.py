@@ -29,6 +29,8 @@ _AMQP_BODY: Final = "amqp-1.0"
 """The `type` RabbitMQ gives AMQP 0.9.1 consumers with bodies that only AMQP 1.0 has: the body is then its encoding."""
 _TYPE: Final = {b"x-basic-type": 0}
 _ABSENT: Final[Any] = object()
+_FIELDS: Final = 13
+"""Fields of AMQP 1.0's properties; its header has five. A list of more has others that nobody knows."""
 
 
 class TimeSource(Enum):
@@ -291,11 +293,11 @@ def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> _Parts:
             if code == amqp10.APPLICATION_PROPERTIES:
                 applied = amqp10.decode_map(raw, start)
             elif code == amqp10.PROPERTIES:
-                listed = amqp10.decode_list(raw, start)
+                listed = amqp10.decode_list(raw, start, _FIELDS)
             elif code == amqp10.MESSAGE_ANNOTATIONS:
                 annotations = amqp10.decode_map(raw, start)
             elif code == amqp10.HEADER:
-                header = amqp10.decode_list(raw, start)
+                header = amqp10.decode_list(raw, start, _FIELDS)
     properties = _properties(header, listed, annotations, applied)
     return _headers(annotations, applied), properties, amqp10.body_of(raw, sections), True
 

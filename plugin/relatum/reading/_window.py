@@ -17,6 +17,9 @@ WINDOW_MESSAGES: Final = 1024
 WINDOW_BYTES_MAX: Final = 64 << 20
 """Bytes of records held for ids that are not their turn yet; past it, the window is read in smaller parts."""
 
+HELD_BYTES: Final = 512
+"""Bytes that a held message counts beside its record: of a record of no bytes, this is what its objects take."""
+
 _Place = tuple[str, int]
 
 Result = Message | NotFound | AccessRefused
@@ -100,12 +103,17 @@ class Window:
         self._lacking -= 1
         results[offset] = (result, size)
 
-    def put_records(self, stream: str, offsets: list[int], records: list[bytes], time_ms: int) -> None:
+    def put_message(self, message: Message) -> None:
+        """As `put` for a message that came decoded: its headers count too."""
+        size = len(message.body) + HELD_BYTES * (1 + len(message.headers))
+        self.put(message.stream, message.offset, message, size)
+
+    def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
         """As `put` for messages of a chunk that was written at a time."""
         results, message, bytes_max = self._results[stream], Message.from_record, self._bytes_max
         held = self._held
         for offset, record in zip(offsets, records, strict=True):
-            size = len(record)
+            size = HELD_BYTES + len(record)
             if results.get(offset, 0) is not None:
                 continue
             if held and held + size > bytes_max:

@@ -5,7 +5,6 @@ The definitions are compiled once into slots: each distinct header or property a
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from relatum._names import RECEIPT_HEADER, TIME_HEADER
@@ -14,7 +13,7 @@ from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, SkipRe
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource
 from relatum.reading._message import header_value, is_header, message_time, property_text, reply_to_text
-from relatum.wire._amqp10 import Head, find_head, pick, pick_list
+from relatum.wire._amqp10 import Head, TooManyValues, find_head, pick, pick_list
 
 _PROPERTY_PLACES: Final = {"message_id": 0, "user_id": 1, "reply_to": 4, "correlation_id": 5, "app_id": 10}
 """Places in AMQP 1.0's properties list. `type` has none: RabbitMQ keeps it under `x-basic-type`."""
@@ -115,7 +114,11 @@ class Extractor:
         try:
             self._pick(raw, head, found)
         except UndecodableMessage:
-            found = self._pick_each(raw, head)
+            found, is_too_much = self._pick_each(raw, head)
+            extracted = self._extracted(found, chunk_ms)
+            if is_too_much:
+                extracted.skips.append((0, SkipReason.TOO_MANY))
+            return extracted
         return self._extracted(found, chunk_ms)
 
     def _pick(self, raw: bytes, head: tuple[int, int, int], found: list[Any]) -> None:
@@ -134,17 +137,26 @@ class Extractor:
             if found[self._receipt] is not None:
                 pick_list(raw, properties, {0: self._message_id}, found)
 
-    def _pick_each(self, raw: bytes, head: tuple[int, int, int]) -> list[Any]:
-        """`_pick` for a message with a broken section: that one counts as absent, the others still serve."""
+    def _pick_each(self, raw: bytes, head: tuple[int, int, int]) -> tuple[list[Any], bool]:
+        """`_pick` for a message with a broken section: that one counts as absent, the others still serve.
+
+        Returns:
+            What was found, and whether a section counts as absent because it has too many values.
+        """
         absent = Head(-1, -1, -1)
-        usable = absent
+        usable, is_too_much = absent, False
         for name, start in zip(Head._fields, head, strict=True):
-            with suppress(UndecodableMessage):
+            try:
                 self._pick(raw, absent._replace(**{name: start}), self._blank.copy())
+            except TooManyValues:
+                is_too_much = True
+            except UndecodableMessage:
+                continue
+            else:
                 usable = usable._replace(**{name: start})
         found = self._blank.copy()
         self._pick(raw, usable, found)
-        return found
+        return found, is_too_much
 
     def from_message(self, message: Message) -> Extracted:
         """What the message gives, from its decoded form: for transports that hand out no stored bytes."""

@@ -30,6 +30,14 @@ FOOTER: Final = 0x78
 _NESTING_MAX: Final = 64
 """Levels of nested values that are decoded. Deeper ones become `Opaque`: a message may be 2,000 levels deep."""
 
+VALUES_MAX: Final = 131_072
+"""Values one map, list or section may have, nested ones counted; a map's entry is two. What AMQP 0.9.1 can carry of
+headers (131,064 bytes, two an entry) is less; an AMQP 1.0 message may hold sixteen million empty lists of one byte,
+each of which is an object of 64."""
+
+SECTIONS_MAX: Final = 4096
+"""Sections a message may have; RabbitMQ writes six at most, other publishers a data section for each part of a body."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _U16: Final = Struct(">H").unpack_from
 _U32: Final = Struct(">I").unpack_from
@@ -46,8 +54,12 @@ _SECTION_NAMES: Final = {
 }
 
 
+class TooManyValues(UndecodableMessage):
+    """A map, a list or a section has more values than are decoded."""
+
+
 class Opaque(NamedTuple):
-    """A value Python has no plain type for: decimals, moments outside `datetime`, values nested too deep."""
+    """A value Python has no plain type for: decimals, moments outside `datetime`, values too deep or too many."""
 
     kind: str
     data: bytes
@@ -115,6 +127,8 @@ def find_sections(raw: bytes) -> list[Section]:
         raise UndecodableMessage("an empty message has no AMQP 1.0 section")
     try:
         while position < size:
+            if len(found) == SECTIONS_MAX:
+                raise UndecodableMessage(f"a message of more than {SECTIONS_MAX} AMQP 1.0 sections")
             if raw[position] != 0:
                 raise UndecodableMessage("the message is not a sequence of AMQP 1.0 sections")
             if raw[position + 1] == 0x53:
@@ -153,6 +167,7 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
 
     Raises:
         UndecodableMessage: it is neither, or its sizes contradict each other.
+        TooManyValues: it has more than `VALUES_MAX`.
     """
     end = end_of_value(raw, position)
     code = raw[position]
@@ -167,6 +182,8 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
         raise UndecodableMessage(f"an AMQP 1.0 {kind} was expected, not the constructor 0x{code:02x}")
     if count > end - start or (kind == "map" and count % 2):
         raise UndecodableMessage(f"an AMQP 1.0 {kind} counts more than it holds")
+    if count > VALUES_MAX:
+        raise TooManyValues(f"an AMQP 1.0 {kind} of {count} values")
     return Entries(count, start, end)
 
 
@@ -223,9 +240,10 @@ def decode_map(raw: bytes, position: int) -> dict[str, Any]:
     """A map as a dict; keys that are not text are left out, as the broker leaves them out for AMQP 0.9.1."""
     count, at, end = entries_of(raw, position, "map")
     values: dict[str, Any] = {}
+    room = _Room(VALUES_MAX - count)
     for _ in range(count // 2):
-        key, at = decode_value(raw, at)
-        value, at = decode_value(raw, at)
+        key, at = decode_value(raw, at, 0, room)
+        value, at = decode_value(raw, at, 0, room)
         if isinstance(key, str):
             values[key] = value
     if at != end:
@@ -233,19 +251,39 @@ def decode_map(raw: bytes, position: int) -> dict[str, Any]:
     return values
 
 
-def decode_list(raw: bytes, position: int) -> list[Any]:
-    """A list's values in order, up to the first that is broken."""
+def decode_list(raw: bytes, position: int, most: int) -> list[Any]:
+    """A list's first values in order, up to the first that is broken."""
     count, at, _ = entries_of(raw, position, "list")
     values = []
     with suppress(UndecodableMessage):
-        for _ in range(count):
+        for _ in range(min(count, most)):
             value, at = decode_value(raw, at)
             values.append(value)
     return values
 
 
-def decode_value(raw: bytes, position: int, depth: int = 0) -> tuple[Any, int]:
+class _Room:
+    """How many values more a section, or a value, may have: it is taken before objects are made of them."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = VALUES_MAX) -> None:
+        self.left = left
+
+    def take(self, count: int) -> None:
+        if count > self.left:
+            raise TooManyValues("a value with too many values in it")
+        self.left -= count
+
+
+def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None = None) -> tuple[Any, int]:
     """Any value, and where it ends.
+
+    Args:
+        raw: One message.
+        position: Where the value's constructor stands.
+        depth: In how many others it lies.
+        room: How many values may lie in it; None for `VALUES_MAX`. One with more is `Opaque`.
 
     Returns:
         Text as `str` (as `bytes` where it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int`
@@ -267,22 +305,24 @@ def decode_value(raw: bytes, position: int, depth: int = 0) -> tuple[Any, int]:
     if code == 0:
         while raw[position] == 0:
             position = end_of_value(raw, position + 1)
-        return decode_value(raw, position, depth + 1)[0], end
+        return decode_value(raw, position, depth + 1, room)[0], end
     try:
-        return _decode_compound(raw, position, end, depth + 1), end
-    except UndecodableMessage:
+        return _decode_compound(raw, position, end, depth + 1, room or _Room()), end
+    except UndecodableMessage as error:
         # Its extent is known, so what follows can still be read.
-        return Opaque("broken", raw[position:end]), end
+        kind = "too many values" if isinstance(error, TooManyValues) else "broken"
+        return Opaque(kind, raw[position:end]), end
 
 
-def _decode_compound(raw: bytes, position: int, end: int, depth: int) -> Any:
+def _decode_compound(raw: bytes, position: int, end: int, depth: int, room: _Room) -> Any:
     code = raw[position]
     if code in (0xC1, 0xD1, 0xC0, 0xD0, 0x45):
         kind = "map" if code in (0xC1, 0xD1) else "list"
         count, at, _ = entries_of(raw, position, kind)
+        room.take(count)
         values = []
         for _ in range(count):
-            value, at = decode_value(raw, at, depth)
+            value, at = decode_value(raw, at, depth, room)
             values.append(value)
         if at != end:
             raise UndecodableMessage(f"an AMQP 1.0 {kind}'s size and content differ")
@@ -342,6 +382,7 @@ _SIMPLE: Final[dict[int, Any]] = {
     0x42: lambda data: False,
     0x43: lambda data: 0,
     0x44: lambda data: 0,
+    0x45: lambda data: [],
     0x50: _unsigned,
     0x51: _signed,
     0x52: _unsigned,
@@ -420,7 +461,9 @@ def find_head(raw: bytes) -> tuple[int, int, int]:
     position, size = 0, len(raw)
     widths = WIDTHS
     try:
-        while position < size:
+        for _ in range(SECTIONS_MAX):
+            if position >= size:
+                break
             if raw[position] != 0 or raw[position + 1] != 0x53:
                 return _head_of(find_sections(raw))
             section, start = raw[position + 2], position + 3
@@ -436,7 +479,7 @@ def find_head(raw: bytes) -> tuple[int, int, int]:
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
     if position != size or not size:
-        raise UndecodableMessage("an AMQP 1.0 section ends too early")
+        raise UndecodableMessage("an AMQP 1.0 section ends too early, or there are too many")
     return annotations, properties, application
 
 

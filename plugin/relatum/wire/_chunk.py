@@ -138,10 +138,10 @@ def record_at(chunk: Chunk, offset: int) -> bytes | None:
     """
     if not chunk.first_offset <= offset <= chunk.last_offset:
         return None
-    return records_at(chunk, [offset])[0]
+    return next(records_at(chunk, [offset]))
 
 
-def records_at(chunk: Chunk, offsets: list[int]) -> list[bytes]:
+def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
     """The records at offsets, ascending, that all lie in the chunk; the others are passed over, not copied.
 
     Raises:
@@ -151,17 +151,18 @@ def records_at(chunk: Chunk, offsets: list[int]) -> list[bytes]:
         is_whole = len(offsets) == chunk.record_count
         found = _plain_records(chunk) if is_whole else _plain_records_at(chunk, offsets)
         if found is not None:
-            return found
-    records: list[bytes] = []
+            yield from found
+            return
+    given, asked = 0, len(offsets)
     for first, entry in _entries(chunk):
-        asked = []
-        while len(records) + len(asked) < len(offsets) and offsets[len(records) + len(asked)] < first + entry.count:
-            asked.append(offsets[len(records) + len(asked)] - first)
-        if asked:
+        begin = given
+        while given < asked and offsets[given] < first + entry.count:
+            given += 1
+        if given > begin:
             # Only batches that hold what is asked for are unpacked.
-            records += _records_of(chunk, entry, asked)
-        if len(records) == len(offsets):
-            return records
+            yield from _records_of(chunk, entry, [offset - first for offset in offsets[begin:given]])
+        if given == asked:
+            return
     raise _corrupt(chunk)
 
 
@@ -294,23 +295,23 @@ def _parts(chunk: Chunk, entry: _Entry) -> Iterator[tuple[list[bytes], int]]:
         yield records, position - begin
 
 
-def _records_of(chunk: Chunk, entry: _Entry, places: list[int]) -> list[bytes]:
+def _records_of(chunk: Chunk, entry: _Entry, places: list[int]) -> Iterator[bytes]:
     """The records at some places of an entry, ascending; the others are passed over."""
     if entry.codec is None:
-        return [chunk.data[entry.start : entry.end]]
+        yield chunk.data[entry.start : entry.end]
+        return
     try:
         content = _content(chunk, entry)
     except UnpackError as error:
-        return [UnreadableRecord(str(error), is_broken=error.is_broken)] * len(places)
-    records: list[bytes] = []
+        yield from [UnreadableRecord(str(error), is_broken=error.is_broken)] * len(places)
+        return
     position, at, unpack = 0, 0, _LENGTH.unpack_from
     for place in places:
         for _ in range(place - at):
             position += 4 + unpack(content, position)[0]
         end = position + 4 + unpack(content, position)[0]
-        records.append(bytes(content[position + 4 : end]))
+        yield bytes(content[position + 4 : end])
         position, at = end, place + 1
-    return records
 
 
 def _content(chunk: Chunk, entry: _Entry) -> memoryview:

@@ -31,6 +31,9 @@ _NAMES_MAX: Final = 4096
 _REPEATED_MAX: Final = 1024
 """First sections remembered."""
 
+_REPEATED_BYTES_MAX: Final = 1024
+"""Bytes of first sections that are remembered; larger ones are no publisher's usual."""
+
 _TIME_NAME: Final = TIME_HEADER.encode()
 _TIME_SLOT: Final = {_TIME_NAME: 0}
 _CREATED: Final = 9
@@ -237,6 +240,8 @@ class HeaderReader:
 
     def lead(self, start: bytes) -> Lead:
         """What the sections `header` and message annotations say; `start` is the record up to their end."""
+        if len(start) > _REPEATED_BYTES_MAX:
+            return _read_lead(start)
         found = self._leads.get(start)
         if found is None:
             if len(self._leads) >= _REPEATED_MAX:
