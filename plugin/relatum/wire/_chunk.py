@@ -156,7 +156,7 @@ def records_at(chunk: Chunk, offsets: list[int]) -> Iterator[bytes]:
     given, asked = 0, len(offsets)
     for first, entry in _entries(chunk):
         begin = given
-        while given < asked and offsets[given] < first + entry.count:
+        while given < asked and offsets[given] < first + entry.records:
             given += 1
         if given > begin:
             # Only batches that hold what is asked for are unpacked.
@@ -223,7 +223,7 @@ def _plain_records_at(chunk: Chunk, offsets: list[int]) -> list[bytes] | None:
 class _Entry(NamedTuple):
     """An entry of a chunk: how many records it is, where its content lies, how it is packed, its size unpacked."""
 
-    count: int
+    records: int
     start: int
     end: int
     codec: int | None
@@ -273,7 +273,7 @@ def _parts(chunk: Chunk, entry: _Entry) -> Iterator[tuple[list[bytes], int]]:
     if entry.codec is None:
         yield [chunk.data[entry.start : entry.end]], entry.size
         return
-    left = entry.count
+    left = entry.records
     try:
         content = _content(chunk, entry)
     except UnpackError as error:
@@ -320,7 +320,7 @@ def _content(chunk: Chunk, entry: _Entry) -> memoryview:
     content = memoryview(unpacked(entry.codec, chunk.data[entry.start : entry.end], entry.size))
     position, unpack = 0, _LENGTH.unpack_from
     try:
-        for _ in range(entry.count):
+        for _ in range(entry.records):
             position += 4 + unpack(content, position)[0]
     except struct.error as error:
         raise UnpackError("a sub-entry batch ends before its last record") from error
