@@ -20,7 +20,7 @@ from relatum.errors import (
     RelatumError,
     UsedAfterClose,
 )
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, async_agreement
+from relatum.reading import AsyncStreamReader, AuthMechanism, BrokerAddress, Message, ReaderStatistics, async_agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
@@ -55,8 +55,9 @@ class AsyncRelations(AsyncGroupMethods):
         pool_size: int = 5,
         connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
     ) -> None:
-        self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._database = Database(database, pool_size=pool_size)
         self._pool_size = pool_size
         self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
@@ -65,7 +66,6 @@ class AsyncRelations(AsyncGroupMethods):
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
-            "ssl_context": ssl_context,
             "connections_max": connections_max,
         }
         self._lookups = Lookups(self._address.vhost, timeout_s)

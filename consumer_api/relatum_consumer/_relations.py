@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import AccessRefused, NotFound, RelatumError, UsedAfterClose
-from relatum.reading import BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
+from relatum.reading import AuthMechanism, BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
@@ -42,7 +42,9 @@ class Relations(GroupMethods):
         pool_size: Connections to the database that are kept; as many again are opened under load. Default 5.
         connections_max: Connections to the broker at most, from 2 on, to all its nodes together. What is asked waits
             for one within `timeout_s`; each iteration that reads streams holds one. Default 16.
-        ssl_context: TLS context for the stream protocol; None makes one that verifies certificate and host name.
+        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+            broker's URL says, or PLAIN.
 
     Every look-up may raise, besides what its method names:
 
@@ -64,15 +66,15 @@ class Relations(GroupMethods):
         pool_size: int = 5,
         connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
     ) -> None:
-        self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._database = Database(database, pool_size=pool_size)
         check_limit(connections_max)
         self._connections_max = connections_max
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
-            "ssl_context": ssl_context,
             "connections_max": connections_max,
         }
         self._lookups = Lookups(self._address.vhost, timeout_s)

@@ -7,6 +7,7 @@ RelatumError
 │   ├── UsedAfterClose            closed, and used again: make another one
 │   ├── SchemaMissing             run `relatum migrate`
 │   ├── NothingRecorded           no stream of the virtual host is recorded: let something record (field: vhost)
+│   ├── TlsRefused                a certificate is refused, by either side, or one of them speaks no TLS
 │   ├── ServerStartFailed         a private server of `relatum.local` did not start
 │   └── TimeNotRecorded           times are switched off for that stream
 ├── InvalidInput                  the call is wrong; nothing was sent or written
@@ -107,6 +108,10 @@ class NothingRecorded(ConfigurationError):
     """A look-up among all recorded streams of a virtual host (field `vhost`) that has none: nothing can be known."""
 
     vhost: str
+
+
+class TlsRefused(ConfigurationError):
+    """TLS with a broker cannot be: a certificate is refused, by either side, or one of them does not speak TLS."""
 
 
 class ServerStartFailed(ConfigurationError):

@@ -1,9 +1,8 @@
 """Which broker and which database a Spark job talks to: from arguments, else from the environment."""
 
 import os
-import ssl
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from relatum.errors import ConfigurationError
 from relatum.reading import BrokerAddress, StreamReader
@@ -21,17 +20,23 @@ class Broker:
 
     Attributes:
         address: Where it is, and who asks.
-        tls_ca_file: The certificate authorities trusted, PEM; None for the system's. A path on every node.
-        tls_certificate_file: The client's certificate, PEM; None for none.
-        tls_key_file: Its key, PEM; None where the certificate's file holds it.
+        tls_ca_file: The certificate authorities trusted: a file on every node, or PEM text; None: what the URL says,
+            or the system's.
+        tls_certificate_file: The client's certificate, a file or PEM text; None for none, or the URL's.
+        tls_key_file: Its key, a file or PEM text; None where it is in the certificate's.
+        tls_key_password: The key's password.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+            URL says, or PLAIN.
         timeout_s: Seconds until a call without an answer ends as `ReadTimeout`.
     """
 
     address: BrokerAddress
-    tls_ca_file: str | None = None
-    tls_certificate_file: str | None = None
-    tls_key_file: str | None = None
+    tls_ca_file: str | None = field(default=None, repr=False)
+    tls_certificate_file: str | None = field(default=None, repr=False)
+    tls_key_file: str | None = field(default=None, repr=False)
     timeout_s: float = 10.0
+    tls_key_password: str | None = field(default=None, repr=False)
+    auth_mechanism: str | None = None
 
     @classmethod
     def of(cls, broker: "str | BrokerAddress | Broker | None", stream_url: str | None = None) -> "Broker":
@@ -53,24 +58,23 @@ class Broker:
 
     def open(self) -> StreamReader:
         """A reader that is connected. Errors as of `StreamReader.open`."""
-        return StreamReader.open(self.address, timeout_s=self.timeout_s, ssl_context=self.tls_context())
+        return StreamReader.open(self.logged_in(), timeout_s=self.timeout_s)
 
-    def tls_context(self) -> ssl.SSLContext | None:
-        """The TLS context of the files; None where none is named.
+    def logged_in(self) -> BrokerAddress:
+        """The address, with what these options say of logging in to it.
 
         Raises:
-            ConfigurationError: A file is missing or is no certificate.
+            ConfigurationError: they cannot be together, or the URL has no TLS.
         """
-        if self.tls_ca_file is None and self.tls_certificate_file is None:
-            return None
-        try:
-            context = ssl.create_default_context(cafile=self.tls_ca_file)
-            if self.tls_certificate_file is not None:
-                context.load_cert_chain(self.tls_certificate_file, self.tls_key_file)
-        except OSError as error:  # ssl.SSLError is one
-            files = ", ".join(name for name in (self.tls_ca_file, self.tls_certificate_file, self.tls_key_file) if name)
-            raise ConfigurationError(f"the TLS files {files} cannot be used: {error}") from error
-        return context
+        given = {
+            "ca": self.tls_ca_file,
+            "certificate": self.tls_certificate_file,
+            "key": self.tls_key_file,
+            "key_password": self.tls_key_password,
+            "mechanism": self.auth_mechanism and self.auth_mechanism.upper(),
+        }
+        asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(self.address, login=replace(self.address.login, **asked)) if asked else self.address
 
 
 def database_url(database: str | None) -> str:

@@ -196,7 +196,7 @@ def test_credentials_are_not_shown() -> None:
 
 def test_broker_options() -> None:
     """The files of TLS and the patience of connecting; a task that waits less connects within less."""
-    broker = broker_of({"broker": BROKER, "tlsCaFile": "/ca", "tlsCertificateFile": "/c", "tlsKeyFile": "/k"})
+    broker = broker_of({"broker": "amqps://u@h", "tlsCaFile": "/ca", "tlsCertificateFile": "/c", "tlsKeyFile": "/k"})
     assert (broker.tls_ca_file, broker.tls_certificate_file, broker.tls_key_file) == ("/ca", "/c", "/k")
     assert broker.timeout_s == 10.0
     assert broker_of({"broker": BROKER, "pollTimeoutMs": "2000"}).timeout_s == 2.0

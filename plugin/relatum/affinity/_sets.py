@@ -1,5 +1,6 @@
 """Affinity sets for operators: where each is, and how they are closed and moved."""
 
+import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +15,7 @@ from relatum.errors import InvalidInput, PlacementNotFound, SuperStreamConflict
 from relatum.placement._model import Placement, PlacementState
 from relatum.placement._names import check_name
 from relatum.placement._store import PlacementStore
-from relatum.reading import BrokerAddress
+from relatum.reading import AuthMechanism, BrokerAddress
 from relatum.serial import Move, Progress, SerializationContexts
 
 PAGE: Final = 1_000
@@ -52,6 +53,9 @@ class AffinitySets:
         database: PostgreSQL's URL, or an engine, which stays the caller's.
         broker: The broker's URL or address: moving needs it, and its virtual host is the super stream's; None: "/".
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
+        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+            broker's URL says, or PLAIN.
 
     Raises:
         SuperStreamNotFound: no router has published sets to it yet.
@@ -65,10 +69,14 @@ class AffinitySets:
         *,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
     ) -> None:
-        address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+        address: BrokerAddress | None = None
+        if broker is not None:
+            address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._super_stream = super_stream
-        self._broker = broker
+        self._broker = address
         self._stream_url = stream_url
         self._store = PlacementStore(database, "/" if address is None else address.vhost, super_stream)
         try:

@@ -1,5 +1,6 @@
 """What both faces of the message collector are told: options, executors, handlers. And what they can be asked."""
 
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from types import FunctionType
@@ -31,7 +32,7 @@ from relatum.collecting._prune import KEEP_S
 from relatum.collecting._state import State, log_defect
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress, Message, StreamBounds
+from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
@@ -68,6 +69,8 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         database: str | sa.Engine | None = None,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
         streams: Sequence[str] = (),
         start: StartAt = "first",
         bytes_max: int = BYTES_MAX,
@@ -87,7 +90,9 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
             check_text("dead_letter_stream", dead_letter_stream)
         check_callable("type_of", type_of)
         self.name = _checked_name(name)
-        self._address = _address_of(broker, stream_url)
+        self._address: BrokerAddress | None = None
+        if broker is not None:
+            self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._streams = _checked_streams(streams)
         self._plain: set[str] = set()
         self._start = _checked_start(start)
@@ -326,14 +331,6 @@ def _checked_streams(streams: Sequence[str]) -> list[str]:
     for name in names:
         check_text("each of streams", name)
     return list(dict.fromkeys(names))
-
-
-def _address_of(broker: str | BrokerAddress | None, stream_url: str | None) -> BrokerAddress | None:
-    if isinstance(broker, str):
-        return BrokerAddress.parse(broker, stream_url)
-    if broker is None or isinstance(broker, BrokerAddress):
-        return broker
-    raise InvalidInput(f"broker is a URL or a BrokerAddress, not {broker!r}")
 
 
 def _checked_start(start: StartAt) -> StartAt:

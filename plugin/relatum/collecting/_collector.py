@@ -45,6 +45,9 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         broker: The broker's URL or address; None where no stream is followed, nothing is spilled or taken over, and
             there is no dead-letter stream.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+            broker's URL says, or PLAIN.
         streams: Streams and super streams to follow; each message of them is collected exactly once.
         start: Where to begin with a stream that this collector never followed: "first", "next", or an offset.
         bytes_max: Bytes of all messages held; see `CollectorLimits`.

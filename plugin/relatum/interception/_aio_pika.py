@@ -26,7 +26,6 @@ from relatum.interception._locate import Sent
 from relatum.interception._outcome import outcome
 from relatum.interception._settle import Unsettled, final_at
 from relatum.interception._stamp import Stamp, Stamper
-from relatum.superstreams._connections import aio_pika_url
 
 CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
 """Where an intercepted channel keeps the connection's interception."""
@@ -207,11 +206,6 @@ def release(connection: Any) -> None:
         else:
             connection.channel = present.replaced
     delattr(connection, ATTRIBUTE)
-
-
-def connection_url(connection: Any) -> str:
-    """The URL of the broker the connection is to, credentials in it."""
-    return aio_pika_url(connection)
 
 
 def stamper_of(interception: Interception, underlay: Any) -> Stamper:

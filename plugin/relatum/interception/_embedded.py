@@ -14,7 +14,7 @@ from relatum.interception._ports import Recorder
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress
 
-_Key = tuple[BrokerAddress, object, tuple[tuple[str, ...], ...]]
+_Key = tuple[BrokerAddress, int | None, object, tuple[tuple[str, ...], ...]]
 
 
 class EmbeddedRecorders:
@@ -28,7 +28,10 @@ class EmbeddedRecorders:
         cls, address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
     ) -> Recorder:
         """The recorder for these, started where there is none yet. It waits for no server."""
-        key = (address, database, tuple((key.name, key.value_type.value, *key.sources) for key in definitions))
+        login = address.login
+        # Contexts are not compared: each connection has its own. Where they hold the user, they are.
+        user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else None
+        key = (address, user, database, tuple((key.name, key.value_type.value, *key.sources) for key in definitions))
         with cls._lock:
             recorder, users = cls._used.get(key) or (_start(address, database, definitions), 0)
             cls._used[key] = (recorder, users + 1)

@@ -54,7 +54,7 @@ def intercept(
         streams: Streams for the embedded recorder to record even before anything is published to them; and where
             receipts and `settle` look beside the streams that are bound to an exchange. Name those that exchanges lead
             to by way of other exchanges: they cannot be found out.
-        broker_url: Where streams are read. None (default): where the connection leads.
+        broker_url: Where streams are read. None (default): where the connection leads, with its TLS and its login.
         stream_url: Where the stream protocol is, if not at its usual distance from the AMQP port.
         confirm_timeout_s: aio-pika: seconds to wait for a confirm where `publish` is given no `timeout`; then the
             outcome is unknown. None (default): until the connection is found lost, about two heartbeats.
@@ -82,7 +82,7 @@ def intercept(
     if present is not None:
         present.check_usable()
     if present is None:
-        client.intercept(connection, Interception(options, lambda: client.connection_url(connection)))
+        client.intercept(connection, Interception(options, connection))
     elif present.options != options:
         raise ConfigurationError(
             "this connection is intercepted already, with other options: relatum.release(connection) first"

@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
@@ -18,6 +17,7 @@ from relatum.interception._ports import Recorder
 from relatum.interception._stamp import OnInvalid, Stamper
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress
+from relatum.superstreams._connections import address_of
 
 RecorderChoice: TypeAlias = Literal["embedded", "external"]
 
@@ -64,15 +64,15 @@ class Interception:
 
     Args:
         options: What `intercept` was asked for.
-        connection_url: Gives the URL of the client's connection. Called when something has to be read.
+        connection: The client's connection.
     """
 
-    def __init__(self, options: Options, connection_url: Callable[[], str]) -> None:
+    def __init__(self, options: Options, connection: Any) -> None:
         self.options = options
         self.active = True
         """False once released: everything then passes through untouched."""
         self.skipped: Counter[tuple[str, str]] = Counter()
-        self._connection_url = connection_url
+        self._connection = connection
         self._stampers: dict[int, Stamper] = {}
         self._watched: set[tuple[str | bytes, str | bytes]] = set()
         self._forget_at = monotonic() + _FORGET_S
@@ -92,8 +92,8 @@ class Interception:
         """
 
     def address(self) -> BrokerAddress:
-        """Where streams are read: the client's own connection, unless options say otherwise."""
-        return BrokerAddress.parse(self.options.broker_url or self._connection_url(), self.options.stream_url)
+        """Where streams are read, and as whom: as the client's own connection, unless options say otherwise."""
+        return address_of(self.options.broker_url or self._connection, self.options.stream_url)
 
     def stamper(self, frame_bytes_max: int, **client: Any) -> Stamper:
         """The stamper for channels of that frame size; `client` is what `Stamper` must know of the client."""

@@ -30,7 +30,6 @@ from relatum.interception._outcome import outcome
 from relatum.interception._settle import Unsettled, final_at
 from relatum.interception._stamp import Stamp
 from relatum.superstreams import Target
-from relatum.superstreams._connections import pika_url
 
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
@@ -237,11 +236,6 @@ def release(connection: "BlockingConnection | Connection") -> None:
         vars(channel).pop(PUBLISHER, None)
     _put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
-
-
-def connection_url(connection: "BlockingConnection | Connection") -> str:
-    """The URL of the broker the connection is to, credentials in it."""
-    return pika_url(connection)
 
 
 def strip_returned(error: "UnroutableError | NackError", stamp: Stamp) -> None:

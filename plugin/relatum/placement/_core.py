@@ -32,7 +32,7 @@ from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import known_engine, make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
-from relatum.superstreams._connections import reach_of
+from relatum.superstreams._connections import address_of
 from relatum.superstreams._layout import checked_name
 
 CHECK_S_MAX: Final = 0.04
@@ -144,7 +144,7 @@ class RouterCore:
         self._has_layout = False
         self._closers: list[Callable[[], None]] = []
         if broker is not None:
-            reach_of(broker, stream_url)
+            address_of(broker, stream_url)
         self._performers: dict[type, Callable[[Any], Any]] = {
             ReadGeneration: lambda _request: self.store.generation(),
             ReadChanges: self._changes,
@@ -228,7 +228,7 @@ class RouterCore:
                 self._open_store(source)
 
     def _describe(self, source: Any) -> None:
-        vhost = reach_of(source, self._stream_url).address.vhost
+        vhost = address_of(source, self._stream_url).vhost
         self._vhost = self._vhost or vhost
         self.check_vhost(vhost)
         layout = describe_super_stream(source, self.super_stream, stream_url=self._stream_url)
@@ -236,10 +236,10 @@ class RouterCore:
         self._has_layout = True
 
     def _open_store(self, source: Any) -> None:
-        reach = reach_of(source, self._stream_url)
+        address = address_of(source, self._stream_url)
         if self._strays is None:
-            self._strays = Strays(reach.address, self.options.header, ssl_context=reach.tls)
-        store = self._store or PlacementStore(self._engine, reach.address.vhost, self.super_stream)
+            self._strays = Strays(address, self.options.header)
+        store = self._store or PlacementStore(self._engine, address.vhost, self.super_stream)
         try:
             rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
         except BaseException:

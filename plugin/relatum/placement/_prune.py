@@ -38,7 +38,7 @@ def forget_placements(
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         batch_rows: Placements deleted in one transaction at most.
     """
-    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    address = BrokerAddress.of(broker, stream_url)
     with translated_errors(), engine.connect() as connection:
         of_vhost = sa.select(super_streams.c.super_stream_id).where(super_streams.c.vhost == address.vhost)
         ids = list(connection.scalars(of_vhost))

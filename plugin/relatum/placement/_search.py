@@ -1,7 +1,6 @@
 """Strays: found in the partition where they lie, and published again as adoptions where their context is now."""
 
 import contextlib
-import ssl
 import threading
 from collections.abc import Callable, Generator
 from typing import Final, cast
@@ -116,16 +115,14 @@ class Strays:
     Args:
         address: The broker's address; it must have an AMQP port.
         header: The header that names contexts.
-        ssl_context: For brokers with TLS; None: the default one.
 
     Raises:
         ConfigurationError: the address has no AMQP port.
     """
 
-    def __init__(self, address: BrokerAddress, header: str, *, ssl_context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, address: BrokerAddress, header: str) -> None:
         self.address = address
         self._header = header
-        self._tls = ssl_context
         self._publisher = DirectPublisher(address, "an adoption")
         self._lock = threading.Lock()
         self._opened: StreamReader | None = None
@@ -168,5 +165,5 @@ class Strays:
         """The reader of the partitions; it connects again by itself."""
         with self._lock:
             if self._opened is None:
-                self._opened = StreamReader.open(self.address, ssl_context=self._tls)
+                self._opened = StreamReader.open(self.address)
             return self._opened

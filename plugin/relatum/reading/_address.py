@@ -1,10 +1,13 @@
 """Where a broker is, by which protocols, and who asks: taken from one URL or two."""
 
+import ssl
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from relatum.errors import ConfigurationError
+from relatum.errors import ConfigurationError, InvalidInput
+from relatum.reading._login import AuthMechanism, BrokerLogin
+from relatum.reading._login_query import login_of_query
 
 AMQP_TO_STREAM_PORT: Final = 120
 """How far RabbitMQ's default stream ports lie below its AMQP ports: 5672 and 5552, 5671 and 5551."""
@@ -30,6 +33,10 @@ class BrokerAddress:
         stream_tls: True for rabbitmq-stream+tls.
         stream_port_guessed: True where the stream port was derived from the AMQP port. It is then used only when the
             same broker answers there.
+        login: What TLS trusts and shows, and whether a password or a client certificate logs in.
+
+    Raises:
+        ConfigurationError: `login` asks for TLS, and neither port has it.
     """
 
     host: str
@@ -42,6 +49,54 @@ class BrokerAddress:
     stream_port: int | None = None
     stream_tls: bool = False
     stream_port_guessed: bool = False
+    login: BrokerLogin = field(default_factory=BrokerLogin)
+
+    def __post_init__(self) -> None:
+        if self.login.is_of_tls and not (self.amqp_tls or self.stream_tls):
+            raise ConfigurationError(
+                "options of TLS need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
+                f"{'amqp' if self.amqp_port else 'rabbitmq-stream'}://"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        broker: "str | BrokerAddress",
+        stream_url: str | None = None,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
+    ) -> "BrokerAddress":
+        """The address that is meant, checked before anything connects: files of TLS are there and fit together.
+
+        Args:
+            broker: A URL, as of `parse`, or an address.
+            stream_url: As of `parse`; an address says so itself.
+            ssl_context: The TLS context; None: what `broker` says.
+            auth_mechanism: "PLAIN" or "EXTERNAL"; None: what `broker` says.
+
+        Raises:
+            ConfigurationError: the URL cannot be read, its options cannot be, or contradict these.
+            InvalidInput: `broker` is neither URL nor address.
+        """
+        if isinstance(broker, str):
+            address: BrokerAddress = cls.parse(broker, stream_url)
+        elif isinstance(broker, BrokerAddress):
+            address = broker
+        else:
+            raise InvalidInput(f"broker is a URL or a BrokerAddress, not {broker!r}")
+        asked: dict[str, Any] = {"ssl_context": ssl_context, "mechanism": auth_mechanism}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        if asked:
+            address = replace(address, login=replace(address.login, **asked))
+        if address.amqp_tls or address.stream_tls:
+            address.login.tls_context()
+        return address
+
+    @property
+    def who(self) -> str:
+        """Who logs in, as errors name it."""
+        return f"the user {self.user!r}" if self.login.mechanism == "PLAIN" else "the client certificate's user"
 
     @classmethod
     def parse(cls, url: str, stream_url: str | None = None) -> Self:
@@ -49,12 +104,16 @@ class BrokerAddress:
 
         Args:
             url: `amqp://`, `amqps://`, `rabbitmq-stream://` or `rabbitmq-stream+tls://`, with user, password, host,
-                port and virtual host as usual. Query parameters are ignored.
+                port and virtual host as usual. Query parameters are those of RabbitMQ's URIs that are about logging in
+                (`cacertfile`, `certfile`, `keyfile`, `password`, `verify`, `server_name_indication`,
+                `auth_mechanism`), aiormq's (`cafile`, `capath`, `cadata`, `no_verify_ssl`, `auth`) and pika's
+                (`ssl_options`); their other ones are ignored.
             stream_url: Where the stream protocol is, when `url` is an AMQP URL and its stream port is not the usual
                 distance away.
 
         Raises:
-            ConfigurationError: A URL cannot be read; the message does not show it.
+            ConfigurationError: A URL cannot be read, has a parameter that nobody knows, or options of TLS without TLS;
+                the message does not show it.
         """
         address = cls._of(url)
         if stream_url is None:
@@ -62,8 +121,13 @@ class BrokerAddress:
         stream = cls._of(stream_url)
         if stream.stream_port_guessed or address.amqp_port is None:
             raise ConfigurationError("A stream URL beside the broker's URL must be rabbitmq-stream://HOST:PORT.")
+        if stream.login.is_of_tls and address.login.is_of_tls and stream.login != address.login:
+            raise ConfigurationError(
+                "The broker's URL and the stream URL have different options of TLS: give them once."
+            )
         return replace(
             address,
+            login=address.login if address.login.is_of_tls else stream.login,
             stream_host=stream.stream_host,
             stream_port=stream.stream_port,
             stream_tls=stream.stream_tls,
@@ -80,15 +144,17 @@ class BrokerAddress:
             password=unquote(parts.password) if parts.password is not None else "guest",
             vhost=unquote(parts.path[1:]) if len(parts.path) > 1 else "/",
             stream_host=parts.hostname or "localhost",
-            stream_tls=tls,
         )
+        login = login_of_query(parts.query)
         if parts.scheme in _STREAM:
-            return replace(common, stream_port=port)
+            return replace(common, stream_port=port, stream_tls=tls, login=login)
         guess = port - AMQP_TO_STREAM_PORT
         return replace(
             common,
             amqp_port=port,
             amqp_tls=tls,
+            stream_tls=tls,
+            login=login,
             stream_port=guess if guess > 0 else None,
             stream_port_guessed=True,
         )
@@ -96,7 +162,8 @@ class BrokerAddress:
     def __str__(self) -> str:
         port, tls = (self.amqp_port, self.amqp_tls) if self.amqp_port else (self.stream_port, self.stream_tls)
         scheme = ("amqps" if tls else "amqp") if self.amqp_port else f"rabbitmq-stream{'+tls' if tls else ''}"
-        return f"{scheme}://{self.user}@{self.host}:{port}{'' if self.vhost == '/' else '/' + self.vhost}"
+        user = f"{self.user}@" if self.login.mechanism == "PLAIN" else ""
+        return f"{scheme}://{user}{self.host}:{port}{'' if self.vhost == '/' else '/' + self.vhost}"
 
 
 def _split(url: str) -> tuple[SplitResult, int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
 import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -197,19 +196,14 @@ class AsyncAmqp:
         address: BrokerAddress,
         *,
         timeout_s: float,
-        tls: ssl.SSLContext | None = None,
-        mechanism: str = "PLAIN",
         heartbeat_s: int = HEARTBEAT_S,
         connections: int = CONNECTIONS_MAX,
     ) -> None:
         self._heartbeat_s = heartbeat_s
         if address.amqp_port is None:
             raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
-        if mechanism != "PLAIN":
-            raise ConfigurationError("aio-pika logs in with PLAIN only; use the stream protocol for EXTERNAL.")
         self._address = address
         self._timeout_s = timeout_s
-        self._tls = tls
         self._operations = AmqpOperations(timeout_s)
         self._connections: AsyncConnections[Any] = AsyncConnections(connections)
         self._connection: Any = None
@@ -234,6 +228,11 @@ class AsyncAmqp:
     async def _connect(self, timeout_s: float) -> Any:
         address = self._address
         where = f"{address.host}:{address.amqp_port}"
+        options: dict[str, Any] = {}
+        if address.amqp_tls:
+            # In a thread: it reads files. An empty name: none is sent, and none compared.
+            options["context"] = await asyncio.to_thread(address.login.tls_context)
+            options["server_hostname"] = address.login.server_name_for(address.host) or ""
         try:
             url = aio_pika.connection.make_url(
                 host=address.host,
@@ -243,15 +242,19 @@ class AsyncAmqp:
                 virtualhost=address.vhost,
                 ssl=address.amqp_tls,
                 heartbeat=self._heartbeat_s,
+                auth=address.login.mechanism.lower(),
             )
-            connection = aiormq.Connection(url, context=self._tls)
+            connection = aiormq.Connection(url, **options)
             async with asyncio.timeout(timeout_s):
                 await connection.connect()
-        except (aiormq.exceptions.ProbableAuthenticationError, aiormq.exceptions.AuthenticationError) as error:
-            raise AccessRefused(f"The broker at {where} refuses the user {address.user!r}.") from error
+        except aiormq.exceptions.ProbableAuthenticationError as error:
+            raise AccessRefused(f"The broker at {where} refuses {address.who}.") from error
+        except aiormq.exceptions.AuthenticationError as error:
+            message = f"The broker at {where} does not offer {address.login.mechanism} to log in by."
+            raise ConfigurationError(message) from error
         except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
             if is_refusal(*_closed_with(error)):
-                message = f"The broker at {where} refuses the user {address.user!r} or the virtual host."
+                message = f"The broker at {where} refuses {address.who} or the virtual host."
                 raise AccessRefused(message) from error
             raise await asyncio.to_thread(no_amqp, error, address) from error
         return connection

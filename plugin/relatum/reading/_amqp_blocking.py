@@ -17,7 +17,13 @@ import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from pika.channel import Channel
-from pika.exceptions import AMQPError, ChannelClosedByBroker, IncompatibleProtocolError
+from pika.exceptions import (
+    AMQPError,
+    AuthenticationError,
+    ChannelClosedByBroker,
+    IncompatibleProtocolError,
+    StreamLostError,
+)
 
 from relatum._ids import MessageId
 from relatum._peers import AMQP, ask_who, hint, is_another, unreached
@@ -47,10 +53,11 @@ from relatum.reading._amqp_operations import (
 )
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._connections import Connections
+from relatum.reading._handshake import inside, refusal_inside, why_hung_up
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal
-from relatum.reading._socket import HEARTBEAT_S, inside, untrusted_inside
+from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 
@@ -66,18 +73,17 @@ GOODBYE_S: Final = 0.5
 _Result = TypeVar("_Result")
 
 
-def pika_parameters(
-    address: BrokerAddress, tls: ssl.SSLContext | None, timeout_s: float, mechanism: str, heartbeat_s: int
-) -> pika.ConnectionParameters:
-    """What pika needs to connect to an address; TLS verifies unless the caller made another context."""
+def pika_parameters(address: BrokerAddress, timeout_s: float, heartbeat_s: int) -> pika.ConnectionParameters:
+    """What pika needs to connect to an address, and to log in as that says."""
     if address.amqp_port is None:
         raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
     credentials: Any = pika.PlainCredentials(address.user, address.password)
-    if mechanism == "EXTERNAL":
+    login = address.login
+    if login.mechanism == "EXTERNAL":
         credentials = pika.credentials.ExternalCredentials()
     options = None
     if address.amqp_tls:
-        options = pika.SSLOptions(tls or ssl.create_default_context(), address.host)
+        options = pika.SSLOptions(login.tls_context(), login.server_name_for(address.host))
     return pika.ConnectionParameters(
         host=address.host,
         port=address.amqp_port,
@@ -91,16 +97,15 @@ def pika_parameters(
     )
 
 
-def blocking_connection(
-    address: BrokerAddress, tls: ssl.SSLContext | None = None, *, timeout_s: float, heartbeat_s: int
-) -> pika.BlockingConnection:
+def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
     """A blocking connection of pika's to an address.
 
     Raises:
         BrokerUnavailable, AccessRefused: none can be opened.
-        ConfigurationError: the address has no AMQP port.
+        TlsRefused: TLS cannot be, for a reason that it names.
+        ConfigurationError: the address has no AMQP port, or a file of TLS cannot be used.
     """
-    parameters = pika_parameters(address, tls, timeout_s, "PLAIN", heartbeat_s)
+    parameters = pika_parameters(address, timeout_s, heartbeat_s)
     try:
         return pika.BlockingConnection(parameters)
     # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
@@ -116,7 +121,9 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
     where = f"{address.host}:{address.amqp_port}"
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
     if closed is not None and is_refusal(int(closed[1]), closed[2]):
-        return AccessRefused(f"The broker at {where} refuses the user {address.user!r} or the virtual host.")
+        return AccessRefused(f"The broker at {where} refuses {address.who} or the virtual host.")
+    if inside(error, AuthenticationError) is not None:
+        return ConfigurationError(f"The broker at {where} does not offer {address.login.mechanism} to log in by.")
     return no_amqp(error, address)
 
 
@@ -127,17 +134,21 @@ def no_amqp(error: BaseException | None, address: BrokerAddress) -> RelatumError
     """
     port = address.amqp_port or 0
     where = f"{address.host}:{port}"
-    untrusted = untrusted_inside(error, where)
-    if untrusted is not None:
-        return untrusted
-    # pika's word, and asyncio's, for a server that hung up instead of answering.
-    hung_up = inside(error, IncompatibleProtocolError) or inside(error, EOFError)
+    # pika's words, and asyncio's, for a server that hung up instead of answering.
+    hung_up = any(inside(error, kind) for kind in _HUNG_UP)
+    refused = refusal_inside(error, where)
+    if refused is None and hung_up and address.amqp_tls:
+        refused = why_hung_up(address.host, port, address.login)
+    if refused is not None:
+        return refused
     service = ask_who(address.host, port) if hung_up and not address.amqp_tls else None
     if service is not None and service != AMQP:
         return ConfigurationError(f"{is_another(service, where, AMQP)}.")
     reason = inside(error, socket.gaierror) or inside(error, OSError)
     return BrokerUnavailable(f"No AMQP 0.9.1 at {where}{unreached(reason, address.host)}{hint(port, AMQP)}.")
 
+
+_HUNG_UP: Final = (StreamLostError, IncompatibleProtocolError, ConnectionResetError, EOFError, ssl.SSLError)
 
 _CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
 """What pika's errors keep of a Close frame: the reply code and the text."""
@@ -366,20 +377,18 @@ class BlockingAmqp:
         address: BrokerAddress,
         *,
         timeout_s: float,
-        tls: ssl.SSLContext | None = None,
-        mechanism: str = "PLAIN",
         heartbeat_s: int = HEARTBEAT_S,
         connect_s: float | None = None,
         connections: int = CONNECTIONS_MAX,
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._parameters = pika_parameters(address, tls, timeout_s, mechanism, heartbeat_s)
+        self._parameters = pika_parameters(address, timeout_s, heartbeat_s)
         self._operations = AmqpOperations(timeout_s)
         self._connections: Connections[PikaConnection] = Connections(connections)
         self._is_closed = False
         first_s = connect_s or timeout_s
-        connection = PikaConnection(address, pika_parameters(address, tls, first_s, mechanism, heartbeat_s), first_s)
+        connection = PikaConnection(address, pika_parameters(address, first_s, heartbeat_s), first_s)
         self._connections.take(None, Use.ANSWER)
         self._connections.note_opened()
         self.server_properties = connection.server_properties

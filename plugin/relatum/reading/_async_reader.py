@@ -15,15 +15,16 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
 from relatum.reading._cluster import cluster_meant, forget_cluster
+from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
-from relatum.reading._reader import CREDIT, IDLE_S, credit_of
+from relatum.reading._reader import CREDIT, IDLE_S, NOT_BY_STREAMS, credit_of
 from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MESSAGES, Result
-from relatum.wire._session import AnotherCluster, AnotherProtocol, Mechanism
+from relatum.wire._session import AnotherCluster
 
 _Taken = TypeVar("_Taken")
 
@@ -62,27 +63,26 @@ class AsyncStreamReader:
         transport: TransportName = "auto",
         timeout_s: float = 10.0,
         ssl_context: ssl.SSLContext | None = None,
-        mechanism: Literal["PLAIN", "EXTERNAL"] = "PLAIN",
+        auth_mechanism: AuthMechanism | None = None,
+        mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected; see `StreamReader.open`. AMQP 0.9.1 needs the extra `aio`."""
-        if isinstance(address, str):
-            address = BrokerAddress.parse(address)
+        auth_mechanism = auth_mechanism or mechanism
+        address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
         within = ConnectingTime(timeout_s)
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
-            ask = partial(cluster_meant, address, choice, tls=ssl_context, mechanism=mechanism, timeout_s=timeout_s)
+            ask = partial(cluster_meant, address, choice, timeout_s=timeout_s)
             meant = await asyncio.to_thread(ask)
             choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:
             streams = AsyncStreams(
                 address,
                 timeout_s=timeout_s,
-                tls=ssl_context,
-                mechanism=Mechanism(mechanism),
                 heartbeat_s=heartbeat_s,
                 cluster_name=meant,
                 connect_s=within.of_streams(choice),
@@ -91,7 +91,7 @@ class AsyncStreamReader:
             try:
                 await streams.open()
                 return cls(streams, "stream", timeout_s)
-            except (BrokerUnavailable, ProtocolError, ReadTimeout, AnotherProtocol) as error:
+            except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS) as error:
                 if isinstance(error, AnotherCluster):
                     forget_cluster(address)
                 if choice is Choice.STREAM:
@@ -102,8 +102,6 @@ class AsyncStreamReader:
         amqp = AsyncAmqp(
             address,
             timeout_s=timeout_s,
-            tls=ssl_context,
-            mechanism=mechanism,
             heartbeat_s=heartbeat_s,
             connections=connections_max,
         )

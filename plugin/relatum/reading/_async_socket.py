@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 import time
 from typing import TypeVar
 
@@ -13,10 +12,12 @@ from relatum.errors import (
     ConnectionLost,
     DataError,
     ReadTimeout,
+    TlsRefused,
 )
 from relatum.reading._address import BrokerAddress
+from relatum.reading._handshake import has_hung_up, why_hung_up
 from relatum.reading._operations import StreamOperations
-from relatum.reading._socket import RECEIVE_BYTES, SILENCE_HEARTBEATS, not_opened
+from relatum.reading._socket import RECEIVE_BYTES, SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.wire import _frames as frames
 from relatum.wire._session import Event, Login, Steps, StreamSession
 
@@ -41,27 +42,33 @@ class AsyncConnection:
         return self._reader.at_eof() or self._writer.transport.is_closing()
 
     @classmethod
-    async def open(
-        cls, address: BrokerAddress, login: Login, tls: ssl.SSLContext | None, timeout_s: float
-    ) -> "AsyncConnection":
+    async def open(cls, address: BrokerAddress, login: Login, timeout_s: float) -> "AsyncConnection":
         """Connect and log in; raises what `SocketConnection.open` raises."""
         host, port = address.stream_host, address.stream_port
         if port is None:
             raise ConfigurationError("The address has no stream port.")
+        # In a thread: it reads files.
+        tls = await asyncio.to_thread(tls_context_for, address) if address.stream_tls else None
+        # An empty name: none is sent, and none compared.
+        name = (address.login.server_name_for(host) or "") if tls is not None else None
         connection: AsyncConnection | None = None
+        deadline = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_connection(
-                    host, port, ssl=tls, server_hostname=host if tls else None, limit=RECEIVE_BYTES
+                    host, port, ssl=tls, server_hostname=name, limit=RECEIVE_BYTES
                 )
                 connection = cls(reader, writer, login)
                 raw = writer.get_extra_info("socket")
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                await connection.run(connection.session.connecting(), time.monotonic() + timeout_s)
+                await connection.run(connection.session.connecting(), deadline)
         except BaseException as error:
             if connection is not None:
                 connection.abandon()
             told = not_opened(error, host, port)
+            if tls is not None and connection is not None and has_hung_up(error) and not isinstance(told, TlsRefused):
+                refused = await asyncio.to_thread(why_hung_up, host, port, address.login)
+                told = refused if refused is not None else told
             if told is error:
                 raise
             raise told from error

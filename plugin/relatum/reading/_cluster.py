@@ -5,7 +5,6 @@ they are before a login, so who is not the one that AMQP leads to is told neithe
 """
 
 import contextlib
-import ssl
 from typing import Final
 
 from relatum.errors import ConfigurationError
@@ -27,8 +26,6 @@ def cluster_meant(
     address: BrokerAddress,
     choice: Choice,
     *,
-    tls: ssl.SSLContext | None = None,
-    mechanism: str = "PLAIN",
     timeout_s: float,
 ) -> str | None:
     """The cluster that must answer on an address's guessed stream port. It may block; asked once for each address.
@@ -36,8 +33,6 @@ def cluster_meant(
     Args:
         address: The address.
         choice: What it is asked for.
-        tls: As for readers.
-        mechanism: As for readers.
         timeout_s: Seconds until AMQP 0.9.1 counts as away.
 
     Returns:
@@ -50,7 +45,7 @@ def cluster_meant(
     key = _key(address)
     name = _known.get(key)
     if name is None:
-        amqp = BlockingAmqp(address, timeout_s=timeout_s, tls=tls, mechanism=mechanism, heartbeat_s=HEARTBEAT_S)
+        amqp = BlockingAmqp(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
         with contextlib.closing(amqp):
             name = cluster_name(amqp.server_properties)
         if name is not None:

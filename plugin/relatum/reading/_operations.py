@@ -31,7 +31,7 @@ from relatum.reading._start import Beginning
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, record_at
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
-from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMoved, StreamSession, code_name
+from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMoved, StreamSession, code_name, is_before
 
 ATTACHES_MAX: Final = 500
 """Attaches after which a connection to a broker that leaks is replaced; a new one takes as long as a few."""
@@ -118,12 +118,6 @@ class StreamNotHere(StreamUnavailable):
     offset: int
 
 
-def _is_before(version: str, release: tuple[int, int]) -> bool:
-    """Whether a broker is older than a release; one whose version cannot be read counts as a new one."""
-    parts = version.split(".")[:2]
-    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
-
-
 def _answers_routes(version: str) -> bool:
     """Whether Route is known to do no harm there; a version that cannot be read is not known."""
     parts = version.split(".")[:2]
@@ -164,7 +158,7 @@ class StreamOperations:
     @property
     def is_worn(self) -> bool:
         """True where the connection should be replaced: the broker holds too many files open for it."""
-        return self._attaches >= ATTACHES_MAX and _is_before(self._version, CLOSES_SINCE)
+        return self._attaches >= ATTACHES_MAX and is_before(self._version, CLOSES_SINCE)
 
     @property
     def _version(self) -> str:
@@ -279,7 +273,7 @@ class StreamOperations:
 
     def _has_nothing_written(self, stream: str) -> Steps[bool]:
         """Whether the leader's log has no message at all, committed or not; False where it cannot be asked."""
-        if _is_before(self._version, STATS_SINCE):
+        if is_before(self._version, STATS_SINCE):
             return False
         correlation = self.session.next_correlation()
         self.session.send(frames.stream_stats(correlation, stream))

@@ -7,12 +7,13 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 
 from relatum._ids import MessageId
-from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout
+from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
 from relatum.reading._cluster import cluster_meant, forget_cluster
+from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._socket import HEARTBEAT_S
@@ -20,10 +21,13 @@ from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MESSAGES, Result
-from relatum.wire._session import AnotherCluster, AnotherProtocol, Mechanism
+from relatum.wire._session import AnotherCluster, AnotherProtocol, MechanismNotTaken
 
 CREDIT: Final = 16
 """Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
+
+NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken)
+"""Errors that are final where the stream port was given, and say of a guessed one that it is another's."""
 
 IDLE_S: Final = 60.0
 """Seconds after which a reader that waits for ever looks up; nothing depends on it."""
@@ -67,7 +71,8 @@ class StreamReader:
         transport: TransportName = "auto",
         timeout_s: float = 10.0,
         ssl_context: ssl.SSLContext | None = None,
-        mechanism: Literal["PLAIN", "EXTERNAL"] = "PLAIN",
+        auth_mechanism: AuthMechanism | None = None,
+        mechanism: AuthMechanism | None = None,
         heartbeat_s: int = HEARTBEAT_S,
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
@@ -78,9 +83,11 @@ class StreamReader:
             transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" for the stream protocol where
                 it answers and AMQP 0.9.1 otherwise.
             timeout_s: Seconds until a call without an answer ends as `ReadTimeout`; connecting included.
-            ssl_context: TLS context for addresses with TLS; None makes one that verifies certificate and host name.
-            mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate in
-                `ssl_context`.
+            ssl_context: TLS context for addresses with TLS; None: what the address says, whose certificates and host
+                names are verified.
+            auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what
+                the address says.
+            mechanism: The same, by its older name.
             heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that (twice, over AMQP
                 0.9.1) counts as lost while a reader waits.
             connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
@@ -90,32 +97,31 @@ class StreamReader:
         Raises:
             BrokerUnavailable: Nothing answers.
             AccessRefused: The broker refuses the user or the virtual host.
-            ConfigurationError: The URL does not fit the transport, or the certificate is not trusted.
+            TlsRefused: TLS cannot be, for a reason that it names.
+            ConfigurationError: The URL does not fit the transport, or a file of TLS cannot be used.
             InvalidInput: `connections_max` is no number from 2 on.
         """
-        if isinstance(address, str):
-            address = BrokerAddress.parse(address)
+        auth_mechanism = auth_mechanism or mechanism
+        address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
         within = ConnectingTime(timeout_s)
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
-            meant = cluster_meant(address, choice, tls=ssl_context, mechanism=mechanism, timeout_s=timeout_s)
+            meant = cluster_meant(address, choice, timeout_s=timeout_s)
             choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:
             try:
                 streams = BlockingStreams(
                     address,
                     timeout_s=timeout_s,
-                    tls=ssl_context,
-                    mechanism=Mechanism(mechanism),
                     heartbeat_s=heartbeat_s,
                     cluster_name=meant,
                     connect_s=within.of_streams(choice),
                     connections=connections_max,
                 )
                 return cls(streams, "stream", timeout_s)
-            except (BrokerUnavailable, ProtocolError, ReadTimeout, AnotherProtocol) as error:
+            except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS) as error:
                 if isinstance(error, AnotherCluster):
                     forget_cluster(address)
                 if choice is Choice.STREAM:
@@ -123,8 +129,6 @@ class StreamReader:
         amqp = BlockingAmqp(
             address,
             timeout_s=timeout_s,
-            tls=ssl_context,
-            mechanism=mechanism,
             heartbeat_s=heartbeat_s,
             connect_s=within.left_s,
             connections=connections_max,

@@ -17,8 +17,10 @@ from relatum.errors import (
     ConnectionLost,
     DataError,
     ReadTimeout,
+    TlsRefused,
 )
 from relatum.reading._address import BrokerAddress
+from relatum.reading._handshake import has_hung_up, refusal_inside, why_hung_up
 from relatum.reading._operations import StreamOperations
 from relatum.wire import _frames as frames
 from relatum.wire._session import AnotherProtocol, Event, Login, Mechanism, Steps, StreamSession
@@ -29,9 +31,6 @@ RECEIVE_BYTES: Final = 256 << 10
 HEARTBEAT_S: Final = 10
 """Seconds of heartbeat asked for: a frozen broker is noticed in 1.5 times that."""
 
-NESTED_ERRORS_MAX: Final = 100
-"""Errors inside errors that are looked at for a cause."""
-
 SEND_S_MIN: Final = 0.5
 """Seconds a send may take at least, however short the wait for an answer is."""
 
@@ -39,50 +38,17 @@ SILENCE_HEARTBEATS: Final = 1.5
 """Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
 
 _Result = TypeVar("_Result")
-_Error = TypeVar("_Error", bound=BaseException)
 
 
-def login_for(
-    address: BrokerAddress, mechanism: Mechanism, heartbeat_s: int = HEARTBEAT_S, cluster_name: str | None = None
-) -> Login:
+def login_for(address: BrokerAddress, heartbeat_s: int = HEARTBEAT_S, cluster_name: str | None = None) -> Login:
     """The login an address holds, for the cluster of that name alone where one is given."""
+    mechanism = Mechanism(address.login.mechanism)
     return Login(address.user, address.password, address.vhost, mechanism, heartbeat_s, cluster_name)
 
 
-def tls_context_for(address: BrokerAddress, given: ssl.SSLContext | None) -> ssl.SSLContext | None:
-    """The TLS context of a stream connection: verifying certificate and host name unless the caller made another."""
-    if not address.stream_tls:
-        return None
-    return given if given is not None else ssl.create_default_context()
-
-
-def untrusted(error: ssl.SSLError, host: str) -> ConfigurationError | BrokerUnavailable:
-    """The error for a TLS handshake that failed."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return ConfigurationError(f"The certificate of {host} is not trusted: {error.verify_message}.")
-    return BrokerUnavailable(f"TLS with {host} failed: {error.reason}.")
-
-
-def untrusted_inside(error: BaseException | None, host: str) -> ConfigurationError | None:
-    """The error for a certificate that was refused, where that lies under a client library's own errors."""
-    refused = inside(error, ssl.SSLCertVerificationError)
-    if refused is None:
-        return None
-    return ConfigurationError(f"The certificate of {host} is not trusted: {refused.verify_message}.")
-
-
-def inside(error: BaseException | None, kind: type[_Error]) -> _Error | None:
-    """An error of a kind that lies under a client library's own errors, or None."""
-    waiting, seen = [error], 0
-    while waiting and seen < NESTED_ERRORS_MAX:
-        each = waiting.pop()
-        seen += 1
-        if isinstance(each, kind):
-            return each
-        if isinstance(each, BaseException):
-            parts = (each.__cause__, getattr(each, "exception", None), *getattr(each, "exceptions", ()), *each.args)
-            waiting += [part for part in parts if isinstance(part, BaseException)]
-    return None
+def tls_context_for(address: BrokerAddress) -> ssl.SSLContext | None:
+    """The TLS context of a stream connection; None for a plain one."""
+    return address.login.tls_context() if address.stream_tls else None
 
 
 def not_opened(error: BaseException, host: str, port: int) -> BaseException:
@@ -90,8 +56,10 @@ def not_opened(error: BaseException, host: str, port: int) -> BaseException:
     where = f"{host}:{port}"
     if isinstance(error, AnotherProtocol):
         return AnotherProtocol(f"{is_another(error.service, where, STREAM)}.", service=error.service)
+    if (refused := refusal_inside(error, where)) is not None:
+        return refused
     if isinstance(error, ssl.SSLError):
-        return untrusted(error, host)
+        return BrokerUnavailable(f"TLS with {where} failed: {error.reason or 'it hung up'}.")
     if isinstance(error, (TimeoutError, ReadTimeout)):
         return BrokerUnavailable(f"Nothing at {where} answered as the stream protocol in time{hint(port, STREAM)}.")
     if isinstance(error, OSError):
@@ -127,20 +95,25 @@ class SocketConnection:
         self.abandon()
 
     @classmethod
-    def open(
-        cls, address: BrokerAddress, login: Login, tls: ssl.SSLContext | None, timeout_s: float
-    ) -> "SocketConnection":
+    def open(cls, address: BrokerAddress, login: Login, timeout_s: float) -> "SocketConnection":
         """Connect and log in.
+
+        Args:
+            address: Where to, and what TLS trusts and shows.
+            login: Who logs in.
+            timeout_s: Seconds for all of it.
 
         Raises:
             BrokerUnavailable: Nothing answers, or not in time, or not the cluster that is meant.
             AccessRefused: The broker refuses the user or the virtual host.
-            ConfigurationError: The certificate is not trusted, the mechanism not offered, or another kind of server
+            TlsRefused: TLS cannot be, for a reason that it names; nothing of the login was sent.
+            ConfigurationError: A file of TLS cannot be used, the mechanism is not taken, or another kind of server
                 answers (`AnotherProtocol`).
         """
         host, port = address.stream_host, address.stream_port
         if port is None:
             raise ConfigurationError("The address has no stream port.")
+        tls = tls_context_for(address)
         deadline = time.monotonic() + timeout_s
         try:
             stream = socket.create_connection((host, port), timeout_s)
@@ -151,12 +124,14 @@ class SocketConnection:
         try:
             if tls is not None:
                 stream.settimeout(max(SEND_S_MIN, deadline - time.monotonic()))
-                stream = tls.wrap_socket(stream, server_hostname=host)
+                stream = tls.wrap_socket(stream, server_hostname=address.login.server_name_for(host))
             connection = cls(stream, login)
             connection.run(connection.session.connecting(), deadline)
         except BaseException as error:
             stream.close()
             told = not_opened(error, host, port)
+            if tls is not None and has_hung_up(error) and not isinstance(told, TlsRefused):
+                told = why_hung_up(host, port, address.login) or told
             if told is error:
                 raise
             raise told from error

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import replace
@@ -47,13 +46,13 @@ from relatum.reading._operations import (
     proven_not_there,
 )
 from relatum.reading._plan import Density
-from relatum.reading._socket import HEARTBEAT_S, login_for, tls_context_for
+from relatum.reading._socket import HEARTBEAT_S, login_for
 from relatum.reading._stream_blocking import batches_of, name_missing
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk
 from relatum.wire._frames import Broker
-from relatum.wire._session import Mechanism, Steps
+from relatum.wire._session import Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -70,8 +69,6 @@ class AsyncStreams:
         address: BrokerAddress,
         *,
         timeout_s: float,
-        tls: ssl.SSLContext | None = None,
-        mechanism: Mechanism = Mechanism.PLAIN,
         heartbeat_s: int = HEARTBEAT_S,
         cluster_name: str | None = None,
         connect_s: float | None = None,
@@ -81,9 +78,7 @@ class AsyncStreams:
         self._address = address
         self._timeout_s = timeout_s
         self._connect_s = connect_s
-        self._login = login_for(address, mechanism, heartbeat_s, cluster_name)
-        self._tls_given = tls
-        self._tls = tls_context_for(address, tls)
+        self._login = login_for(address, heartbeat_s, cluster_name)
         self._connections = connections if isinstance(connections, AsyncConnections) else AsyncConnections(connections)
         self._node = node
         self._densities: dict[str, Density] = {}
@@ -125,7 +120,7 @@ class AsyncStreams:
             await self._release(connection, use)
         try:
             left_s = connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())
-            connection = await AsyncConnection.open(self._address, self._login, self._tls, left_s)
+            connection = await AsyncConnection.open(self._address, self._login, left_s)
         except BaseException:
             self._connections.drop(use)
             raise
@@ -192,8 +187,6 @@ class AsyncStreams:
             node = AsyncStreams(
                 replace(self._address, stream_host=broker.host, stream_port=broker.port),
                 timeout_s=self._timeout_s,
-                tls=self._tls_given,
-                mechanism=self._login.mechanism,
                 heartbeat_s=self._login.heartbeat_s,
                 # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
                 # may say another name, until somebody sets one.
@@ -235,7 +228,7 @@ class AsyncStreams:
         async with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
             await self._connections.take(ASIDE, Use.ANSWER)
             try:
-                return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s, self._tls_given)
+                return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s)
             finally:
                 self._connections.drop(Use.ANSWER)
 

@@ -1,7 +1,6 @@
 """Reading streams over the stream protocol, blocking."""
 
 import contextlib
-import ssl
 import threading
 import time
 import weakref
@@ -52,12 +51,12 @@ from relatum.reading._operations import (
     proven_not_there,
 )
 from relatum.reading._plan import Density
-from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for, tls_context_for
+from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, split
 from relatum.wire._frames import Broker
-from relatum.wire._session import Mechanism, Steps
+from relatum.wire._session import Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -69,8 +68,6 @@ class BlockingStreams:
     Args:
         address: Where the broker is; it must have a stream port.
         timeout_s: Seconds until a call that got no answer ends as `ReadTimeout`.
-        tls: TLS context, for stream addresses with TLS; None makes a verifying one.
-        mechanism: How to log in.
         heartbeat_s: Seconds of heartbeat asked for.
         cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
         connect_s: Seconds for the connection that is opened here; None: `timeout_s`.
@@ -83,8 +80,6 @@ class BlockingStreams:
         address: BrokerAddress,
         *,
         timeout_s: float,
-        tls: ssl.SSLContext | None = None,
-        mechanism: Mechanism = Mechanism.PLAIN,
         heartbeat_s: int = HEARTBEAT_S,
         cluster_name: str | None = None,
         connect_s: float | None = None,
@@ -93,9 +88,7 @@ class BlockingStreams:
     ) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._login = login_for(address, mechanism, heartbeat_s, cluster_name)
-        self._tls_given = tls
-        self._tls = tls_context_for(address, tls)
+        self._login = login_for(address, heartbeat_s, cluster_name)
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._node = node
         self._densities: dict[str, Density] = {}
@@ -140,7 +133,7 @@ class BlockingStreams:
             return connection
         try:
             left_s = connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())
-            connection = SocketConnection.open(self._address, self._login, self._tls, left_s)
+            connection = SocketConnection.open(self._address, self._login, left_s)
         except BaseException:
             self._connections.drop(use)
             raise
@@ -233,8 +226,6 @@ class BlockingStreams:
             node = BlockingStreams(
                 replace(self._address, stream_host=broker.host, stream_port=broker.port),
                 timeout_s=self._timeout_s,
-                tls=self._tls_given,
-                mechanism=self._login.mechanism,
                 heartbeat_s=self._login.heartbeat_s,
                 # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
                 # may say another name, until somebody sets one.
@@ -275,7 +266,7 @@ class BlockingStreams:
         with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
             self._connections.take(ASIDE, Use.ANSWER)
             try:
-                return name_missing(error, self._address, self._timeout_s, self._tls_given)
+                return name_missing(error, self._address, self._timeout_s)
             finally:
                 self._connections.drop(Use.ANSWER)
 
@@ -481,9 +472,7 @@ def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
             yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
 
 
-def name_missing(
-    error: StreamNotFound, address: BrokerAddress, timeout_s: float, tls: ssl.SSLContext | None
-) -> NotFound:
+def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float) -> NotFound:
     """What a stream that a node does not know is: `NotAStream` for a queue of another kind, as AMQP 0.9.1 says.
 
     One question, which the queue itself answers: two would find a stream that is deleted and declared again missing
@@ -495,7 +484,7 @@ def name_missing(
     if address.amqp_port is None:
         return error
     try:
-        with contextlib.closing(BlockingAmqp(address, timeout_s=timeout_s, tls=tls)) as amqp:
+        with contextlib.closing(BlockingAmqp(address, timeout_s=timeout_s)) as amqp:
             amqp.probe(error.stream)
     except NotAStream as found:
         return found

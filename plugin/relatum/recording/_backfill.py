@@ -96,7 +96,7 @@ def backfill(
         CoverageConflict: the stream is not the one that was recorded, or others keep moving the coverage.
         StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
     """
-    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    address = BrokerAddress.of(broker, stream_url)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         run = _Backfill(engine, reader, address.vhost, stream, super_stream, progress, stop or threading.Event())
         return run.run(keys)

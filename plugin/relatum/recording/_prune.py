@@ -73,7 +73,7 @@ def prune(
         StreamNotFound: nothing of that name is recorded; nothing was deleted.
         BrokerUnavailable, DatabaseUnavailable: what was deleted before is; safe to repeat.
     """
-    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    address = BrokerAddress.of(broker, stream_url)
     report = PruneReport()
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:

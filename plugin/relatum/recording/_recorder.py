@@ -1,6 +1,7 @@
 """Recording many streams in one process: `relatum record`."""
 
 import logging
+import ssl
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.keys import KeyDefinition, as_definitions
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._lease import LEASE_S
 from relatum.store import add_keys, key_definitions, known_engine, make_engine, translated_errors
@@ -48,6 +49,9 @@ class Recorder:
         streams: Names of streams and super streams; each partition of a super stream is recorded, new ones too. A
             stream that does not exist yet is waited for.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+            broker's URL says, or PLAIN.
         keys: Keys to define before recording, where they are not defined yet.
         holder: Who takes the leases; by default a name made of host and process.
         database_connections_max: Connections to PostgreSQL at most, whatever the number of streams; at least 1. Who
@@ -62,6 +66,8 @@ class Recorder:
         streams: Sequence[str],
         *,
         stream_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
         keys: Iterable[str | KeyDefinition] = (),
         holder: str | None = None,
         database_connections_max: int = DATABASE_CONNECTIONS_MAX,
@@ -69,7 +75,7 @@ class Recorder:
     ) -> None:
         if database_connections_max < 1:
             raise ConfigurationError(f"a recorder needs a connection to its database, not {database_connections_max}")
-        self._address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._owns_engine = not isinstance(database, sa.Engine)
         self._engine = engine_of(database, database_connections_max)
         self._names = list(streams)

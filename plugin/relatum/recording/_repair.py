@@ -62,7 +62,7 @@ def repair(
             _check_generation(engine, vhost, stream)
         if dry_run or not different:
             return [line for stream in different for line in _lines(stream)]
-        address = BrokerAddress.parse(broker) if isinstance(broker, str) else broker or report.broker
+        address = report.broker if broker is None else BrokerAddress.of(broker)
         if address is None:
             raise ConfigurationError("the report does not say which broker it compared with: give `broker`")
         with StreamReader.open(address) as reader:

@@ -104,7 +104,7 @@ def status(
     Raises:
         BrokerUnavailable, DatabaseUnavailable: there is no status; safe to repeat.
     """
-    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    address = BrokerAddress.of(broker, stream_url)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:
             known = streams_named(connection, address.vhost, names)

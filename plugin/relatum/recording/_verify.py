@@ -94,7 +94,7 @@ def verify(
             names it in `failed`.
         BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
     """
-    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    address = BrokerAddress.of(broker, stream_url)
     seed = checked_sample(sample, seed)
     chosen = partial(chosen_windows, sample=sample, seed=seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:

@@ -157,7 +157,7 @@ def _opened(
     header: str | None,
 ) -> Iterator[_Scope]:
     """What is to be read of a super stream, and a reader to do it with."""
-    address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
+    address = BrokerAddress.of(broker, stream_url)
     with StreamReader.open(address) as reader, ExitStack() as stack:
         connection = None
         if database is not None:

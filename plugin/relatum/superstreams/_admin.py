@@ -16,7 +16,7 @@ from pika.exceptions import ChannelClosedByBroker
 from relatum.errors import ConfigurationError, InvalidInput, SuperStreamConflict, SuperStreamNotFound
 from relatum.limits import PARTITIONS_MAX
 from relatum.reading import BrokerAddress
-from relatum.superstreams._connections import blocking_connection, reach_of
+from relatum.superstreams._connections import address_of, blocking_connection
 from relatum.superstreams._description import described, queue_exists, stream_reader
 from relatum.superstreams._layout import Layout, Partition, checked_name
 
@@ -115,10 +115,10 @@ def declare_super_stream(
     """
     wanted = _wanted(name, partitions, binding_keys)
     arguments = (options or StreamOptions()).arguments()
-    reach = reach_of(broker, stream_url)
-    with blocking_connection(broker, reach) as connection:
+    address = address_of(broker, stream_url)
+    with blocking_connection(broker, address) as connection:
         try:
-            present = described(connection, reach, name)
+            present = described(connection, address, name)
         except SuperStreamNotFound:
             pass
         else:
@@ -154,7 +154,7 @@ def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None =
             stream's name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    return described(broker, reach_of(broker, stream_url), name)
+    return described(broker, address_of(broker, stream_url), name)
 
 
 def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = None) -> Layout:
@@ -175,9 +175,9 @@ def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = N
         SuperStreamNotFound: there is none of that name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    reach = reach_of(broker, stream_url)
-    with blocking_connection(broker, reach) as connection:
-        layout = described(connection, reach, name)
+    address = address_of(broker, stream_url)
+    with blocking_connection(broker, address) as connection:
+        layout = described(connection, address, name)
         with connection.channel() as channel:
             for partition in layout:
                 channel.queue_delete(partition.stream)
@@ -214,9 +214,9 @@ def add_partition(
         SuperStreamConflict: a partition of that binding key is there, or a stream of its name that is another.
         BrokerUnavailable, AccessRefused: not known whether it was added; describe the super stream.
     """
-    reach = reach_of(broker, stream_url)
-    with blocking_connection(broker, reach) as connection:
-        layout = described(connection, reach, name)
+    address = address_of(broker, stream_url)
+    with blocking_connection(broker, address) as connection:
+        layout = described(connection, address, name)
         order = _next_order(layout)
         if binding_key is None:
             while queue_exists(connection, f"{name}-{order}"):
@@ -253,9 +253,9 @@ def unbind_partition(
         SuperStreamConflict: it is the last partition, or it stays bound: by arguments that nobody can know.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    reach = reach_of(broker, stream_url)
-    with blocking_connection(broker, reach) as connection:
-        layout = described(connection, reach, name)
+    address = address_of(broker, stream_url)
+    with blocking_connection(broker, address) as connection:
+        layout = described(connection, address, name)
         partition = layout.partition(stream)
         if len(layout) == 1:
             raise SuperStreamConflict(
@@ -263,7 +263,7 @@ def unbind_partition(
                 super_stream=name,
                 reason="last partition",
             )
-        with stream_reader(reach) as reader, connection.channel() as channel:
+        with stream_reader(address) as reader, connection.channel() as channel:
             for orders in _orders_of(partition):
                 _unbind(channel, name, partition, orders)
                 if reader is not None and stream not in reader.partitions(name):

@@ -1,20 +1,22 @@
 """Which broker a client's connection leads to, and a blocking connection to it where one is needed."""
 
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from pika import BlockingConnection
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.connection import Connection, Parameters
+from pika.credentials import ExternalCredentials
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
-from relatum.reading import BrokerAddress
+from relatum.reading import BrokerAddress, BrokerLogin
 from relatum.reading import _amqp_blocking as amqp
+from relatum.reading._login_query import login_of_query
 from relatum.reading._socket import HEARTBEAT_S
 
 TIMEOUT_S: Final = 10.0
@@ -24,33 +26,8 @@ ACCESS_REFUSED: Final = 403
 """AMQP's reply code for a user without the permission."""
 
 
-class Reach(NamedTuple):
-    """How to reach a broker: its address, and the TLS context of the connection it was taken from."""
-
-    address: BrokerAddress
-    tls: ssl.SSLContext | None = None
-
-
-def pika_url(connection: "BlockingConnection | Connection") -> str:
-    """The URL of the broker a pika connection is to, credentials in it."""
-    parameters = _parameters(connection)
-    credentials = parameters.credentials
-    user = quote(getattr(credentials, "username", "guest"), safe="")
-    password = quote(getattr(credentials, "password", "guest"), safe="")
-    scheme = "amqps" if parameters.ssl_options is not None else "amqp"
-    vhost = quote(parameters.virtual_host, safe="")
-    host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
-    return f"{scheme}://{user}:{password}@{host}:{parameters.port}/{vhost}"
-
-
-def aio_pika_url(connection: Any) -> str:
-    """The URL of the broker an aio-pika or aiormq connection is to, credentials in it."""
-    # Without the query: it holds the client's own options.
-    return urlunsplit(urlsplit(str(connection.url))._replace(query="", fragment=""))
-
-
-def reach_of(source: Any, stream_url: str | None = None) -> Reach:
-    """How to reach the broker that is meant.
+def address_of(source: Any, stream_url: str | None = None) -> BrokerAddress:
+    """The address of the broker that is meant, and how to log in to it: as the connection that is given does.
 
     Args:
         source: A URL or an address, a pika connection or channel of any kind, or an aio-pika or aiormq connection.
@@ -60,18 +37,53 @@ def reach_of(source: Any, stream_url: str | None = None) -> Reach:
     Raises:
         ConfigurationError: it is none of these, or the URL cannot be read.
     """
-    if isinstance(source, BrokerAddress):
-        return Reach(source)
-    if isinstance(source, str):
-        return Reach(BrokerAddress.parse(source, stream_url))
+    if isinstance(source, str | BrokerAddress):
+        return BrokerAddress.of(source, stream_url)
     if isinstance(source, BlockingChannel | Channel):
         source = source.connection
     if isinstance(source, BlockingConnection | Connection):
-        options = _parameters(source).ssl_options
-        return Reach(BrokerAddress.parse(pika_url(source), stream_url), None if options is None else options.context)
-    if hasattr(source, "url"):
-        return Reach(BrokerAddress.parse(aio_pika_url(source), stream_url))
-    raise ConfigurationError(f"broker is a URL, or a connection or channel of a client, not {type(source).__name__}")
+        url, login = _of_pika(source)
+    elif hasattr(source, "url"):
+        url, login = _of_aio_pika(source)
+    else:
+        kind = type(source).__name__
+        raise ConfigurationError(f"broker is a URL, or a connection or channel of a client, not {kind}")
+    address = BrokerAddress.parse(url, stream_url)
+    return replace(address, login=login) if login.is_of_tls else address
+
+
+def _of_pika(connection: "BlockingConnection | Connection") -> tuple[str, BrokerLogin]:
+    """The URL of the broker a pika connection is to, credentials in it, and how it logged in."""
+    parameters = _parameters(connection)
+    credentials = parameters.credentials
+    user = quote(getattr(credentials, "username", "guest"), safe="")
+    password = quote(getattr(credentials, "password", "guest"), safe="")
+    options = parameters.ssl_options
+    scheme = "amqps" if options is not None else "amqp"
+    vhost = quote(parameters.virtual_host, safe="")
+    host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
+    url = f"{scheme}://{user}:{password}@{host}:{parameters.port}/{vhost}"
+    if options is None:
+        return url, BrokerLogin()
+    named = options.server_hostname
+    return url, BrokerLogin(
+        mechanism="EXTERNAL" if isinstance(credentials, ExternalCredentials) else "PLAIN",
+        ssl_context=options.context,
+        # The host's own name is left to each node of a cluster.
+        server_name=named if named and named != parameters.host else None,
+    )
+
+
+def _of_aio_pika(connection: Any) -> tuple[str, BrokerLogin]:
+    """The URL of the broker an aio-pika or aiormq connection is to, credentials in it, and how it logs in."""
+    parts = urlsplit(str(connection.url))
+    # Without the query: it holds the client's own options.
+    url = urlunsplit(parts._replace(query="", fragment=""))
+    if parts.scheme != "amqps":
+        return url, BrokerLogin()
+    context = getattr(connection, "ssl_context", None) or getattr(connection, "kwargs", {}).get("context")
+    login = login_of_query(parts.query, ssl_context=context, is_lenient=True)
+    return url, login
 
 
 def vhost_of(channel: Any) -> str:
@@ -84,7 +96,7 @@ def vhost_of(channel: Any) -> str:
 
 
 @contextmanager
-def blocking_connection(source: Any, reach: Reach) -> Iterator[BlockingConnection]:
+def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[BlockingConnection]:
     """A blocking connection to a broker: the one that was given, or one that is closed at the end.
 
     Raises:
@@ -94,16 +106,12 @@ def blocking_connection(source: Any, reach: Reach) -> Iterator[BlockingConnectio
     if isinstance(source, BlockingChannel):
         source = source.connection
     borrowed = isinstance(source, BlockingConnection)
-    connection = (
-        source
-        if borrowed
-        else amqp.blocking_connection(reach.address, reach.tls, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S)
-    )
+    connection = source if borrowed else amqp.blocking_connection(address, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S)
     try:
         yield connection
     except ChannelClosedByBroker as error:
         if error.reply_code == ACCESS_REFUSED:
-            raise AccessRefused(f"The broker refuses the user {reach.address.user!r}: {error.reply_text}") from error
+            raise AccessRefused(f"The broker refuses {address.who}: {error.reply_text}") from error
         raise BrokerUnavailable(f"The broker ended the channel: {error.reply_text}") from error
     except (AMQPError, OSError) as error:
         raise ConnectionLost("The AMQP connection to the broker was lost.") from error

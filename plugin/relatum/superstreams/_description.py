@@ -14,8 +14,8 @@ from relatum.errors import (
     SuperStreamConflict,
     SuperStreamNotFound,
 )
-from relatum.reading import StreamReader
-from relatum.superstreams._connections import TIMEOUT_S, Reach, blocking_connection
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.superstreams._connections import TIMEOUT_S, blocking_connection
 from relatum.superstreams._layout import Layout, checked_name
 
 NOT_FOUND: Final = 404
@@ -23,7 +23,7 @@ NOT_FOUND: Final = 404
 
 
 @contextmanager
-def stream_reader(reach: Reach) -> Iterator[StreamReader | None]:
+def stream_reader(address: BrokerAddress) -> Iterator[StreamReader | None]:
     """A reader over the stream protocol; None where the same broker does not answer by it.
 
     Raises:
@@ -31,9 +31,8 @@ def stream_reader(reach: Reach) -> Iterator[StreamReader | None]:
             partitions, and who goes by those sends messages elsewhere, so a broker that starts is no reason to ask it.
     """
     try:
-        reader = StreamReader.open(reach.address, ssl_context=reach.tls, timeout_s=TIMEOUT_S)
+        reader = StreamReader.open(address, timeout_s=TIMEOUT_S)
     except (BrokerUnavailable, ProtocolError, ReadTimeout):
-        address = reach.address
         if address.stream_port is not None and not address.stream_port_guessed:
             raise
         # Whether AMQP 0.9.1 answers is for the caller to find out: it may have a connection of its own.
@@ -43,7 +42,7 @@ def stream_reader(reach: Reach) -> Iterator[StreamReader | None]:
         yield reader if reader.transport == "stream" else None
 
 
-def described(source: Any, reach: Reach, name: str) -> Layout:
+def described(source: Any, address: BrokerAddress, name: str) -> Layout:
     """The layout of a super stream.
 
     Raises:
@@ -53,10 +52,10 @@ def described(source: Any, reach: Reach, name: str) -> Layout:
         BrokerUnavailable, ProtocolError, ReadTimeout: nobody answers where the stream protocol was said to be.
     """
     checked_name(name)
-    with stream_reader(reach) as reader:
+    with stream_reader(address) as reader:
         if reader is not None:
             return described_by_protocol(reader, name)
-    with blocking_connection(source, reach) as connection:
+    with blocking_connection(source, address) as connection:
         return _described_by_amqp(connection, name)
 
 

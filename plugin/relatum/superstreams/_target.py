@@ -12,9 +12,10 @@ from pika.channel import Channel
 from relatum._processes import after_fork
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
+from relatum.reading import BrokerAddress
 from relatum.superstreams._admin import describe_super_stream
 from relatum.superstreams._balance import Balance, BalanceName
-from relatum.superstreams._connections import Reach, reach_of
+from relatum.superstreams._connections import address_of
 from relatum.superstreams._handle import AffinityHandle, Placing
 from relatum.superstreams._layout import Layout, Partition, checked_name
 from relatum.superstreams._protocol import Outgoing, Target, channel_of
@@ -107,10 +108,10 @@ class SuperStream(Target):
             known = None
         if known is not None:
             return known
-        reach = reach_of(connection, self._stream_url)
+        address = address_of(connection, self._stream_url)
         # One asks, the others wait: threads that begin to publish together would all ask.
         with self._lock:
-            key = _broker_key(reach)
+            key = _broker_key(address)
             layout = self._layouts.get(key)
             if layout is None:
                 layout = describe_super_stream(connection, self.name, stream_url=self._stream_url)
@@ -265,6 +266,5 @@ def _header_key(name: str, headers: Mapping[str, Any]) -> str:
         raise InvalidInput(f"Header {name!r} is no key to route by ({error.reason}); nothing was sent.") from error
 
 
-def _broker_key(reach: Reach) -> _BrokerKey:
-    address = reach.address
+def _broker_key(address: BrokerAddress) -> _BrokerKey:
     return address.host, address.amqp_port, address.stream_port if address.amqp_port is None else None, address.vhost

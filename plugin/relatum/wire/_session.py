@@ -19,6 +19,13 @@ from relatum.wire._publishing import Confirmed, Refused, decode_outcome
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 
+EXTERNAL_SINCE: Final = (3, 12, 1)
+"""The first version that is known to take EXTERNAL by the stream protocol.
+
+Before, a connection that asks for it ends with a crash report in the broker's log (seen with 3.10.8); the last ones of
+3.10 and 3.11 may take it, and are not asked. Source: rabbitmq-server, pull request 8488.
+"""
+
 SUBSCRIPTIONS: Final = 256
 """Subscription ids of one connection: one byte."""
 
@@ -67,6 +74,10 @@ class AnotherProtocol(ConfigurationError):
     """Somebody answers who does not speak the stream protocol (field `service`); nothing of a login was sent."""
 
     service: str
+
+
+class MechanismNotTaken(ConfigurationError):
+    """The server does not take that mechanism by the stream protocol; it may by AMQP 0.9.1."""
 
 
 class Mechanism(Enum):
@@ -258,7 +269,7 @@ class StreamSession:
 
         Raises:
             AccessRefused: User, password, virtual host or mechanism are refused.
-            ConfigurationError: The server does not offer the mechanism.
+            MechanismNotTaken: The server does not offer the mechanism.
             ProtocolError: The peer does not speak the stream protocol.
             AnotherCluster: It is not the cluster that is meant; it was told nothing of the login.
             AnotherProtocol: The peer is a server of another kind; it was told nothing of the login.
@@ -289,7 +300,13 @@ class StreamSession:
         login = self._login
         if login.mechanism.value not in offered:
             message = f"The broker does not offer {login.mechanism.value}, only {', '.join(offered)}."
-            raise ConfigurationError(message)
+            raise MechanismNotTaken(message)
+        version = self.server_properties.get("version", "")
+        if login.mechanism is Mechanism.EXTERNAL and is_before(version, EXTERNAL_SINCE):
+            raise MechanismNotTaken(
+                f"RabbitMQ {version} cannot take EXTERNAL by the stream protocol: update it to 3.12.1 or later, read "
+                "over AMQP 0.9.1 by an amqps:// URL, or log in by PLAIN."
+            )
         correlation = self.next_correlation()
         self.send(frames.sasl_authenticate(correlation, login.mechanism.value, login.sasl_response()))
         answer = yield from self.answer_to(correlation)
@@ -327,6 +344,12 @@ def _expect(answer: Answer, what: str) -> bytes:
     if answer.code == Code.ACCESS_REFUSED:
         raise AccessRefused("The broker refuses this user.")
     raise BrokerUnavailable(f"The broker answered {code_name(answer.code)} where a connection {what}.")
+
+
+def is_before(version: str, release: tuple[int, ...]) -> bool:
+    """Whether a broker is older than a release; one whose version cannot be read counts as a new one."""
+    parts = version.split(".")[: len(release)]
+    return all(part.isdecimal() for part in parts) and tuple(map(int, parts)) < release
 
 
 def _vhost_refused(login: Login) -> AccessRefused:

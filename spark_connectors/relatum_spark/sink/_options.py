@@ -26,11 +26,11 @@ from relatum.errors import InvalidInput, InvalidRelationshipKey
 from relatum.keys import SkipReason
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.sink._sequence import EPOCH_MAX, check_names
-from relatum_spark.source._options import Given, broker_of, names_of, poll_timeout_s
+from relatum_spark.source._options import TLS_OPTIONS, Given, broker_of, names_of, poll_timeout_s
 from relatum_spark.source._schema import PROPERTIES
 
 WRITE_OPTIONS: Final = (
-    *("broker", "streamUrl", "tlsCaFile", "tlsCertificateFile", "tlsKeyFile", "pollTimeoutMs", "database"),
+    *("broker", "streamUrl", *TLS_OPTIONS, "pollTimeoutMs", "database"),
     *("stream", "superStream", "routingKey", "keyColumns"),
     *("producerName", "writeId", "batchId", "confirmTimeoutMs", "maxInFlight"),
 )

@@ -23,10 +23,10 @@ from relatum.errors import (
 )
 from relatum.reading._choice import Choice
 from relatum.reading._cluster import cluster_meant
-from relatum.reading._socket import SocketConnection, login_for, tls_context_for
+from relatum.reading._socket import SocketConnection, login_for
 from relatum.wire import _publishing as wire
 from relatum.wire._frames import Code
-from relatum.wire._session import Answer, Event, Mechanism, StreamMoved, code_name
+from relatum.wire._session import Answer, Event, StreamMoved, code_name
 from relatum_spark._broker import Broker
 
 FRAME_BYTES: Final = 128 << 10
@@ -246,13 +246,12 @@ class Publisher:
 
 def connect(broker: Broker, timeout_s: float) -> SocketConnection:
     """A connection of the stream protocol. Errors as of `StreamReader.open`."""
-    address = broker.address
-    given = broker.tls_context()
+    address = broker.logged_in()
     # A port that is only guessed is told the password by nobody who has not said to be the cluster that is meant.
     guessed = address.stream_port_guessed
-    meant = cluster_meant(address, Choice.STREAM, tls=given, timeout_s=timeout_s) if guessed else None
-    login = login_for(address, Mechanism.PLAIN, cluster_name=meant)
-    return SocketConnection.open(address, login, tls_context_for(address, given), timeout_s)
+    meant = cluster_meant(address, Choice.STREAM, timeout_s=timeout_s) if guessed else None
+    login = login_for(address, cluster_name=meant)
+    return SocketConnection.open(address, login, timeout_s)
 
 
 def _refusal(stream: str, code: int) -> RelatumError:

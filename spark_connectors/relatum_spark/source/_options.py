@@ -11,7 +11,9 @@ from relatum.limits import INTEGER_MAX, TIME_US_MAX
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.source._offsets import EARLIEST, parse_moments, parse_offsets
 
-_BROKER_OPTIONS: Final = ("broker", "streamUrl", "tlsCaFile", "tlsCertificateFile", "tlsKeyFile", "pollTimeoutMs")
+TLS_OPTIONS: Final = ("tlsCaFile", "tlsCertificateFile", "tlsKeyFile", "tlsKeyPassword", "authMechanism")
+
+_BROKER_OPTIONS: Final = ("broker", "streamUrl", *TLS_OPTIONS, "pollTimeoutMs")
 READ_OPTIONS: Final = (
     *_BROKER_OPTIONS,
     "database",
@@ -144,24 +146,28 @@ class SourceOptions:
 
 
 def broker_of(options: Mapping[str, str]) -> Broker:
-    """The broker of `broker`, `streamUrl`, `tlsCaFile`, `tlsCertificateFile`, `tlsKeyFile` and `pollTimeoutMs`.
+    """The broker of `broker`, `streamUrl`, `pollTimeoutMs` and `TLS_OPTIONS`.
 
     Args:
         options: As Spark gives them; names in any case.
 
     Raises:
-        ConfigurationError: no broker is named, or its URL cannot be read.
+        ConfigurationError: no broker is named, its URL cannot be read, or has no TLS where options of TLS are given.
         InvalidInput: `pollTimeoutMs` is no time.
     """
     given = Given(options)
     broker = Broker.of(given.text("broker"), given.text("streamUrl"))
-    return replace(
+    broker = replace(
         broker,
         tls_ca_file=given.text("tlsCaFile"),
         tls_certificate_file=given.text("tlsCertificateFile"),
         tls_key_file=given.text("tlsKeyFile"),
+        tls_key_password=given.text("tlsKeyPassword"),
+        auth_mechanism=given.text("authMechanism"),
         timeout_s=min(TIMEOUT_S_MAX, poll_timeout_s(given)),
     )
+    broker.logged_in()
+    return broker
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:

@@ -1,13 +1,14 @@
 """What both faces of a serial consumer have in common: how it is told what to do, and what it says of itself."""
 
+import ssl
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
 from relatum._processes import of_one_process
-from relatum.errors import ConfigurationError, InvalidInput, UsedAfterClose
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.errors import ConfigurationError, UsedAfterClose
+from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.serial.consuming._batch import BatchBase
 from relatum.serial.consuming._following import Pause
 from relatum.serial.consuming._member import Member
@@ -41,6 +42,8 @@ class ConsumerBase(Generic[BatchT]):
         database: str | sa.URL | sa.Engine,
         broker: str | BrokerAddress,
         stream_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
         start: Start = "first",
         header: str | None = None,
         batch_messages: int = BATCH_MESSAGES,
@@ -69,7 +72,7 @@ class ConsumerBase(Generic[BatchT]):
             lease_s=lease_s,
         )
         self._on_gained, self._on_lost = on_gained, on_lost
-        self._address = _address_of(broker, stream_url)
+        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost)
         self._member = Member(
             super_stream,
@@ -116,11 +119,3 @@ class ConsumerBase(Generic[BatchT]):
         """The pauses of moved contexts this member has measured, oldest first; the last 10,000."""
         with self._member.shared.changed:
             return tuple(self._member.shared.pauses)
-
-
-def _address_of(broker: str | BrokerAddress, stream_url: str | None) -> BrokerAddress:
-    if isinstance(broker, str):
-        return BrokerAddress.parse(broker, stream_url)
-    if isinstance(broker, BrokerAddress):
-        return broker
-    raise InvalidInput(f"broker is a URL or a BrokerAddress, not {broker!r}")

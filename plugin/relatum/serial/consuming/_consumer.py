@@ -38,6 +38,9 @@ class SerialConsumer(ConsumerBase[SerialBatch]):
         database: PostgreSQL's URL, or an engine, which stays the caller's.
         broker: The broker's URL or address.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+            broker's URL says, or PLAIN.
         start: Where a name begins that is new: "first", "next" (with what is published from now on) or a datetime.
         header: The header that names contexts; None takes the one stored, and "serialization_context" where nobody has
             opened the super stream yet.

@@ -114,7 +114,7 @@ def consumers(
     Raises:
         DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
     """
-    address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+    address = BrokerAddress.of(broker, stream_url)
     found: dict[str, SerialStatus] = {}
     with as_engine(database) as engine:
         with translated_errors(), engine.connect() as connection:

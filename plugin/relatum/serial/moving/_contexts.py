@@ -1,5 +1,6 @@
 """Serialization contexts for operators: where each is, and how they are moved."""
 
+import ssl
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -11,7 +12,7 @@ from relatum._processes import of_one_process
 from relatum.errors import Conflict, InvalidInput, PlacementNotFound
 from relatum.placement._model import PartitionRow, PartitionState, Placement, PlacementState
 from relatum.placement._store import PlacementStore
-from relatum.reading import BrokerAddress
+from relatum.reading import AuthMechanism, BrokerAddress
 from relatum.serial.moving import _steps as moving
 from relatum.serial.moving._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
 from relatum.serial.moving._controls import ControlStreams
@@ -36,6 +37,9 @@ class SerializationContexts:
         database: PostgreSQL's URL, or an engine, which stays the caller's.
         broker: The broker's AMQP URL or address. Moving contexts and changing partitions needs it, looking does not.
         stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
+        ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+        auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+            broker's URL says, or PLAIN.
         vhost: The super stream's virtual host; None (default): the broker's, or "/" without one.
         header: The header that names contexts; None (default): the one the super stream is used with, or
             `serialization_context` where it was not used before.
@@ -56,6 +60,8 @@ class SerializationContexts:
         *,
         broker: str | BrokerAddress | None = None,
         stream_url: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
         vhost: str | None = None,
         header: str | None = None,
         moves_at_once: int = MOVES_AT_ONCE,
@@ -63,7 +69,9 @@ class SerializationContexts:
     ) -> None:
         if moves_at_once < 1:
             raise InvalidInput(f"moves_at_once is a number from 1, not {moves_at_once}")
-        address = BrokerAddress.parse(broker, stream_url) if isinstance(broker, str) else broker
+        address: BrokerAddress | None = None
+        if broker is not None:
+            address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self.super_stream = super_stream
         self._address = address
         self._moves_at_once = moves_at_once

@@ -13,7 +13,7 @@ from relatum.reading import BrokerAddress
 from relatum.serial.moving._controls import ControlStreams
 from relatum.serial.moving._store import MoveStore
 from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
-from relatum.superstreams._connections import Reach, blocking_connection
+from relatum.superstreams._connections import blocking_connection
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at how far consumers are."""
@@ -119,7 +119,7 @@ class Partitions:
                 )
             time.sleep(LOOK_S)
         address = self.check_broker()
-        with blocking_connection(address, Reach(address)) as connection, connection.channel() as channel:
+        with blocking_connection(address, address) as connection, connection.channel() as channel:
             channel.queue_delete(stream)
 
     def check_broker(self) -> BrokerAddress:

@@ -1,0 +1,216 @@
+"""How to log in to a broker: what TLS trusts and shows, and the SASL mechanism; one value for all who connect."""
+
+import os
+import ssl
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from relatum.errors import ConfigurationError
+
+AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
+
+MECHANISMS: Final = ("PLAIN", "EXTERNAL")
+
+NO_SERVER_NAME: Final = "disable"
+"""RabbitMQ's word for "send no server name, and compare none"."""
+
+CONTEXTS_MAX: Final = 64
+"""Contexts that are kept: more than a process has ways to log in."""
+
+_PEM: Final = "-----BEGIN "
+
+_contexts: dict[tuple[Any, ...], ssl.SSLContext] = {}
+"""By login, and by when its files were written: a certificate that was renewed is taken from the next connection on."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLogin:
+    """How to log in to a broker. Neither `repr` nor errors show keys and passwords.
+
+    Files are read when a connection is made, again where they have changed. Where a file is asked for, its text in PEM
+    will do, which is how processes on other machines (Spark's executors) are given what is in no file of theirs.
+
+    Attributes:
+        mechanism: "PLAIN" logs in with user and password, "EXTERNAL" as the user whom the client certificate names.
+        ssl_context: Used as it is, in place of `ca` to `verifies`. It cannot be sent to other processes, and is not
+            compared.
+        ca: Certificate authorities that are trusted: a file or PEM text. None: the system's, or those that the
+            environment names in SSL_CERT_FILE or SSL_CERT_DIR.
+        ca_directory: A directory of them, as of `openssl rehash`.
+        certificate: The client's certificate, with those that vouch for it: a file or PEM text.
+        key: Its key: a file or PEM text; None where it is in `certificate`.
+        key_password: The key's password.
+        verifies: False trusts whatever certificate a server shows.
+        server_name: The name that the server's certificate must have, and that it is asked for; None: the host's.
+            "disable": none is asked for, and any will do.
+
+    Raises:
+        ConfigurationError: these cannot be together.
+    """
+
+    mechanism: AuthMechanism = "PLAIN"
+    ssl_context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    ca: str | None = field(default=None, repr=False)
+    ca_directory: str | None = None
+    certificate: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
+    verifies: bool = True
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in MECHANISMS:
+            raise ConfigurationError(f"a broker is logged in to by PLAIN or EXTERNAL, not by {self.mechanism!r}")
+        if self.ssl_context is not None and not isinstance(self.ssl_context, ssl.SSLContext):
+            raise ConfigurationError(f"ssl_context is an ssl.SSLContext, not {type(self.ssl_context).__name__}")
+        for name in ("ca", "ca_directory", "certificate", "key"):
+            given = getattr(self, name)
+            if isinstance(given, os.PathLike):
+                object.__setattr__(self, name, os.fspath(given))
+        if self.ssl_context is not None and self._has_files:
+            raise ConfigurationError("TLS is told by an ssl_context or by files and options, not by both")
+        if self.key is not None and self.certificate is None:
+            raise ConfigurationError("a client's key needs its certificate: give both")
+        if self.mechanism == "EXTERNAL" and self.ssl_context is None and self.certificate is None:
+            raise ConfigurationError(
+                "EXTERNAL logs in by the client certificate: give it, or an ssl_context that has it"
+            )
+
+    @property
+    def _has_files(self) -> bool:
+        files = (self.ca, self.ca_directory, self.certificate, self.key, self.key_password)
+        return any(given is not None for given in files) or not self.verifies
+
+    @property
+    def is_of_tls(self) -> bool:
+        """Whether anything is asked for that plain connections do not have."""
+        named = self.server_name is not None or self.mechanism == "EXTERNAL"
+        return named or self.ssl_context is not None or self._has_files
+
+    def server_name_for(self, host: str) -> str | None:
+        """The name to ask a server for, and to compare with its certificate; None for none."""
+        if self.server_name == NO_SERVER_NAME:
+            return None
+        return self.server_name or host
+
+    def tls_context(self) -> ssl.SSLContext:
+        """The context for connections with TLS; it verifies certificate and host name unless told otherwise.
+
+        Raises:
+            ConfigurationError: A file is missing or cannot be used, or the key is another certificate's.
+        """
+        if self.ssl_context is not None:
+            return self.ssl_context
+        written = (self, *(_written(name, given) for name, given in self._files().items()))
+        context = _contexts.get(written)
+        if context is None:
+            context = self._made()
+            if len(_contexts) >= CONTEXTS_MAX:
+                _contexts.clear()
+            _contexts[written] = context
+        return context
+
+    def _files(self) -> dict[str, str | None]:
+        files = {
+            "the certificate authorities": self.ca,
+            "the directory of certificate authorities": self.ca_directory,
+            "the client certificate": self.certificate,
+            "the client key": self.key,
+        }
+        if self.ca is None and self.ca_directory is None:
+            files["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE") or None
+        return files
+
+    def _made(self) -> ssl.SSLContext:
+        ca = self.ca
+        text = ca if ca is not None and _is_text(ca) else None
+        try:
+            context = ssl.create_default_context(
+                cafile=None if text is not None else ca, capath=self.ca_directory, cadata=text
+            )
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigurationError(f"{_named('the certificate authorities', ca)}: no certificate in PEM") from error
+        if self.server_name == NO_SERVER_NAME or not self.verifies:
+            context.check_hostname = False
+        if not self.verifies:
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate is not None:
+            self._show_certificate(context, self.certificate)
+        return context
+
+    def _show_certificate(self, context: ssl.SSLContext, certificate: str) -> None:
+        # A function: without one, OpenSSL asks for an encrypted key's password on the terminal.
+        password: Callable[[], str] = lambda: self.key_password or ""  # noqa: E731
+        with _as_file(certificate) as chain, _as_file(self.key) as key:
+            assert chain is not None, "it was given"
+            try:
+                context.load_cert_chain(chain, key, password)
+            except (OSError, ValueError) as error:
+                where = _named("the client certificate", certificate)
+                if self.key is not None:
+                    where += f", {_named('the client key', self.key)}"
+                is_encrypted = "ENCRYPTED" in Path(key or chain).read_text(errors="replace")
+                raise ConfigurationError(f"{where}: {_why_unusable(error, is_encrypted)}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.ssl_context is not None:
+            raise ConfigurationError(
+                "an ssl_context cannot be sent to another process: give files, or their text in PEM"
+            )
+        return BrokerLogin, tuple(getattr(self, each.name) for each in fields(self))
+
+
+def _is_text(given: str) -> bool:
+    return _PEM in given
+
+
+def _named(what: str, given: str | None) -> str:
+    """What to call a file in an error; never what is in it."""
+    if given is None:
+        return what
+    return f"{what} (PEM text)" if _is_text(given) else f"{what} {given!r}"
+
+
+def _written(what: str, given: str | None) -> tuple[int, int] | None:
+    """When a file was written, and its size; nothing of text.
+
+    Raises:
+        ConfigurationError: it is not there, or cannot be read.
+    """
+    if given is None or _is_text(given):
+        return None
+    path = Path(given)
+    try:
+        if path.is_dir() or "directory" in what:
+            next(path.iterdir(), None)
+        else:
+            path.open("rb").close()
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "cannot be a file"
+        raise ConfigurationError(f"{_named(what, given)} cannot be read: {reason}") from error
+    return found.st_mtime_ns, found.st_size
+
+
+@contextmanager
+def _as_file(given: str | None) -> Iterator[str | None]:
+    """The file of what is a file or text: OpenSSL reads certificates of clients from files alone."""
+    if given is None or not _is_text(given):
+        yield given
+        return
+    with tempfile.TemporaryDirectory() as directory:  # for this user alone
+        path = Path(directory) / "given.pem"
+        path.write_text(given)
+        yield str(path)
+
+
+def _why_unusable(error: Exception, is_encrypted: bool) -> str:
+    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+        return "the key is not this certificate's"
+    if is_encrypted:
+        return "the key's password is missing or wrong"
+    return "no certificate with its key in PEM"

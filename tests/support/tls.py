@@ -1,0 +1,231 @@
+"""A RabbitMQ with TLS, certificates of every kind, and servers that show other certificates in its place.
+
+Certificates are made by the openssl command, of elliptic curves: a handshake takes a few milliseconds.
+"""
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from relatum.local import LocalRabbitMQ
+from relatum.local._identity import free_port
+
+KEY_PASSWORD = "opens-the-key"
+"""The password of `client-locked`'s key."""
+
+
+class Authority:
+    """A certificate authority, and what it vouches for, as files of one directory.
+
+    Attributes:
+        ca: The authority's own certificate.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self.ca = directory / f"{name}.pem"
+        self._openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem"),
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+        )
+
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self._directory, check=True, capture_output=True)
+
+    def issue(self, name: str, *, alternative: str | None = None, days: int = 2, password: str | None = None) -> Path:
+        """Make a certificate `NAME.pem` with its key `NAME.key`; gives the certificate's path.
+
+        Args:
+            name: The file's name, and the common name.
+            alternative: The host it is for; None for a client's.
+            days: How long it is valid from now; negative for one that has expired.
+            password: Encrypts the key.
+        """
+        locked = ["-aes256", "-pass", f"pass:{password}"] if password else []
+        self._openssl(
+            "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", f"{name}.key", *locked
+        )
+        unlock = ["-passin", f"pass:{password}"] if password else []
+        self._openssl("req", "-new", "-key", f"{name}.key", *unlock, "-subj", f"/CN={name}", "-out", f"{name}.csr")
+        extensions = self._directory / f"{name}.ext"
+        usage = "serverAuth" if alternative else "clientAuth"
+        names = f"\nsubjectAltName={alternative}" if alternative else ""
+        extensions.write_text(f"extendedKeyUsage={usage}{names}\n")
+        self._openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", f"{self._name}.pem", "-CAkey", f"{self._name}.key"),
+            *("-CAcreateserial", "-days", str(days), "-extfile", f"{name}.ext", "-out", f"{name}.pem"),
+        )
+        return self._directory / f"{name}.pem"
+
+
+@dataclass(frozen=True)
+class Port:
+    """Where a server listens by AMQP 0.9.1, and 120 below by the stream protocol."""
+
+    amqp: int
+
+    @property
+    def stream(self) -> int:
+        """The stream port."""
+        return self.amqp - 120
+
+
+class Ending:
+    """Ends TLS in front of a plain port, as a proxy that shows a certificate of its own. A context manager."""
+
+    def __init__(self, context: ssl.SSLContext, ports: dict[int, int]) -> None:
+        self._context = context
+        self._opened: list[socket.socket] = []
+        self._listeners = [(socket.create_server(("127.0.0.1", port)), to) for port, to in ports.items()]
+        self._threads = [threading.Thread(target=self._accept, args=pair, daemon=True) for pair in self._listeners]
+        for thread in self._threads:
+            thread.start()
+
+    def _accept(self, listener: socket.socket, port: int) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client, port), daemon=True).start()
+
+    def _serve(self, client: socket.socket, port: int) -> None:
+        with contextlib.suppress(OSError, ValueError), client:
+            client.settimeout(20)
+            secure = self._context.wrap_socket(client, server_side=True)
+            secure.settimeout(None)
+            with secure, socket.create_connection(("127.0.0.1", port)) as server:
+                self._opened += [secure, server]
+                back = threading.Thread(target=_pass_on, args=(server, secure), daemon=True)
+                back.start()
+                _pass_on(secure, server)
+                back.join(20)
+
+    def close(self) -> None:
+        """End everything."""
+        for listener, _ in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        for each in self._opened:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5)
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)
+
+
+class TlsBroker:
+    """A private RabbitMQ by plain ports and by TLS, and TLS with other certificates in front of it.
+
+    Attributes:
+        server: The RabbitMQ.
+        directory: Where certificates are.
+        plain: Its plain port.
+        secure: Its port with TLS; it verifies certificates that clients show, and asks for none.
+        asking: TLS that asks for a client's certificate.
+        expired: TLS by a certificate that has expired.
+        elsewhere: TLS by a certificate for another host.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "certificates"
+        self.directory.mkdir()
+        self._make_certificates()
+        self.secure = Port(free_port((0, -120)))
+        self.server = LocalRabbitMQ(
+            directory / "rabbitmq",
+            configuration=self._configuration(),
+            plugins=("rabbitmq_stream", "rabbitmq_auth_mechanism_ssl"),
+        )
+
+    def _make_certificates(self) -> None:
+        mine, other = Authority(self.directory, "authority"), Authority(self.directory, "stranger")
+        mine.issue("server", alternative="DNS:localhost")
+        mine.issue("expired", alternative="DNS:localhost", days=-1)
+        mine.issue("elsewhere", alternative="DNS:broker.example")
+        mine.issue("relatum")
+        mine.issue("client-locked", password=KEY_PASSWORD)
+        mine.issue("client-expired", days=-1)
+        other.issue("client-strange")
+
+    def _configuration(self) -> dict[str, str]:
+        return {
+            "listeners.ssl.1": f"127.0.0.1:{self.secure.amqp}",
+            "stream.listeners.ssl.1": f"127.0.0.1:{self.secure.stream}",
+            "stream.advertised_host": "localhost",
+            "stream.advertised_tls_port": str(self.secure.stream),
+            "ssl_options.cacertfile": str(self.file("authority.pem")),
+            "ssl_options.certfile": str(self.file("server.pem")),
+            "ssl_options.keyfile": str(self.file("server.key")),
+            "ssl_options.verify": "verify_peer",
+            "ssl_options.fail_if_no_peer_cert": "false",
+            "ssl_cert_login_from": "common_name",
+            "auth_mechanisms.1": "PLAIN",
+            "auth_mechanisms.2": "EXTERNAL",
+        }
+
+    def file(self, name: str) -> Path:
+        """A file of certificates or keys."""
+        return self.directory / name
+
+    def __enter__(self) -> "TlsBroker":
+        self.server.start()
+        self.plain = Port(self.server.port)
+        self._endings: list[Ending] = []
+        self.asking = self._end("server", asks=True)
+        self.expired = self._end("expired")
+        self.elsewhere = self._end("elsewhere")
+        return self
+
+    def _end(self, certificate: str, *, asks: bool = False) -> Port:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.file(f"{certificate}.pem"), self.file(f"{certificate}.key"))
+        if asks:
+            context.load_verify_locations(self.file("authority.pem"))
+            context.verify_mode = ssl.CERT_REQUIRED
+        port = Port(free_port((0, -120)))
+        self._endings.append(Ending(context, {port.amqp: self.plain.amqp, port.stream: self.plain.stream}))
+        return port
+
+    def __exit__(self, *_: object) -> None:
+        for ending in self._endings:
+            ending.close()
+        self.server.stop()
+
+    @property
+    def credentials(self) -> str:
+        """User and password, as in a URL."""
+        return urlsplit(self.server.broker_url).netloc.rpartition("@")[0]
+
+    def amqp_url(self, port: Port, query: str = "", *, is_tls: bool = True, login: bool = True) -> str:
+        """An AMQP URL of a port."""
+        return f"amqp{'s' if is_tls else ''}://{self._user(login)}localhost:{port.amqp}/{query and '?' + query}"
+
+    def stream_url(self, port: Port, query: str = "", *, is_tls: bool = True, login: bool = True) -> str:
+        """A URL of the stream protocol."""
+        scheme = "rabbitmq-stream+tls" if is_tls else "rabbitmq-stream"
+        return f"{scheme}://{self._user(login)}localhost:{port.stream}/{query and '?' + query}"
+
+    def _user(self, login: bool) -> str:
+        return f"{self.credentials}@" if login else ""
+
+    def context(self, certificate: str | None = None) -> ssl.SSLContext:
+        """A context that trusts the authority, with a client's certificate or without."""
+        context = ssl.create_default_context(cafile=self.file("authority.pem"))
+        if certificate is not None:
+            context.load_cert_chain(self.file(f"{certificate}.pem"), self.file(f"{certificate}.key"))
+        return context
