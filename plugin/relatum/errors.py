@@ -336,9 +336,10 @@ class StreamUnavailable(BrokerUnavailable):
 class DatabaseUnavailable(Transient):
     """PostgreSQL does not answer, or takes nothing now.
 
-    Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `disk_full`,
-    `connections` (too many are open), `pool` (none of ours became free), `timeout` (no answer within a time-out, which
-    the text names), `starting`, `stopping`, `name` (the host's name does not resolve), or None: no answer.
+    Field `reason`: `read_only` (a standby, or default_transaction_read_only; nothing was written), `target` (no host is
+    as target_session_attrs asks), `disk_full`, `connections` (too many are open), `pool` (none of ours became free),
+    `timeout` (no answer within a time-out, which the message names), `starting`, `stopping`, `name` (the host's name
+    does not resolve), or None: no answer.
     """
 
     reason: str | None = None

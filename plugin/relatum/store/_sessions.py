@@ -37,9 +37,14 @@ def look_at_sessions(engine: sa.Engine, prepare_threshold: int | None) -> None:
     """
 
     def look(connection: "psycopg.Connection[Any]", record: Any) -> None:
-        look_at(connection, record.info, prepare_threshold)
+        try:
+            look_at(connection, record.info, prepare_threshold)
+        except BaseException:
+            connection.close()
+            raise
 
-    sa.event.listen(engine, "connect", look)
+    # Before SQLAlchemy's own questions, which an old server may not understand.
+    sa.event.listen(engine, "connect", look, insert=True)
 
 
 def look_at(connection: "psycopg.Connection[Any]", known: Any, prepare_threshold: int | None = None) -> None:

@@ -79,7 +79,7 @@ _TLS_HINT: Final = " (sslmode, sslrootcert, sslcert and sslkey in the database's
 _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
     # What libpq or the server says, what that is, the reason where it passes, and what is to be added.
     (r"session is read-only|is in hot standby mode", DatabaseUnavailable, "read_only", ""),
-    (r"is not in hot standby mode|session is not read-only", DatabaseUnavailable, "read_only", ""),
+    (r"is not in hot standby mode|session is not read-only", DatabaseUnavailable, "target", ""),
     (r"too many (clients|connections)|connection slots are reserved|no more connections allowed"
      r"|max_client_conn|max_db_connections", DatabaseUnavailable, "connections",
      "; wait, close others, or allow more"),

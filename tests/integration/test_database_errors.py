@@ -1,0 +1,213 @@
+"""What is said of a database that cannot be used: its cause, whether waiting helps, and never a password."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+from typer.testing import CliRunner
+
+import relatum
+from relatum.command import complete_app, exit_code_of
+from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError, SchemaMissing
+from relatum.local._account import Account
+from relatum.store import as_engine, key_definitions, translated_errors
+from relatum_consumer import Relations
+from relatum_migrations import upgrade
+from tests.contract.test_tls import FILES
+from tests.support import unique_name
+from tests.support.fake_postgresql import answering, refusal, welcome
+from tests.support.pgbouncer import pgbouncer
+
+SECRET = "pass-word"
+
+
+def use(url: str) -> RelatumError:
+    """The error of reading the keys of a database."""
+    with (
+        pytest.raises(RelatumError) as refused,
+        as_engine(url) as engine,
+        translated_errors(),
+        engine.connect() as connection,
+    ):
+        key_definitions(connection)
+    return refused.value
+
+
+def check(url: str, kind: type[RelatumError], reason: str | None, said: str) -> None:
+    """Both the library and the command say it, and show no password."""
+    error = use(url)
+    assert type(error) is kind, error
+    assert getattr(error, "reason", None) == reason
+    assert said in str(error)
+    ended = CliRunner().invoke(complete_app(), ["keys", "list"], env={"RELATUM_DATABASE_URL": url, "COLUMNS": "500"})
+    assert ended.exit_code == exit_code_of(error) == (5 if kind is DatabaseUnavailable else 3), ended.output
+    password = urlsplit(url).password
+    for text in (str(error), ended.output):
+        assert SECRET not in text
+        assert password is None or password not in text
+
+
+def changed(url: str, *, user: str | None = None, at: str | None = None, name: str | None = None) -> str:
+    """A URL with another user, who has the tests' password, other hosts, or another database."""
+    parts = urlsplit(url)
+    login, _, host = parts.netloc.rpartition("@")
+    login = f"{user}:{SECRET}" if user else login
+    return urlunsplit(parts._replace(netloc=f"{login}@{at or host}", path=f"/{name}" if name else parts.path))
+
+
+@pytest.fixture
+def role(database_url: str) -> Iterator[str]:
+    """A user who may log in, and nothing more."""
+    name = unique_name("relatum_role").replace("-", "_")
+
+    def run(statement: str) -> None:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(name), sql.Literal(SECRET)))
+
+    run("CREATE ROLE {} LOGIN PASSWORD {}")
+    yield name
+    run("DROP OWNED BY {}")
+    run("DROP ROLE {}")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "reason", "said"),
+    [
+        ("ALTER ROLE {} PASSWORD 'another'", AccessRefused, None, "authentication failed"),
+        ("ALTER ROLE {} NOLOGIN", AccessRefused, None, "not permitted to log in"),
+        ("ALTER ROLE {} CONNECTION LIMIT 0", DatabaseUnavailable, "connections", "too many connections for role"),
+        ("GRANT USAGE ON SCHEMA public TO {}", AccessRefused, None, "permission denied"),
+        ("GRANT USAGE ON SCHEMA relatum TO {}", AccessRefused, None, "permission denied"),
+    ],
+)
+def test_what_a_user_may_not_do_is_named(
+    database_url: str, role: str, change: str, kind: type[RelatumError], reason: str | None, said: str
+) -> None:
+    """A wrong password, no login, no grant are for a person to mend; a limit of connections passes."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(sql.SQL(change).format(sql.Identifier(role)))
+    check(changed(database_url, user=role), kind, reason, said)
+
+
+def test_who_may_not_connect_to_the_database_is_refused(database_url: str, role: str) -> None:
+    """CONNECT was taken away."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        name = sql.Identifier(str(connection.info.dbname))
+        connection.execute(sql.SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(name))
+    check(changed(database_url, user=role), AccessRefused, None, "permission denied for database")
+
+
+WAYS: dict[str, tuple[Callable[[str], str], type[RelatumError], str | None, str]] = {
+    "no such database": (lambda url: changed(url, name="nobody"), ConfigurationError, None, '"nobody" does not exist'),
+    "no such user": (lambda url: changed(url, user="nobody"), AccessRefused, None, "authentication failed"),
+    "no such host": (lambda url: changed(url, at="no.invalid"), DatabaseUnavailable, "name", "does not resolve"),
+    "nobody there": (lambda url: changed(url, at="127.0.0.1:1"), DatabaseUnavailable, None, "Connection refused"),
+    "TLS where there is none": (lambda url: f"{url}?sslmode=require", ConfigurationError, None, "sslmode"),
+    "no such service": (lambda url: f"{url}?service=nobody", ConfigurationError, None, '"nobody" not found'),
+    "no such mode": (lambda url: f"{url}?sslmode=nobody", ConfigurationError, None, '"nobody"'),
+    "no such setting": (lambda url: f"{url}?options=-cnobody%3D1", ConfigurationError, None, '"nobody"'),
+    "a standby": (lambda url: f"{url}?target_session_attrs=standby", DatabaseUnavailable, "target", "hot standby"),
+    "no socket": (lambda url: f"{url}?host=/nobody", DatabaseUnavailable, None, "No such file"),
+    "read-only": (
+        lambda url: f"{url}?options=-cdefault_transaction_read_only%3Don&target_session_attrs=read-write",
+        DatabaseUnavailable,
+        "read_only",
+        "read-only",
+    ),
+    "two hosts, of which one may come back": (
+        lambda url: changed(url, at=f"127.0.0.1:1,{urlsplit(url).hostname}:{urlsplit(url).port}", name="nobody"),
+        DatabaseUnavailable,
+        None,
+        '"nobody" does not exist',
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_wrong_with_a_url_is_named(database_server_url: str, way: str) -> None:
+    """Code 3 where a person must change something, 5 where waiting may help."""
+    make, kind, reason, said = WAYS[way]
+    check(make(database_server_url), kind, reason, said)
+
+
+def test_a_database_without_the_schema_is_named(empty_database_url: str) -> None:
+    """It says what to run."""
+    check(empty_database_url, SchemaMissing, None, "relatum migrate")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "reason", "said"),
+    [
+        (refusal("57P03", "the database system is starting up"), DatabaseUnavailable, "starting", "starting up"),
+        (refusal("57P03", "the database system is shutting down"), DatabaseUnavailable, "stopping", "shutting down"),
+        (refusal("57P03", "the database system is in recovery mode"), DatabaseUnavailable, "starting", "recovery"),
+        (refusal("53300", "sorry, too many clients already"), DatabaseUnavailable, "connections", "allow more"),
+        (
+            refusal("28000", 'no pg_hba.conf entry for host "::1", user "u", database "d", no encryption'),
+            AccessRefused,
+            None,
+            "sslmode",
+        ),
+        (refusal("28000", "connection requires a valid client certificate"), AccessRefused, None, "sslcert"),
+        (welcome("14.9"), ConfigurationError, None, "PostgreSQL 14 is too old"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", ConfigurationError, None, "no PostgreSQL"),
+    ],
+)
+def test_what_a_server_says_at_the_start_is_understood(
+    answer: bytes, kind: type[RelatumError], reason: str | None, said: str
+) -> None:
+    """A server that starts, stops or is full is waited for; one that is too old, or no PostgreSQL, is not."""
+    with answering(answer) as url:
+        check(url, kind, reason, said)
+
+
+def test_certificates_of_postgresql_are_told_apart(database_url: str, tmp_path: Path) -> None:
+    """TLS that is not as the URL asks is configuration, and names the option; as it asks, it works."""
+    own = {name: tmp_path / name for name in ("certificate.pem", "key.pem")}
+    for name, path in own.items():
+        shutil.copy(FILES / name, path)
+    account = Account.choose(None, must_reach=list(own.values()))
+    for path in own.values():
+        path.chmod(0o600)
+        account.own(path)
+    certificate, key = own.values()
+    more = f"client_tls_sslmode = require\nclient_tls_cert_file = {certificate}\nclient_tls_key_file = {key}"
+    with pgbouncer(database_url, tmp_path, more=more) as url:
+        named = url.replace("127.0.0.1", "localhost") + f"?hostaddr=127.0.0.1&sslrootcert={certificate}"
+        with as_engine(f"{named}&sslmode=verify-full") as engine, engine.connect() as connection:
+            key_definitions(connection)
+        for query, said in {
+            "sslmode=disable": "SSL",
+            "sslmode=verify-full": "root certificate file",
+            f"sslmode=verify-full&sslrootcert={tmp_path}/nobody.pem": "nobody.pem",
+            f"sslmode=verify-full&sslrootcert={certificate}&host=elsewhere&hostaddr=127.0.0.1": "does not match host",
+            f"sslmode=require&sslcert={certificate}&sslkey={tmp_path}/nobody.key": "nobody.key",
+        }.items():
+            check(f"{url}?{query}", ConfigurationError, None, said)
+
+
+def _consume(broker: str, database: str) -> None:
+    with relatum.SerialConsumer("orders", "test", database=database, broker=broker) as consumer:
+        consumer.status()
+
+
+COMPONENTS: dict[str, Callable[[str, str], object]] = {
+    "look-ups": lambda broker, database: Relations(broker, database).find("host", "h"),
+    "the schema": lambda broker, database: upgrade(database),
+    "affinity sets": lambda broker, database: relatum.AffinitySets("orders", database, broker=broker).count(),
+    "serial consumers": lambda broker, database: _consume(broker, database),
+    "outcomes": lambda broker, database: relatum.Outcomes(database).of("id"),
+}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_every_component_says_it_so(amqp_url: str, component: str) -> None:
+    """One translation, whoever asks."""
+    with answering(refusal("28P01", 'password authentication failed for user "user"')) as url:
+        with pytest.raises(AccessRefused, match="authentication failed") as refused:
+            COMPONENTS[component](amqp_url, url)
+        assert "secret" not in str(refused.value)
