@@ -5,17 +5,21 @@ import ssl
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from relatum._deadline import LOOK_S, Deadline, within
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
+    DatabaseUnavailable,
     NotFound,
     RelatumError,
     UsedAfterClose,
@@ -40,8 +44,8 @@ class AsyncRelations(AsyncGroupMethods):
     `Relations`, where they are told.
 
     A statement runs in one of `pool_size` threads of its own; the thread takes a connection, runs one SELECT and gives
-    it back. A call that is cancelled leaves that to the thread: nothing is half done and nothing leaks. Streams are
-    read by the event loop itself.
+    it back. A call that is cancelled has the thread give up its statement, and the connection with it. Streams are read
+    by the event loop itself.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class AsyncRelations(AsyncGroupMethods):
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._database = Database(database, pool_size=pool_size)
         self._pool_size = pool_size
+        self._timeout_s = timeout_s
+        self._asking: set[Deadline] = set()
         self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
         check_limit(connections_max)
         self._connections_max = connections_max
@@ -80,7 +86,7 @@ class AsyncRelations(AsyncGroupMethods):
         """In a child: threads, reader and groups under way are the parent's, and of its event loop."""
         leave_to_parent(self._threads, self._reader, *self._sharing)
         self._threads = ThreadPoolExecutor(self._pool_size, thread_name_prefix="relatum-database")
-        self._lock, self._reader, self._sharing = asyncio.Lock(), None, WeakSet()
+        self._lock, self._reader, self._sharing, self._asking = asyncio.Lock(), None, WeakSet(), set()
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -139,7 +145,8 @@ class AsyncRelations(AsyncGroupMethods):
         order: Order = "oldest",
     ) -> Answer:
         """The same as `related`, waiting until there is at least one message. See `Relations.wait_related`."""
-        return await self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s))
+        steps = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
+        return await self._run(steps, waits_s=timeout_s)
 
     # --- by time ------------------------------------------------------------------------------------------
 
@@ -192,7 +199,11 @@ class AsyncRelations(AsyncGroupMethods):
 
     # --- carrying out -------------------------------------------------------------------------------------
 
-    async def _run(self, steps: Steps[_Result]) -> _Result:
+    async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+        with within(self._timeout_s + waits_s):
+            return await self._drive(steps)
+
+    async def _drive(self, steps: Steps[_Result]) -> _Result:
         try:
             request = next(steps)
             while True:
@@ -231,7 +242,21 @@ class AsyncRelations(AsyncGroupMethods):
     async def _select(self, request: Select) -> list[Any]:
         if self._is_closed:
             raise UsedAfterClose(CLOSED)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._database.select, request)
+        loop = asyncio.get_running_loop()
+        with within(self._timeout_s) as deadline:
+            select = partial(copy_context().run, self._database.select, request)
+            self._asking.add(deadline)
+            try:
+                # The thread's own error, which says more, comes first where a thread has begun.
+                async with asyncio.timeout(deadline.left_s() + 2 * LOOK_S):
+                    return await loop.run_in_executor(self._threads, select)
+            except TimeoutError:
+                text = f"all {self._pool_size} threads for the database (pool_size) are in use"
+                raise DatabaseUnavailable(f"{text}, and none became free ({deadline})", reason="pool") from None
+            finally:
+                # Where this was cancelled, the thread lets go.
+                deadline.end_in(0)
+                self._asking.discard(deadline)
 
     async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
         reader = await self._open_reader()
@@ -267,6 +292,8 @@ class AsyncRelations(AsyncGroupMethods):
         if reader is not None:
             await reader.close()
         # The threads give their connections back first.
+        for deadline in list(self._asking):
+            deadline.end_in(0)
         await asyncio.to_thread(self._threads.shutdown)
         self._database.close()
 

@@ -7,7 +7,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relatum.errors import UsedAfterClose
-from relatum.store import known_engine, make_engine, translated_errors
+from relatum.store import NoAnswerInTime, known_engine, make_engine, translated_errors
 from relatum_consumer._requests import Select
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
@@ -53,6 +53,9 @@ class Database:
             driver: psycopg.Connection[Any] = pooled.driver_connection  # type: ignore[assignment]
             try:
                 return driver.execute(request.sql, request.parameters).fetchall()
+            except NoAnswerInTime as error:
+                pooled.invalidate(error)
+                raise
             except psycopg.OperationalError as error:
                 if not driver.closed:
                     raise

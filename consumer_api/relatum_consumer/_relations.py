@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from relatum._deadline import within
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import AccessRefused, NotFound, RelatumError, UsedAfterClose
@@ -38,7 +39,10 @@ class Relations(GroupMethods):
         database: PostgreSQL's URL, or an engine, which stays open when this is closed.
         stream_url: Where the stream protocol is, if that cannot be told from the broker's URL.
         transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" (default) for whichever answers.
-        timeout_s: Seconds until a call to the broker that gets no answer ends as `ReadTimeout`. Default 10.
+        timeout_s: Seconds for a whole call, of the database and the broker together, also where one of them accepts and
+            never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
+            connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
+            a recorder) may need more. Iterators take it for each question they ask.
         pool_size: Connections to the database that are kept; as many again are opened under load. Default 5.
         connections_max: Connections to the broker at most, from 2 on, to all its nodes together. What is asked waits
             for one within `timeout_s`; each iteration that reads streams holds one. Default 16.
@@ -77,6 +81,7 @@ class Relations(GroupMethods):
             "timeout_s": timeout_s,
             "connections_max": connections_max,
         }
+        self._timeout_s = timeout_s
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._group_lookups = GroupLookups(self._lookups.catalog)
         self._sharing = WeakSet()
@@ -215,7 +220,7 @@ class Relations(GroupMethods):
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
-        return self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s))
+        return self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s), waits_s=timeout_s)
 
     # --- by time ------------------------------------------------------------------------------------------
 
@@ -308,12 +313,14 @@ class Relations(GroupMethods):
 
     # --- carrying out -------------------------------------------------------------------------------------
 
-    def _run(self, steps: Steps[_Result]) -> _Result:
-        return run(steps, self._carry_out)
+    def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+        with within(self._timeout_s + waits_s):
+            return run(steps, self._carry_out)
 
     def _carry_out(self, request: Request) -> Any:
         if type(request) is Select:
-            return self._database.select(request)
+            with within(self._timeout_s):
+                return self._database.select(request)
         if type(request) is Read:
             return self._read(request.ids)
         if type(request) is Pause:

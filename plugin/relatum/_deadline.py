@@ -11,7 +11,7 @@ stop, lets go of a server that does not answer. Who waits looks every `LOOK_S` s
 import math
 import time
 from contextvars import ContextVar, Token
-from typing import Final
+from typing import Any, Final
 
 LOOK_S: Final = 0.1
 """Seconds within which a wait notices that its deadline was brought forward."""
@@ -107,3 +107,19 @@ def has_passed() -> bool:
     """Whether the call under way has no time left."""
     deadline = _current.get()
     return deadline is not None and deadline.has_passed
+
+
+class Patience:
+    """An attribute for a limit in seconds, which reads as what the call under way leaves of it.
+
+    It is kept under the name that is given here, as it was set.
+    """
+
+    def __init__(self, kept_as: str) -> None:
+        self._kept_as = kept_as
+
+    def __get__(self, owner: Any, _kind: Any = None) -> float:
+        return left_s(getattr(owner, self._kept_as))
+
+    def __set__(self, owner: Any, seconds: float) -> None:
+        setattr(owner, self._kept_as, seconds)

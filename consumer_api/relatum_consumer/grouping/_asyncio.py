@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
+from relatum._deadline import within
 from relatum.errors import RelatumError
 from relatum.grouping import GroupPosition
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message
@@ -36,6 +37,7 @@ class AsyncGroupMethods(ABC):
 
     _group_lookups: GroupLookups
     _address: BrokerAddress
+    _timeout_s: float
     _sharing: "WeakSet[AsyncSharedGroups]"
 
     @abstractmethod
@@ -117,7 +119,7 @@ class AsyncGroupMethods(ABC):
         self, streams: Names = None, *, older_than: timedelta | float
     ) -> list[IncompleteGroupReport]:
         """The groups that are not complete, or contradict themselves. See `Relations.incomplete_groups`."""
-        return await self._finish(self._group_lookups.incomplete_groups(streams, older_than))
+        return await self._run_out(self._group_lookups.incomplete_groups(streams, older_than))
 
     # --- one group ----------------------------------------------------------------------------------------
 
@@ -142,13 +144,18 @@ class AsyncGroupMethods(ABC):
         return await self._finish(consumer_status(self._group_lookups.catalog, name))
 
     def _share(self, options: SharedOptions) -> AsyncSharedGroups:
-        shared = AsyncSharedGroups(self._finish, self._group_lookups.catalog, self._address, options)
+        shared = AsyncSharedGroups(self._run_out, self._group_lookups.catalog, self._address, options)
         self._sharing.add(shared)
         return shared
 
     # --- carrying out -------------------------------------------------------------------------------------
 
     async def _finish(self, steps: GroupSteps[_Result]) -> _Result:
+        """Take the steps of one call to their end, in its time; what they return."""
+        with within(self._timeout_s):
+            return await self._run_out(steps)
+
+    async def _run_out(self, steps: GroupSteps[_Result]) -> _Result:
         """Take steps that give nothing on the way to their end; what they return."""
         ended: list[_Result] = []
         async for _ in self._taken(steps, ended):

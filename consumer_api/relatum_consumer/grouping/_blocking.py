@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
+from relatum._deadline import within
 from relatum.errors import RelatumError
 from relatum.grouping import GroupPosition
 from relatum.reading import BrokerAddress, Message, StreamReader
@@ -37,6 +38,7 @@ class GroupMethods(ABC):
 
     _group_lookups: GroupLookups
     _address: BrokerAddress
+    _timeout_s: float
     _sharing: "WeakSet[SharedGroups]"
 
     @abstractmethod
@@ -174,7 +176,7 @@ class GroupMethods(ABC):
             KeyNotDefined, StreamNotFound: as for `groups`.
             InvalidInput: an argument is wrong, or there are more than 100,000.
         """
-        return self._finish(self._group_lookups.incomplete_groups(streams, older_than))
+        return self._run_out(self._group_lookups.incomplete_groups(streams, older_than))
 
     # --- one group ----------------------------------------------------------------------------------------
 
@@ -252,13 +254,18 @@ class GroupMethods(ABC):
         return self._finish(consumer_status(self._group_lookups.catalog, name))
 
     def _share(self, options: SharedOptions) -> SharedGroups:
-        shared = SharedGroups(self._finish, self._group_lookups.catalog, self._address, options)
+        shared = SharedGroups(self._run_out, self._group_lookups.catalog, self._address, options)
         self._sharing.add(shared)
         return shared
 
     # --- carrying out -------------------------------------------------------------------------------------
 
     def _finish(self, steps: GroupSteps[_Result]) -> _Result:
+        """Take the steps of one call to their end, in its time; what they return."""
+        with within(self._timeout_s):
+            return self._run_out(steps)
+
+    def _run_out(self, steps: GroupSteps[_Result]) -> _Result:
         """Take steps that give nothing on the way to their end; what they return."""
         each = self._taken(steps)
         try:

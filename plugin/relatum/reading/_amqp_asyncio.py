@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from relatum._deadline import Patience
 from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
@@ -81,6 +82,8 @@ def _closed_with(error: BaseException) -> tuple[int | None, str]:
 
 class _Consumer:
     """One channel with at most one consumer: what one operation uses at a time."""
+
+    _timeout_s = Patience("_limit_s")
 
     def __init__(self, connection: Any, timeout_s: float) -> None:
         self._connection = connection
@@ -190,6 +193,8 @@ def _code_of(error: Any) -> int:
 
 class AsyncAmqp:
     """The asyncio face over AMQP 0.9.1. One connection; each call has a channel to itself, and a turn for that."""
+
+    _timeout_s = Patience("_limit_s")
 
     def __init__(
         self,

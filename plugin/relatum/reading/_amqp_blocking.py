@@ -25,6 +25,7 @@ from pika.exceptions import (
     StreamLostError,
 )
 
+from relatum._deadline import Patience
 from relatum._ids import MessageId
 from relatum._peers import AMQP, ask_who, hint, is_another, unreached
 from relatum._processes import after_fork, leave_to_parent
@@ -179,6 +180,8 @@ class _Loop(IOLoop):  # type: ignore[misc]
 
 class PikaConnection:
     """One connection, for one thread at a time."""
+
+    _timeout_s = Patience("_limit_s")
 
     def __init__(self, address: BrokerAddress, parameters: pika.ConnectionParameters, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -372,6 +375,8 @@ class PikaConnection:
 class BlockingAmqp:
     """The blocking face over AMQP 0.9.1. Threads may share it: each call has a connection to itself."""
 
+    _timeout_s = Patience("_limit_s")
+
     def __init__(
         self,
         address: BrokerAddress,
@@ -387,7 +392,7 @@ class BlockingAmqp:
         self._operations = AmqpOperations(timeout_s)
         self._connections: Connections[PikaConnection] = Connections(connections)
         self._is_closed = False
-        first_s = connect_s or timeout_s
+        first_s = connect_s or self._timeout_s
         connection = PikaConnection(address, pika_parameters(address, first_s, heartbeat_s), first_s)
         self._connections.take(None, Use.ANSWER)
         self._connections.note_opened()

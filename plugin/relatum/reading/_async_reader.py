@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
+from relatum._deadline import current, has_passed, left_s
 from relatum._ids import MessageId
 from relatum._processes import of_one_process
 from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
@@ -73,7 +74,7 @@ class AsyncStreamReader:
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
-        within = ConnectingTime(timeout_s)
+        within = ConnectingTime(left_s(timeout_s))
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
             ask = partial(cluster_meant, address, choice, timeout_s=timeout_s)
@@ -140,14 +141,16 @@ class AsyncStreamReader:
     async def _iterate(
         self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
     ) -> AsyncGenerator[Message, None]:
-        idle_s = self._timeout_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
         async with contextlib.aclosing(self._transport.batches(stream, scan, idle_s, use)) as batches:
             async for batch in batches:
                 if batch is not None:
                     for message in batch.each_message():
                         yield message
+                    if has_passed():
+                        raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s} s.")
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s:g} s.")
                 elif idle_timeout_s is not None:
                     return
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 
+from relatum._deadline import current, has_passed, left_s
 from relatum._ids import MessageId
 from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
 from relatum.reading._address import BrokerAddress
@@ -105,7 +106,7 @@ class StreamReader:
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
-        within = ConnectingTime(timeout_s)
+        within = ConnectingTime(left_s(timeout_s))
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
             meant = cluster_meant(address, choice, timeout_s=timeout_s)
@@ -189,13 +190,15 @@ class StreamReader:
         return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
     def _iterate(self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use) -> Iterator[Message]:
-        idle_s = self._timeout_s if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
         with contextlib.closing(self._transport.batches(stream, scan, idle_s, use)) as batches:
             for batch in batches:
                 if batch is not None:
                     yield from batch.each_message()
+                    if has_passed():
+                        raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:
-                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s} s.")
+                    raise ReadTimeout(f"The stream {stream!r} gave nothing for {idle_s:g} s.")
                 elif idle_timeout_s is not None:
                     return
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from relatum._deadline import Patience, left_s
 from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
@@ -63,6 +64,9 @@ class AsyncStreams:
 
     Args: as `BlockingStreams`; `open` connects.
     """
+
+    _limit_s: float
+    _timeout_s = Patience("_limit_s")
 
     def __init__(
         self,
@@ -186,11 +190,11 @@ class AsyncStreams:
         try:
             node = AsyncStreams(
                 replace(self._address, stream_host=broker.host, stream_port=broker.port),
-                timeout_s=self._timeout_s,
+                timeout_s=self._limit_s,
                 heartbeat_s=self._login.heartbeat_s,
                 # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
                 # may say another name, until somebody sets one.
-                connect_s=min(NODE_CONNECT_S, self._timeout_s),
+                connect_s=left_s(min(NODE_CONNECT_S, self._limit_s)),
                 connections=self._connections,
                 node=broker,
             )

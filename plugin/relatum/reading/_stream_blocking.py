@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
+from relatum._deadline import Patience, left_s
 from relatum._ids import MessageId
 from relatum._processes import after_fork
 from relatum.errors import (
@@ -74,6 +75,9 @@ class BlockingStreams:
         connections: At most how many, or the connections of the reader that asks this node, too.
         node: The node, where another reader's connections are used; None for the one that the address leads to.
     """
+
+    _limit_s: float
+    _timeout_s = Patience("_limit_s")
 
     def __init__(
         self,
@@ -225,11 +229,11 @@ class BlockingStreams:
         try:
             node = BlockingStreams(
                 replace(self._address, stream_host=broker.host, stream_port=broker.port),
-                timeout_s=self._timeout_s,
+                timeout_s=self._limit_s,
                 heartbeat_s=self._login.heartbeat_s,
                 # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
                 # may say another name, until somebody sets one.
-                connect_s=min(NODE_CONNECT_S, self._timeout_s),
+                connect_s=left_s(min(NODE_CONNECT_S, self._limit_s)),
                 connections=self._connections,
                 node=broker,
             )

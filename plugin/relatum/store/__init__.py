@@ -77,6 +77,7 @@ from relatum.store._tables import (
     time_blocks,
 )
 from relatum.store._translation import translated_errors
+from relatum.store._waiting import NoAnswerInTime
 from relatum.wire._identity import Position
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "CoverageRow",
     "DatabaseAddress",
     "Filled",
+    "NoAnswerInTime",
     "Position",
     "Range",
     "StreamRow",

@@ -227,6 +227,17 @@ def bound_waits(engine: sa.Engine, statement_s: float | None) -> None:
         connection.statement_s = statement_s
         return connection
 
+    def keep_others(context: Any) -> None:
+        # One that did not answer in time says nothing of the others: a table may be locked.
+        if isinstance(context.original_exception, NoAnswerInTime):
+            context.invalidate_pool_on_disconnect = False
+
+    pool: Any = engine.pool
+    if type(pool) is QueuePool:
+        longest_s = pool._timeout
+        pool.__class__ = TimedPool
+        pool._timeout = longest_s
+    sa.event.listen(engine, "handle_error", keep_others)
     sa.event.listen(engine, "do_connect", connect)
     sa.event.listen(engine, "checkout", _checked)
 
