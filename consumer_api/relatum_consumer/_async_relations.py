@@ -29,7 +29,19 @@ from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps
+from relatum_consumer._requests import (
+    Agree,
+    Bounds,
+    Missing,
+    Partitions,
+    Pause,
+    Reach,
+    Read,
+    Request,
+    Scan,
+    Select,
+    Steps,
+)
 from relatum_consumer._statements import Order
 from relatum_consumer.grouping._asyncio import AsyncGroupMethods
 from relatum_consumer.grouping._lookups import GroupLookups
@@ -232,6 +244,8 @@ class AsyncRelations(AsyncGroupMethods):
             return None
         if type(request) is Bounds:
             return await reader.bounds(request.stream)
+        if type(request) is Missing:
+            return await reader.missing(request.streams)
         if type(request) is Partitions:
             return await reader.partitions(request.super_stream)
         if type(request) is Agree:

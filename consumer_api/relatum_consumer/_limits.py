@@ -5,6 +5,12 @@ from typing import Final
 ANSWER_MESSAGES_MAX: Final = 100_000
 """Messages of one answer, which is held in memory. What has more is asked for with `limit=`, or a span of time."""
 
+ANSWER_BYTES_MAX: Final = 1 << 30
+"""Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` besides."""
+
+MESSAGE_BYTES: Final = 512
+"""Bytes of objects that a message takes beside its record, about."""
+
 CATALOG_AGE_S: Final = 1.0
 """Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
 

@@ -1,10 +1,11 @@
 """The look-ups by their public arguments: checked, and turned into steps. One for both faces."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
 
+from relatum._arguments import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, timestamp_us
 from relatum.limits import TIME_US_MAX
@@ -48,7 +49,7 @@ class Lookups:
         self, message: Message, to: Names, by: Names, limit: int | None, order: Order, timeout_s: float
     ) -> Steps[Answer]:
         """The same, waiting for the first of them."""
-        check_seconds("timeout_s", timeout_s)
+        checked_seconds("timeout_s", timeout_s)
         question = yield from self._question(message, to, by, limit, order)
         return (yield from wait(self.catalog, question, timeout_s))
 
@@ -108,8 +109,9 @@ class Lookups:
         complete: bool,
     ) -> Steps[Answer]:
         """All messages around a moment."""
-        check_seconds("before_s", before_s)
-        check_seconds("after_s", after_s)
+        # More than the calendar holds means all of it.
+        checked_seconds("before_s", before_s, most=math.inf)
+        checked_seconds("after_s", after_s, most=math.inf)
         at = _moment(moment)
         search = yield from self._search(moment, stream, by)
         if search is None:
@@ -121,6 +123,7 @@ class Lookups:
         """Where to look; None where the message has no value of the key."""
         if not isinstance(stream, str):
             raise InvalidInput("a look-up by time takes the name of one stream or super stream")
+        checked_name("stream", stream)
         if by is None:
             return Search(self.catalog, stream)
         if not isinstance(by, str):
@@ -139,10 +142,11 @@ def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
     """Stream names as given in an argument, each once; None for all."""
     if names is None:
         return None
-    found = (names,) if isinstance(names, str) else tuple(names)
+    is_several = isinstance(names, Iterable) and not isinstance(names, bytes)
+    found = (names,) if isinstance(names, str) else tuple(names) if is_several else ()
     if not found or not all(isinstance(name, str) for name in found):
         raise InvalidInput(f"{argument}= takes a name, several names, or None for all")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(checked_name(argument, name) for name in found))
 
 
 def _check_message(message: Any) -> None:
@@ -151,16 +155,10 @@ def _check_message(message: Any) -> None:
 
 
 def _check_limit(limit: int | None, order: Order) -> None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise InvalidInput("limit= takes a number from 1 on, or None for all")
+    if limit is not None:
+        checked_count("limit", limit, otherwise=", or None for all")
     if order not in get_args(Order):
         raise InvalidInput(f"order= takes one of {', '.join(get_args(Order))}")
-
-
-def check_seconds(argument: str, seconds: Any) -> None:
-    """See that an argument is a number of seconds."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise InvalidInput(f"{argument}= takes seconds, 0 or more")
 
 
 def _microseconds(seconds: float) -> int:

@@ -1,12 +1,12 @@
 """Look-ups by time, as steps: the blocks that can hold the message, read one by one until no other can be nearer."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from relatum._ids import MessageId
-from relatum.errors import InvalidInput, StreamReplaced, StreamUnavailable, TimeNotRecorded
+from relatum.errors import StreamReplaced, StreamUnavailable, TimeNotRecorded
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.store import TIME
@@ -15,11 +15,15 @@ from relatum_consumer import _statements as statements
 from relatum_consumer._answer import Answer, Hit
 from relatum_consumer._blocks import FIRST_OF_ITS_TIME, Block, Place
 from relatum_consumer._catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer._gathered import Gathered
 from relatum_consumer._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
 from relatum_consumer._proof import Evidence, evidence, replaced
 from relatum_consumer._related import check, concluded, first_retained, is_sure, recorded_answer
 from relatum_consumer._requests import Bounds, Read, Scan, Select, Steps
 from relatum_consumer._statements import WIDTH_CLASSES, WIDTHS_US, Direction
+
+_READ_AT_ONCE: Final = 1_000
+"""Messages of a window that are asked for at once: what there are too many of, or too large, is noticed between."""
 
 Rank = tuple[int, tuple[int, str], int]
 """Where a message stands in time: its time, then its partition, then its offset."""
@@ -278,10 +282,8 @@ def _by_blocks(
             if best is not None and promise > (best if is_after else blocks.mirrored(best)):
                 return nearest.message
             original = block if is_after else block.mirrored()
-            messages = yield from _read([original], stream, lost)
             had = nearest.message
-            for message in messages:
-                nearest.consider(message)
+            yield from _read([original], stream, lost, nearest.consider)
             if nearest.message is had and blocks.surely_holds(block, start) and _begins_in(original, stream, lost):
                 lost.is_sure = True
         following = [(block.min_us, block.first_offset) for block in page if block.min_us > start[0]]
@@ -303,8 +305,16 @@ def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
     return block.first_offset < lost.floors.get(stream.name, 0) and not doubted
 
 
-def _read(run: Sequence[Block], stream: PresentStream, lost: Lost) -> Steps[list[Message]]:
-    """The messages between the offsets of blocks, once they agree with each block; of what has expired, the rest.
+def _read(
+    run: Sequence[Block], stream: PresentStream, lost: Lost, consider: Callable[[Message], object]
+) -> Steps[None]:
+    """Read the messages between the offsets of blocks, and see that they agree with each; the rest of what expired.
+
+    Args:
+        run: The blocks.
+        stream: Their stream.
+        lost: Takes in what has expired.
+        consider: Called with each message as it is read: a run of large ones is never held as a whole.
 
     Raises:
         StreamReplaced: a block's earliest or latest time is not among them.
@@ -314,18 +324,27 @@ def _read(run: Sequence[Block], stream: PresentStream, lost: Lost) -> Steps[list
     start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
     floor = lost.floors.get(stream.name, 0)
     if stop <= floor:
-        return []
-    messages: list[Message] = yield Scan(stream.name, max(start, floor), stop, _every)
-    offsets = [message.offset for message in messages]
+        return
+    offsets: list[int] = []
+    times: list[int | None] = []
+
+    def look(message: Message) -> bool:
+        offsets.append(message.offset)
+        times.append(message.time_us)
+        consider(message)
+        return False
+
+    yield Scan(stream.name, max(start, floor), stop, look)
     for block in run:
-        inside = messages[bisect_left(offsets, block.first_offset) : bisect_right(offsets, block.last_offset)]
+        inside = slice(bisect_left(offsets, block.first_offset), bisect_right(offsets, block.last_offset))
         if block.first_offset >= lost.floors.get(stream.name, 0):
-            yield from _check_block(block, inside, stream, lost)
-    return messages
+            yield from _check_block(block, offsets[inside], times[inside], stream, lost)
 
 
-def _check_block(block: Block, inside: Sequence[Message], stream: PresentStream, lost: Lost) -> Steps[None]:
-    times = [message.time_us for message in inside]
+def _check_block(
+    block: Block, inside: Sequence[int], times: Sequence[int | None], stream: PresentStream, lost: Lost
+) -> Steps[None]:
+    """See that what was read between a block's ends, the offsets and the times of messages, is what the block says."""
     if blocks.agree(block, times):
         return
     bounds: StreamBounds = yield Bounds(stream.name)
@@ -339,17 +358,13 @@ def _check_block(block: Block, inside: Sequence[Message], stream: PresentStream,
             f"the times of {stream.name!r} are its chunks', which AMQP 0.9.1 does not show: use the stream protocol"
         )
         raise TimeNotRecorded(message, stream=stream.name)
-    is_whole = bool(inside) and (inside[0].offset, inside[-1].offset) == (block.first_offset, block.last_offset)
+    is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
     if not is_whole and not (bounds.is_proven and (bounds.last is None or bounds.last < block.last_offset)):
         message = (
             f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} came: repeat it later"
         )
         raise StreamUnavailable(message, stream=stream.name)
     raise replaced(stream.name, block.first_offset)
-
-
-def _every(message: Message) -> bool:
-    return True
 
 
 # --- around a moment --------------------------------------------------------------------------------------
@@ -384,57 +399,47 @@ def _window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
     if not complete:
         lost = Lost()
         found = yield from _recorded_within(search, span, lost)
-        if found:
+        if found.messages:
             return (yield from search.recorded_answer(_ordered(found), lost))
     known = yield from search.evidence()
     lost = Lost()
     found = yield from _recorded_within(search, span, lost)
     if complete:
-        found += yield from known.scan(lambda message: span.holds(search, message), check=_check_size)
+        yield from known.scan(found.consider)
     return (yield from search.concluded(known, _ordered(found), lost, was_read=complete))
 
 
-def _ordered(found: Iterable[Message]) -> list[Message]:
-    messages = sorted({message.id: message for message in found}.values(), key=rank)
-    _check_size(messages)
-    return messages
+def _ordered(found: Gathered) -> list[Message]:
+    return sorted(found.messages, key=rank)
 
 
-def _check_size(found: Sequence[object]) -> None:
-    """Refuse an answer that is too large as soon as that shows, before more of it is read."""
-    if len(found) > ANSWER_MESSAGES_MAX:
-        raise InvalidInput(f"more than {ANSWER_MESSAGES_MAX} messages: ask for a shorter span of time")
-
-
-def _recorded_within(search: Search, span: Window, lost: Lost) -> Steps[list[Message]]:
-    found: list[Message] = []
+def _recorded_within(search: Search, span: Window, lost: Lost) -> Steps[Gathered]:
+    found = Gathered(lambda message: span.holds(search, message), "ask for a shorter span of time")
     for stream in (yield from search.targets()):
         look = _blocks_within if search.by is None else _keyed_within
-        found += yield from look(search, stream, span, lost)
+        yield from look(search, stream, span, lost, found)
     return found
 
 
-def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost) -> Steps[list[Message]]:
+def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:
     assert search.by is not None, "only look-ups by key come here"
     parameters = _value_in(search.by, stream)
     parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
     rows = yield Select(statements.keyed_between(), parameters)
     others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]
     # Expired ones count too: behind them there may be more than the limit let through.
-    _check_size(others)
-    messages = (yield from _checked(search.by, stream, others, lost)) if others else []
-    return [message for message in messages if message is not None]
+    found.check(len(others))
+    for start in range(0, len(others), _READ_AT_ONCE):
+        for message in (yield from _checked(search.by, stream, others[start : start + _READ_AT_ONCE], lost)):
+            if message is not None:
+                found.take(message)
 
 
-def _blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lost) -> Steps[list[Message]]:
+def _blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:
     rows = yield Select(statements.blocks_between(), _blocks_of(stream, 0) | {"low": span.low, "high": span.high})
-    found: list[Message] = []
     for _, _, run in blocks.joined(map(Block._make, rows), SCAN_BLOCKS_MAX):
-        inside = yield from _read(run, stream, lost)
-        found += [message for message in inside if span.holds(search, message)]
-        _check_size(found)
+        yield from _read(run, stream, lost, found.consider)
         for block in run:
             is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high
             if is_certain and block.last_offset < lost.floors.get(stream.name, 0):
                 lost.is_sure = True
-    return found

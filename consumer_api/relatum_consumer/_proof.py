@@ -28,7 +28,7 @@ from relatum_consumer import _statements as statements
 from relatum_consumer._answer import LeftOut, Status
 from relatum_consumer._catalog import Catalog, PresentStream
 from relatum_consumer._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Scan, Select, Steps
+from relatum_consumer._requests import Agree, Bounds, Missing, Partitions, Pause, Scan, Select, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +58,22 @@ class Evidence:
     uncovered: list[Uncovered] = field(default_factory=list)
     unproven: set[str] = field(default_factory=set)
 
-    def scan(
-        self, keep: Callable[[Message], bool], *, check: Callable[[Sequence[Message]], None] = lambda _: None
-    ) -> Steps[list[Message]]:
-        """Read what is not recorded; the messages to keep. What cannot be unpacked makes its stream unproven.
+    def scan(self, consider: Callable[[Message], object]) -> Steps[None]:
+        """Read what is not recorded. What cannot be unpacked makes its stream unproven.
 
         Args:
-            keep: Whether a message is meant.
-            check: Called with all messages kept after each range; raises where that is enough.
+            consider: Called with each message as it is read; raises where that is enough. It keeps what it wants.
         """
 
         def look(message: Message) -> bool:
             if isinstance(message.raw, UnreadableRecord):
                 self.unproven.add(message.stream)
-                return False
-            return keep(message)
+            else:
+                consider(message)
+            return False
 
-        messages: list[Message] = []
         for each in self.uncovered:
-            messages += yield Scan(each.stream, each.start, each.stop, look)
-            check(messages)
-        return messages
+            yield Scan(each.stream, each.start, each.stop, look)
 
     def status(self, *, is_found: bool, was_read: bool, has_expired: bool, is_whole: bool) -> Status:
         """What an answer may say; the rule is told where this module begins.
@@ -134,8 +129,8 @@ def evidence(
     # A stream that was recorded once and is gone holds nothing, and proves nothing either.
     gone: list[str] = []
     left_out: list[LeftOut] = []
-    for stream in (yield from all_names(recorded, names)):
-        found = yield from ends_of(stream, is_named=names is not None)
+    meant = yield from all_names(recorded, names)
+    for stream, found in (yield from all_ends(meant, is_named=names is not None)).items():
         if isinstance(found, StreamBounds):
             ends[stream] = found
         elif found is None:
@@ -174,6 +169,26 @@ def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | No
             raise
         return LeftOut(stream, str(error)) if isinstance(error, AccessRefused) else None
     return bounds
+
+
+def all_ends(streams: Sequence[str], *, is_named: bool) -> Steps[dict[str, StreamBounds | LeftOut | None]]:
+    """What `ends_of` says of each of many streams.
+
+    One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So all
+    are asked for together first, where nobody named them and many may have been recorded once and deleted.
+
+    Args:
+        streams: Their names.
+        is_named: As for `ends_of`.
+
+    Raises:
+        StreamNotFound, NotAStream, AccessRefused, Transient: as for `ends_of`.
+    """
+    gone: set[str] = set() if is_named or not streams else set((yield Missing(streams)))
+    found: dict[str, StreamBounds | LeftOut | None] = {}
+    for stream in streams:
+        found[stream] = None if stream in gone else (yield from ends_of(stream, is_named=is_named))
+    return found
 
 
 def gaps(

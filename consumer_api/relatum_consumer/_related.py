@@ -3,12 +3,11 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
-    InvalidInput,
     NotAStream,
     NotFound,
     OffsetExpired,
@@ -24,12 +23,16 @@ from relatum.store import TIME
 from relatum_consumer import _statements as statements
 from relatum_consumer._answer import Answer, Hit, Status
 from relatum_consumer._catalog import Catalog, Wanted
+from relatum_consumer._gathered import Gathered, check_count
 from relatum_consumer._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._proof import Evidence, evidence, replaced
 from relatum_consumer._requests import Partitions, Pause, Read, Select, Steps
 from relatum_consumer._statements import Order
 
 _Result = TypeVar("_Result")
+
+
+_ADVICE: Final = "ask with limit=, or for a span of time (since=, until=)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,19 @@ class Question:
             return (stream, offset)
         return (time_us is None, time_us or 0, stream, offset)
 
+    def gathering(self) -> Gathered:
+        """What takes the messages that are sought, of those that are read: as many as asked."""
+
+        def first(messages: Iterable[Message]) -> list[Message]:
+            return self.sort(messages, lambda message: (message.stream, message.offset, message.time_us))
+
+        return Gathered(self.is_meant, _ADVICE, first=first, limit=self.limit)
+
     def sort(self, items: Iterable[_Result], place: Callable[[_Result], tuple[str, int, int | None]]) -> list[_Result]:
         """Items in the order of the answer, as many as asked."""
         ordered = sorted(items, key=lambda item: self.rank(*place(item)), reverse=self.order == "newest")
-        if self.limit is None and len(ordered) > ANSWER_MESSAGES_MAX:
-            raise InvalidInput(
-                f"more than {ANSWER_MESSAGES_MAX} messages: ask with limit=, or for a span of time (since=, until=)"
-            )
+        if self.limit is None:
+            check_count(len(ordered), _ADVICE)
         return ordered[: self.limit]
 
 
@@ -146,7 +155,9 @@ def _answer(catalog: Catalog, question: Question, *, complete: bool) -> Steps[An
     found = yield from probe(catalog, question)
     hits = found.hits
     if complete:
-        hits = _with(question, hits, (yield from known.scan(question.is_meant)))
+        gathered = question.gathering()
+        yield from known.scan(gathered.consider)
+        hits = _with(question, hits, gathered.messages)
     return (yield from concluded(catalog, known, hits, found.expired, found.unread, was_read=complete))
 
 

@@ -20,7 +20,20 @@ from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Reach, Read, Request, Scan, Select, Steps, run
+from relatum_consumer._requests import (
+    Agree,
+    Bounds,
+    Missing,
+    Partitions,
+    Pause,
+    Reach,
+    Read,
+    Request,
+    Scan,
+    Select,
+    Steps,
+    run,
+)
 from relatum_consumer._statements import Order
 from relatum_consumer.grouping._blocking import GroupMethods
 from relatum_consumer.grouping._lookups import GroupLookups
@@ -333,6 +346,8 @@ class Relations(GroupMethods):
             return None
         if type(request) is Bounds:
             return reader.bounds(request.stream)
+        if type(request) is Missing:
+            return reader.missing(request.streams)
         if type(request) is Partitions:
             return reader.partitions(request.super_stream)
         if type(request) is Agree:

@@ -39,6 +39,13 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """Find those of many streams that the broker surely has not. Answer: their names."""
+
+    streams: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Partitions:
     """Find the streams of a super stream. Answer: their names; none where there is no such super stream."""
 
@@ -79,7 +86,7 @@ class Pause:
     seconds: float
 
 
-Request: TypeAlias = Select | Read | Bounds | Partitions | Agree | Reach | Scan | Pause
+Request: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Scan | Pause
 Steps: TypeAlias = Generator[Request, Any, _Result]
 
 

@@ -28,7 +28,7 @@ from relatum.errors import (
 from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.keys import moment
 from relatum.recording import prune
-from relatum.store import add_keys
+from relatum.store import add_keys, ensure_stream
 from relatum_consumer import AsyncRelations, Relations, Status
 from tests.support import (
     broker_connection,
@@ -241,6 +241,28 @@ def test_a_position_says_which_streams_it_holds_for(
     assert group.position is not None
     assert (len(group), group.position.holds_for("", unknown)) == (2, True)
     assert not relations.group_position(group_id(1), streams=known, complete=False).is_proven
+
+
+def test_streams_that_are_long_gone_cost_a_look_at_all_recorded_ones_nothing(
+    amqp_url: str,
+    engine: sa.Engine,
+    streams: list[str],
+    record: Record,
+    relations: Relations,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are asked for all together: no channel is closed over one, and none is waited for."""
+    publish_plain(amqp_url, streams[0], [of_group(1, 1), of_group(1, 2)])
+    record(streams[0])
+    with engine.begin() as connection:
+        for _ in range(30):
+            ensure_stream(connection, "/", unique_name())
+    with caplog.at_level("WARNING"):
+        place = relations.group_position(group_id(1))
+        assert [each.group_id for each in relations.incomplete_groups(older_than=0)] == [group_id(1)]
+        assert relations.find(GROUP_KEY.name, (group_id(2), 1, False)).status is Status.ABSENT
+    assert place.contiguous == 2
+    assert not caplog.records, caplog.text
 
 
 def test_no_group_is_gone_on_with_where_its_messages_were_not_looked_for(

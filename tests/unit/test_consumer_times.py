@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relatum.errors import StreamReplaced
+from relatum.errors import InvalidInput, StreamReplaced
 from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum.recording._time_blocks import time_blocks, width_class
 from relatum_consumer import Answer, Status
 from relatum_consumer import _blocks as blocks
+from relatum_consumer import _limits as limits
 from relatum_consumer import _statements as statements
 from relatum_consumer._blocks import Block
 from relatum_consumer._lookups import Lookups
@@ -39,6 +40,7 @@ class World:
     page: int = BLOCK_PAGE
     blocks: dict[int, list[Block]] = field(default_factory=dict)
     reads: int = 0
+    messages_read: int = 0
 
     def __post_init__(self) -> None:
         for number, times in enumerate(self.times.values(), 1):
@@ -53,6 +55,7 @@ class World:
 
     def message(self, stream: str, offset: int) -> Message:
         """A message of a stream."""
+        self.messages_read += 1
         time_us = self.times[stream][offset]
         headers = {} if time_us is None else {"relatum_time": time_us}
         return Message(stream, offset, None, None, lambda: (headers, Properties(), b"", True))
@@ -269,3 +272,23 @@ def test_runs_cover_every_block_and_do_not_overlap(spans: list[tuple[int, int]],
     for first, last, members in runs:
         assert (first, last) == (min(b.first_offset for b in members), max(b.last_offset for b in members))
     assert all(one[1] < other[0] for one, other in pairwise(runs))
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_window_reads_no_more_than_an_answer_may_have(monkeypatch: pytest.MonkeyPatch, *, complete: bool) -> None:
+    """The limit holds over all partitions together, and at the message that is one too many, not behind it."""
+    monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
+    partitions = {f"orders-{number}": [offset * 1000 for offset in range(400)] for number in range(3)}
+    world = World(partitions, super_stream="orders")
+    lookups = Lookups("/")
+    with pytest.raises(InvalidInput, match="more than 500 messages: ask for a shorter span"):
+        world.run(lookups.window(moment_of(0), "orders", 0.0, 1e6, None, complete=complete))
+    assert world.messages_read == 501
+
+
+def test_a_window_counts_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read twice, since a part is recorded anew, is one message of the answer."""
+    monkeypatch.setattr(limits, "ANSWER_MESSAGES_MAX", 500)
+    world = World({"orders": [offset * 1000 for offset in range(500)]}, batch=100)
+    found = world.run(Lookups("/").window(moment_of(0), "orders", 0.0, 1e6, None, complete=True))
+    assert len(found) == 500

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum.errors import InvalidInput
-from relatum_consumer._lookups import Names, check_seconds, names_of
+from relatum_consumer._lookups import Names, names_of
 from relatum_consumer.grouping._assembly import GroupOrder
 from relatum_consumer.grouping._group import IncompleteGroupReport
 from relatum_consumer.grouping._options import GroupStart, OnConflict, OnDuplicate, check_order, check_start
@@ -73,30 +74,24 @@ class GroupConsumer:
         check_name("a consumer's name", self.name)
         if self.member is not None:
             check_name("member=", self.member)
-        check_seconds("lease_s", self.lease_s)
-        if self.lease_s < LEASE_S_MIN:
-            raise InvalidInput(f"lease_s= takes seconds from {LEASE_S_MIN:g} on")
-        if not _is_count(self.prefetch, PREFETCH_MAX):
-            raise InvalidInput(f"prefetch= takes a number of groups from 1 to {PREFETCH_MAX:,}")
-        if self.deliveries_max is not None and not _is_count(self.deliveries_max, DELIVERIES_MAX):
-            raise InvalidInput(f"deliveries_max= takes a number from 1 to {DELIVERIES_MAX:,}, or None for no limit")
+        checked_seconds("lease_s", self.lease_s, least=LEASE_S_MIN)
+        checked_count("prefetch", self.prefetch, most=PREFETCH_MAX)
+        if self.deliveries_max is not None:
+            most, otherwise = DELIVERIES_MAX, ", or None for no limit"
+            checked_count("deliveries_max", self.deliveries_max, most=most, otherwise=otherwise)
         self._check_giving_up()
 
     def _check_giving_up(self) -> None:
         if (self.incomplete_after_s is None) != (self.on_incomplete is None):
             raise InvalidInput("incomplete_after_s= and on_incomplete= go together")
         if self.incomplete_after_s is not None:
-            check_seconds("incomplete_after_s", self.incomplete_after_s)
+            checked_seconds("incomplete_after_s", self.incomplete_after_s)
         if isinstance(self.on_incomplete, str) and self.on_incomplete != "dead_letter":
             raise InvalidInput('on_incomplete= takes a callable or "dead_letter"')
         if self.on_incomplete == "dead_letter" and self.dead_letter_stream is None:
             raise InvalidInput('on_incomplete="dead_letter" needs dead_letter_stream=')
         if self.dead_letter_stream is not None:
             check_name("dead_letter_stream=", self.dead_letter_stream)
-
-
-def _is_count(count: Any, most: int) -> bool:
-    return isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= most
 
 
 def check_name(what: str, name: Any) -> None:
@@ -130,7 +125,7 @@ class SharedOptions:
         if self.on_conflict == "dead_letter" and self.consumer.dead_letter_stream is None:
             raise InvalidInput('on_conflict="dead_letter" needs a GroupConsumer with dead_letter_stream=')
         if self.idle_timeout_s is not None:
-            check_seconds("idle_timeout_s", self.idle_timeout_s)
+            checked_seconds("idle_timeout_s", self.idle_timeout_s)
 
 
 def shared_options(streams: Names, consumer: str | GroupConsumer, given: Mapping[str, Any]) -> SharedOptions:

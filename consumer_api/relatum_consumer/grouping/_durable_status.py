@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from relatum.errors import AccessRefused, NotFound
+from relatum.reading import StreamBounds
 from relatum.store import Range, merged, missing
-from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._requests import Bounds, Select
+from relatum_consumer._answer import LeftOut
+from relatum_consumer._catalog import Catalog
+from relatum_consumer._proof import all_ends
+from relatum_consumer._requests import Select
 from relatum_consumer.grouping import _durable_statements as statements
 from relatum_consumer.grouping._assembly import GroupOrder
 from relatum_consumer.grouping._durable_consumer import by_name
@@ -112,18 +114,17 @@ def _sources(catalog: Catalog, consumer: SharedConsumer) -> GroupSteps[tuple[Gro
     for stream_id, start, stop in (yield Select(statements.scans(), parameters)):
         scanned.setdefault(stream_id, []).append((start, stop))
     sources = []
+    ends = yield from all_ends(sorted({stream.name for stream in present}), is_named=False)
     for stream in sorted(present, key=lambda each: each.name):
         known = merged(scanned.get(stream.stream_id, ()))
-        lag = yield from _lag(stream, known, consumer.low(stream.stream_id))
+        lag = _lag(ends[stream.name], known, consumer.low(stream.stream_id))
         sources.append(GroupSourceStatus(stream.name, known[-1][1] if known else None, lag))
     return tuple(sources)
 
 
-def _lag(stream: PresentStream, known: Sequence[Range], low: int) -> GroupSteps[int | None]:
-    """How many offsets a stream holds, from the consumer's start on, that were not scanned."""
-    try:
-        bounds = yield Bounds(stream.name)
-    except (NotFound, AccessRefused):
+def _lag(bounds: StreamBounds | LeftOut | None, known: Sequence[Range], low: int) -> int | None:
+    """How many offsets a stream holds, from the consumer's start on, that were not scanned; None where nobody says."""
+    if not isinstance(bounds, StreamBounds):
         return None
     if bounds.first is None or bounds.last is None:
         return 0

@@ -3,10 +3,11 @@
 from datetime import timedelta
 from typing import Any
 
+from relatum._arguments import checked_seconds
 from relatum.grouping import GroupPosition, checked_group_id, checked_sequence
 from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog
-from relatum_consumer._lookups import Names, check_seconds, names_of
+from relatum_consumer._lookups import Names, names_of
 from relatum_consumer.grouping import _position as position
 from relatum_consumer.grouping._assembly import GroupOrder
 from relatum_consumer.grouping._group import Group, IncompleteGroupReport
@@ -49,5 +50,5 @@ class GroupLookups:
     ) -> GroupSteps[list[IncompleteGroupReport]]:
         """Groups that are not complete."""
         seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-        check_seconds("older_than", seconds)
+        checked_seconds("older_than", seconds)
         return position.incomplete(self.catalog, names_of("streams", streams), round(seconds * 1_000_000))

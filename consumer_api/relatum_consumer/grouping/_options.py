@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
+from relatum._arguments import checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum_consumer._lookups import check_seconds
 from relatum_consumer.grouping._assembly import GroupOrder
 
 OnDuplicate: TypeAlias = Literal["first", "raise"]
@@ -62,9 +62,9 @@ class GroupOptions:
             # Whoever reads again without a position of its own would dead-letter again.
             raise InvalidInput('on_conflict="dead_letter" needs consumer=')
         check_start(self.start, self.names)
-        check_seconds("timeout_s", self.timeout_s)
+        checked_seconds("timeout_s", self.timeout_s)
         if self.idle_timeout_s is not None:
-            check_seconds("idle_timeout_s", self.idle_timeout_s)
+            checked_seconds("idle_timeout_s", self.idle_timeout_s)
 
 
 def _check_choice(argument: str, value: Any, choices: Any) -> None:

@@ -12,7 +12,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import StreamBounds
 from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog, PresentStream, Wanted
-from relatum_consumer._proof import Evidence, ends_of, evidence
+from relatum_consumer._proof import Evidence, all_ends, evidence
 from relatum_consumer._related import Question, answer
 from relatum_consumer._requests import Select
 from relatum_consumer.grouping import _statements as statements
@@ -93,8 +93,8 @@ def _recorded_members(recorded: Sequence[PresentStream], key_id: int, group_id: 
 def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str, int]]:
     """The first retained offset of each stream that has members."""
     floors: dict[str, int] = {}
-    for stream in sorted({member.stream for member in members}):
-        bounds = yield from ends_of(stream, is_named=is_named)
+    streams = sorted({member.stream for member in members})
+    for stream, bounds in (yield from all_ends(streams, is_named=is_named)).items():
         if bounds is None:
             floors[stream] = INTEGER_MAX
         else:

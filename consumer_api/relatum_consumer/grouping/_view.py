@@ -15,7 +15,7 @@ from relatum.grouping import GROUP_KEY, membership, parse_value
 from relatum.reading import Message, StreamBounds
 from relatum_consumer._answer import LeftOut
 from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import Uncovered, all_names, ends_of, uncovered
+from relatum_consumer._proof import Uncovered, all_ends, all_names, uncovered
 from relatum_consumer._requests import Select
 from relatum_consumer.grouping import _statements as statements
 from relatum_consumer.grouping._assembly import Member, Row, by_group, distinct
@@ -132,8 +132,8 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
 def _bounds(catalog: Catalog, names: tuple[str, ...] | None) -> GroupSteps[dict[str, StreamBounds]]:
     recorded = yield from catalog.streams(names)
     bounds: dict[str, StreamBounds] = {}
-    for stream in (yield from all_names(recorded, names)):
-        found = yield from ends_of(stream, is_named=names is not None)
+    meant = yield from all_names(recorded, names)
+    for stream, found in (yield from all_ends(meant, is_named=names is not None)).items():
         if isinstance(found, StreamBounds):
             bounds[stream] = found
         elif found is not None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -337,6 +337,10 @@ class AsyncAmqp:
 
     async def bounds(self, stream: str) -> StreamBounds:
         return await self._ask(lambda: self._operations.bounds(stream))
+
+    async def missing(self, streams: Sequence[str]) -> list[str]:
+        """AMQP 0.9.1 closes a channel over each that is: none is said."""
+        return []
 
     async def partitions(self, super_stream: str) -> list[str]:
         """AMQP 0.9.1 cannot say: none."""

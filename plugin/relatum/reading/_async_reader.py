@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
@@ -35,6 +35,7 @@ class AsyncTransport(Protocol):
 
     async def read(self, stream: str, offset: int) -> Message: ...
     async def bounds(self, stream: str) -> StreamBounds: ...
+    async def missing(self, streams: Sequence[str]) -> list[str]: ...
     async def partitions(self, super_stream: str) -> list[str]: ...
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
     def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]: ...
@@ -163,6 +164,10 @@ class AsyncStreamReader:
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
         return await self._transport.bounds(stream)
+
+    async def missing(self, streams: Sequence[str]) -> list[str]:
+        """Those of many streams that the broker surely has not; see `StreamReader.missing`."""
+        return await self._transport.missing(streams)
 
     async def partitions(self, super_stream: str) -> list[str]:
         """The streams of a super stream in their order; see `StreamReader.partitions`."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import ssl
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 
@@ -41,6 +41,7 @@ class BlockingTransport(Protocol):
 
     def read(self, stream: str, offset: int) -> Message: ...
     def bounds(self, stream: str) -> StreamBounds: ...
+    def missing(self, streams: Sequence[str]) -> list[str]: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
     def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]: ...
@@ -221,6 +222,16 @@ class StreamReader:
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
         return self._transport.bounds(stream)
+
+    def missing(self, streams: Sequence[str]) -> list[str]:
+        """Those of many streams that the broker surely has not, all asked for together.
+
+        Over AMQP 0.9.1 none: each question after one that is not there would cost a channel.
+
+        Args:
+            streams: Their names.
+        """
+        return self._transport.missing(streams)
 
     def partitions(self, super_stream: str) -> list[str]:
         """The streams of a super stream in their order; empty where there is no super stream of that name.

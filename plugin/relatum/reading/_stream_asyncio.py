@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -282,6 +282,9 @@ class AsyncStreams:
         if any_node:
             return await self._ask_about(stream, ask)
         return await (await self._reach(broker))._ask(ask)
+
+    async def missing(self, streams: Sequence[str]) -> list[str]:
+        return await self._ask(lambda operations: operations.missing(streams))
 
     async def partitions(self, super_stream: str) -> list[str]:
         with lost_questions.once(self._address, super_stream):

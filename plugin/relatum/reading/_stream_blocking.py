@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -322,6 +322,9 @@ class BlockingStreams:
         if any_node:
             return self._ask_about(stream, ask)
         return self._reach(broker)._ask(ask)
+
+    def missing(self, streams: Sequence[str]) -> list[str]:
+        return self._ask(lambda operations: operations.missing(streams))
 
     def partitions(self, super_stream: str) -> list[str]:
         with lost_questions.once(self._address, super_stream):
