@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from relatum.errors import NotFound
 from relatum.reading import StreamBounds
 from relatum.store import Range, merged, missing
 from relatum_consumer._answer import LeftOut
