@@ -53,6 +53,7 @@ class _Publisher:
         if not self._interception.active or body is None or not isinstance(given, (Basic.Properties, type(None))):
             return await self.__wrapped__(*args, **kwargs)
         properties = Basic.Properties(delivery_mode=1) if given is None else copy.copy(given)
+        await self._interception.agreed()
         stamp = stamped(self._stamper, properties, body)
         kwargs["properties"] = properties
         self._interception.watch(kwargs.get("exchange", ""), kwargs.get("routing_key", ""))

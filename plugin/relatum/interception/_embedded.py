@@ -5,23 +5,26 @@ daemon threads, so they never keep a process alive; another process, or the next
 """
 
 import threading
-from typing import ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import URL, Engine
 
 from relatum._processes import after_fork, leave_to_parent
-from relatum.interception._ports import Recorder
+from relatum.interception._ports import KeyKeeper, Recorder
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress
 
-_Key = tuple[BrokerAddress, int | None, object, tuple[tuple[str, ...], ...]]
+_Key = tuple[BrokerAddress | None, int | None, object, tuple[tuple[str, ...], ...]]
+_Kept = TypeVar("_Kept", bound=KeyKeeper)
 
 
 class EmbeddedRecorders:
-    """The recorders of this process, each counted by the interceptions that use it."""
+    """The recorders of this process, and those who only watch keys, counted by the interceptions that use them."""
 
     _lock: ClassVar[threading.Lock] = threading.Lock()
-    _used: ClassVar[dict[_Key, tuple[Recorder, int]]] = {}
+    _used: ClassVar[dict[_Key, tuple[Any, int]]] = {}
 
     @classmethod
     def acquire(
@@ -31,11 +34,22 @@ class EmbeddedRecorders:
         login = address.login
         # Contexts are not compared: each connection has its own. Where they hold the user, they are.
         user = id(login.ssl_context) if login.mechanism == "EXTERNAL" else None
-        key = (address, user, database, tuple((key.name, key.value_type.value, *key.sources) for key in definitions))
+        key = (address, user, database, _meaning(definitions))
+        return cls._acquire(key, partial(_start, address, database, definitions))
+
+    @classmethod
+    def watch_keys(cls, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> KeyKeeper:
+        """Who compares the keys where others record, started where there is none yet. It waits for no server."""
+        key = (None, None, database, _meaning(definitions))
+        return cls._acquire(key, partial(_start_watching, database, definitions))
+
+    @classmethod
+    def _acquire(cls, key: _Key, start: Callable[[], _Kept]) -> _Kept:
         with cls._lock:
-            recorder, users = cls._used.get(key) or (_start(address, database, definitions), 0)
-            cls._used[key] = (recorder, users + 1)
-            return recorder
+            kept, users = cls._used.get(key) or (start(), 0)
+            cls._used[key] = (kept, users + 1)
+            found: _Kept = kept
+            return found
 
     @classmethod
     def renew(cls) -> None:
@@ -45,7 +59,7 @@ class EmbeddedRecorders:
         cls._used = {}
 
     @classmethod
-    def give_back(cls, recorder: Recorder) -> None:
+    def give_back(cls, recorder: KeyKeeper) -> None:
         """End one use; the last one closes the recorder."""
         with cls._lock:
             for key, (known, users) in list(cls._used.items()):
@@ -61,10 +75,24 @@ class EmbeddedRecorders:
 after_fork(EmbeddedRecorders, lambda recorders: recorders.renew())
 
 
+def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple((key.name, key.value_type.value, *key.sources) for key in definitions)
+
+
 def _start(address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> Recorder:
     # Imported here: stamping alone needs neither the recorder nor its servers.
     from relatum.recording import EmbeddedRecorder
 
-    named = database.render_as_string(hide_password=False) if isinstance(database, URL) else database
-    recorder: Recorder = EmbeddedRecorder(address, named, definitions)
+    recorder: Recorder = EmbeddedRecorder(address, _named(database), definitions)
     return recorder
+
+
+def _start_watching(database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> KeyKeeper:
+    from relatum.recording import KeyWatcher
+
+    watcher: KeyKeeper = KeyWatcher(_named(database), definitions)
+    return watcher
+
+
+def _named(database: "str | URL | Engine") -> str | Engine:
+    return database.render_as_string(hide_password=False) if isinstance(database, URL) else database

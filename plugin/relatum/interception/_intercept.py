@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pika
 from sqlalchemy import URL, Engine
 
-from relatum.errors import ConfigurationError
+from relatum.errors import ConfigurationError, RelatumError
 from relatum.interception import _pika
 from relatum.interception._interception import Interception, Options, RecorderChoice, interception_of
 from relatum.interception._stamp import OnInvalid
@@ -65,7 +65,10 @@ def intercept(
     Raises:
         ConfigurationError: not such a connection, or intercepted already with other options.
         UsedAfterFork: intercepted before a fork: a connection belongs to the process that opened it.
-        InvalidKeyDefinition: one of `keys` cannot be a key.
+        InvalidKeyDefinition: one of `keys` cannot be a key, or there are too many in the database.
+        KeyDefinitionConflict: the database defines one of `keys` otherwise. Where that is not known yet, since the
+            database is away, or an event loop must not wait, later publishes raise it, before anything is sent. With
+            `on_invalid="skip"` only those that ask for a receipt do.
     """
     options = Options(
         database=database,
@@ -82,7 +85,14 @@ def intercept(
     if present is not None:
         present.check_usable()
     if present is None:
-        client.intercept(connection, Interception(options, connection))
+        interception = Interception(options, connection)
+        try:
+            # An event loop must not wait: the first publishes do, or the next ones raise it.
+            interception.await_agreement(may_wait=isinstance(connection, pika.BlockingConnection))
+        except RelatumError:
+            interception.release()
+            raise
+        client.intercept(connection, interception)
     elif present.options != options:
         raise ConfigurationError(
             "this connection is intercepted already, with other options: relatum.release(connection) first"

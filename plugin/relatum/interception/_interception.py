@@ -1,5 +1,6 @@
 """What one intercepted connection shares between its channels, whichever client it belongs to."""
 
+import asyncio
 import threading
 import weakref
 from collections import Counter
@@ -13,9 +14,9 @@ from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError
 from relatum.interception._embedded import EmbeddedRecorders
 from relatum.interception._locate import Locator
-from relatum.interception._ports import Recorder
+from relatum.interception._ports import KeyKeeper, Recorder
 from relatum.interception._stamp import OnInvalid, Stamper
-from relatum.keys import KeyDefinition
+from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.reading import BrokerAddress
 from relatum.superstreams._connections import address_of
 
@@ -77,11 +78,21 @@ class Interception:
         self._watched: set[tuple[str | bytes, str | bytes]] = set()
         self._forget_at = monotonic() + _FORGET_S
         self._recorder: Recorder | None = None
+        self._keeper: KeyKeeper | None = None
+        self._agree_until = monotonic() + AGREE_S
+        self._waiting_to_agree = 0
+        self._turn = asyncio.Lock()
         self._locator: Locator | None = None
         if options.database is not None and options.recorder == "embedded":
             self._recorder = EmbeddedRecorders.acquire(self.address(), options.database, options.definitions)
+            self._keeper = self._recorder
             for stream in options.streams:
                 self.watch("", stream)
+        elif options.database is not None and options.definitions:
+            self._keeper = EmbeddedRecorders.watch_keys(options.database, options.definitions)
+        self.agreement = KeyAgreement() if self._keeper is None else self._keeper.agreement
+        if self._keeper is None:
+            self.agreement.tell(None)
         of_one_process(self, "an intercepted connection")
 
     def check_usable(self) -> None:
@@ -104,9 +115,36 @@ class Interception:
                 on_invalid=self.options.on_invalid,
                 frame_bytes_max=frame_bytes_max,
                 skipped=self.skipped,
+                agreement=self.agreement,
                 **client,
             )
         return stamper
+
+    def await_agreement(self, *, may_wait: bool) -> None:
+        """See whether the database defines the keys as the caller does, as far as is known.
+
+        Args:
+            may_wait: Whether to wait, for a second at most, until it was asked.
+
+        Raises:
+            KeyDefinitionConflict, InvalidKeyDefinition: it does not; not for a publisher that nothing is to stop.
+        """
+        if may_wait:
+            self.agreement.wait(self._agree_until - monotonic())
+        if self.options.on_invalid == "raise":
+            self.agreement.check()
+
+    async def agreed(self) -> None:
+        """Wait likewise, in the first second of the interception alone; publishes keep their order."""
+        if not self._waiting_to_agree and (self.agreement.is_asked or monotonic() >= self._agree_until):
+            return
+        self._waiting_to_agree += 1
+        try:
+            async with self._turn:
+                if not self.agreement.is_asked:
+                    await asyncio.to_thread(self.agreement.wait, self._agree_until - monotonic())
+        finally:
+            self._waiting_to_agree -= 1
 
     @property
     def locator(self) -> Locator:
@@ -147,14 +185,15 @@ class Interception:
         It ends within `RELEASE_S`, whatever the servers do; what is not closed by then is closed in the background.
         """
         self.active = False
-        recorder, self._recorder = self._recorder, None
+        self._recorder = None
+        keeper, self._keeper = self._keeper, None
         locator, self._locator = self._locator, None
-        if recorder is None and locator is None:
+        if keeper is None and locator is None:
             return
 
         def give_back() -> None:
-            if recorder is not None:
-                EmbeddedRecorders.give_back(recorder)
+            if keeper is not None:
+                EmbeddedRecorders.give_back(keeper)
             if locator is not None:
                 locator.close()
 

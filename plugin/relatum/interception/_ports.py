@@ -4,9 +4,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from relatum._ids import MessageId
+from relatum.keys import KeyAgreement
 
 
-class Recorder(Protocol):
+class KeyKeeper(Protocol):
+    """Who asks the database whether it defines the publisher's keys as the publisher does, in a thread of its own."""
+
+    agreement: KeyAgreement
+
+    def close(self) -> None:
+        """Stop."""
+
+
+class Recorder(KeyKeeper, Protocol):
     """The recorder beside a publisher: it works in a thread of its own, and none of its methods waits for a server."""
 
     def watch(self, exchange: str | bytes, routing_key: str | bytes) -> None:

@@ -55,6 +55,7 @@ def publish(
     Raises:
         ConfigurationError: the connection is not intercepted, or without a database; nothing was sent.
         InvalidRelationshipKey, HeadersRefused: nothing was sent.
+        KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise; nothing was sent.
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
             connection, from the receipt over a callback connection.
     """

@@ -43,6 +43,7 @@ async def publish_async(
         ConfigurationError: the connection is not intercepted, or without a database, or the channel was opened with
             `publisher_confirms=False`; nothing was sent.
         InvalidRelationshipKey, HeadersRefused: nothing was sent.
+        KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise; nothing was sent.
         PublishUnroutable: nothing is bound for it; `in_stream` is False.
         PublishNacked: the broker refused it; `in_stream` is False, or None where one of several queues may have
             taken it.
@@ -65,6 +66,7 @@ async def publish_async(
     if not channel.publisher_confirms:
         raise ConfigurationError("a receipt needs confirms: open the channel with publisher_confirms=True")
     underlay = await channel.get_underlay_channel()
+    await interception.agreed()
     stamper = _aio_pika.stamper_of(interception, underlay)
     receipt_name, asked = receipt_names(message.message_id)
     properties = message.properties

@@ -13,7 +13,7 @@ from relatum._uuid7 import uuid7
 from relatum.errors import InvalidGroup, InvalidRelationshipKey
 from relatum.grouping import GROUP_KEY, checked_membership
 from relatum.interception._headers import HeaderLimits
-from relatum.keys import BodyFunction, InvalidValue, KeyDefinition, KeyType, SkipReason, canonical
+from relatum.keys import BodyFunction, InvalidValue, KeyAgreement, KeyDefinition, KeyType, SkipReason, canonical
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 
 logger = logging.getLogger("relatum.interception")
@@ -67,6 +67,7 @@ class Stamper:
             `skipped` counts the value.
         frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
         skipped: The counter to use, where several stampers share one.
+        agreement: What is known of the database's definitions of the keys; None: nothing ever will be.
         integer: Makes the time header's value out of an integer; the client's own class of long integers, where it
             has one.
         read_property: Gives a property of the client's object, by the name pika has for it; None where not set.
@@ -79,6 +80,7 @@ class Stamper:
         on_invalid: OnInvalid = "raise",
         frame_bytes_max: int = 0,
         skipped: Counter[tuple[str, str]] | None = None,
+        agreement: KeyAgreement | None = None,
         integer: Callable[[int], int] = int,
         read_property: Callable[[Any, str], Any] = lambda properties, name: getattr(properties, name, None),
     ) -> None:
@@ -86,6 +88,7 @@ class Stamper:
         self._read_property = read_property
         self._limits = HeaderLimits(frame_bytes_max)
         self._raises = on_invalid == "raise"
+        self._agreement = KeyAgreement() if agreement is None else agreement
         # (header, definition): a text key of one header, the usual kind, is mostly decided by looking at the header.
         self._keys: list[tuple[str | None, KeyDefinition]] = []
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
@@ -124,7 +127,11 @@ class Stamper:
             InvalidRelationshipKey: a key's value or the message's time cannot be recorded.
             InvalidGroup: the headers of a group contradict each other, or cannot be what they are.
             HeadersRefused: the headers are over a limit.
+            KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise. With
+                `on_invalid="skip"` only where a receipt is asked for, which would never come.
         """
+        if self._agreement.conflict is not None and (self._raises or receipt is not None):
+            self._agreement.check()
         out = dict(headers) if headers else {}
         added = self._lift(out, body) if self._lifted else ()
         if out:

@@ -4,6 +4,7 @@
 the recorder, the consumer and Spark. The table of what compares equal is in `relatum.keys._canonical`.
 """
 
+from relatum.keys._agreement import AGREE_S, KeyAgreement
 from relatum.keys._canonical import (
     InvalidValue,
     KeyType,
@@ -25,10 +26,12 @@ from relatum.keys._definition import (
 )
 
 __all__ = [
+    "AGREE_S",
     "PROPERTIES",
     "BodyFunction",
     "Component",
     "InvalidValue",
+    "KeyAgreement",
     "KeyDefinition",
     "KeyType",
     "SkipReason",

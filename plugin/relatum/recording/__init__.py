@@ -6,6 +6,7 @@ from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._embedded import EmbeddedRecorder
 from relatum.recording._forget import ForgottenStream, forget
 from relatum.recording._prune import PruneReport, prune
+from relatum.recording._publishers_keys import KeyWatcher
 from relatum.recording._recorder import Recorder
 from relatum.recording._repair import repair
 from relatum.recording._status import StreamEvent, StreamStatus, status
@@ -18,6 +19,7 @@ __all__ = [
     "Difference",
     "EmbeddedRecorder",
     "ForgottenStream",
+    "KeyWatcher",
     "PruneReport",
     "Recorder",
     "StreamEvent",

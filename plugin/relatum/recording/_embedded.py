@@ -12,13 +12,13 @@ from relatum._failures import QUESTION_S, backoff, ended
 from relatum._ids import MessageId
 from relatum._outages import Server
 from relatum._processes import of_one_process
-from relatum.errors import AccessRefused, ConnectionLost, NotFound, RelatumError, Transient
+from relatum.errors import AccessRefused, ConnectionLost, NotFound, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
+from relatum.recording._publishers_keys import PublishersKeys
 from relatum.recording._recorder import committers_of, engine_of
 from relatum.recording._watched import Subject, Watched
-from relatum.store import add_keys
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -32,8 +32,6 @@ DATABASE_CONNECTIONS_MAX: Final = 2
 """Connections to PostgreSQL of the recorder beside a publisher, of which there may be hundreds."""
 
 _LOOK_UP: Final = "looking for streams to record"
-
-_KEYS: Final = "defining the publisher's keys"
 
 BOUND_MAX: Final = 100
 """Streams recorded for one exchange that is no super stream."""
@@ -55,10 +53,12 @@ class EmbeddedRecorder:
     ) -> None:
         self._owns_engine = not isinstance(database, sa.Engine)
         self._engine = engine_of(database, DATABASE_CONNECTIONS_MAX)
-        self._definitions = definitions
         self._group = RecorderGroup(
             address, self._engine, on_recorded=self._tell, committers_max=committers_of(DATABASE_CONNECTIONS_MAX)
         )
+        self._keys = PublishersKeys(self._engine, definitions, self._group.outages, defines=True)
+        self.agreement = self._keys.agreement
+        """Whether the database defines the keys as the publisher does."""
         self._changed = threading.Condition()
         self._watched = Watched()
         self._is_away = False
@@ -144,20 +144,20 @@ class EmbeddedRecorder:
             self._group.drain(until)
 
     def _run(self) -> None:
-        keys_defined = not self._definitions
+        keys_defined = False
         pauses = backoff(QUESTION_S)
         while not self._stop.is_set():
-            if not keys_defined:
+            agreed = self._keys.look()
+            if not keys_defined and not agreed:
                 # Nothing is recorded before: what is recorded without a key has no rows by it.
-                keys_defined = self._define_keys()
-                if not keys_defined:
-                    with self._changed:
-                        self._is_away = True
-                        self._changed.notify_all()
-                    self._group.outages.wait(next(pauses))
-                    continue
+                with self._changed:
+                    self._is_away = True
+                    self._changed.notify_all()
+                self._group.outages.wait(next(pauses))
+                continue
+            keys_defined = True
             with self._changed:
-                self._changed.wait(self._watched.next_s(time.monotonic()))
+                self._changed.wait(min(self._watched.next_s(time.monotonic()), self._keys.due_s()))
                 subjects = self._watched.due(time.monotonic())
             try:
                 is_away = not self._resolve(subjects)
@@ -171,18 +171,6 @@ class EmbeddedRecorder:
                 self._group.outages.wait(next(pauses))
             else:
                 pauses = backoff(QUESTION_S)
-
-    def _define_keys(self) -> bool:
-        """Define the publisher's keys; False where the database is away and it must be tried again."""
-        try:
-            add_keys(self._engine, self._definitions)
-        except RelatumError as error:
-            if isinstance(error, Transient):
-                self._group.outages.failed(_KEYS, error)
-                return False
-            logger.warning("the publisher's keys are not defined: %s", ended(error))
-        self._group.outages.over(_KEYS)
-        return True
 
     def _resolve(self, subjects: Sequence[Subject]) -> bool:
         """Start recorders for what messages may go to; False where the broker cannot be asked now."""

@@ -72,6 +72,12 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     """
     definitions = as_definitions(wanted)
     with translated_errors(), engine.begin() as connection:
+        in_force = {definition.name: definition for definition in key_definitions(connection)}
+        for definition in definitions:
+            _check_same(definition, in_force.get(definition.name))
+        if in_force.keys() >= {definition.name for definition in definitions}:
+            # The usual case, without a lock: hundreds of publishers may start at once.
+            return [in_force[definition.name] for definition in definitions]
         # Two that define the same key at once wait for each other here.
         connection.execute(sa.text("LOCK TABLE relatum.keys IN SHARE ROW EXCLUSIVE MODE"))
         in_force = {definition.name: definition for definition in key_definitions(connection)}
@@ -85,6 +91,19 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
             connection.execute(sa.insert(keys), rows)
         stored = {definition.name: definition for definition in key_definitions(connection)}
     return [stored[definition.name] for definition in definitions]
+
+
+def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None:
+    """See that no key is in force under one of these names that says something else. One that is not defined is fine.
+
+    Raises:
+        KeyDefinitionConflict: one is.
+    """
+    definitions = as_definitions(wanted)
+    with translated_errors(), engine.begin() as connection:
+        in_force = {definition.name: definition for definition in key_definitions(connection)}
+    for definition in definitions:
+        _check_same(definition, in_force.get(definition.name))
 
 
 def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:

@@ -1,0 +1,125 @@
+"""Seeing to it that the keys of a publisher are defined as it means them, and telling it where they are not."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum._failures import QUESTION_S, backoff, ended
+from relatum._outages import Outages
+from relatum._processes import of_one_process
+from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
+from relatum.keys import KeyAgreement, KeyDefinition
+from relatum.recording._recorder import engine_of
+from relatum.store import add_keys, check_keys
+
+LOOK_S: Final = 60.0
+"""Seconds after which the definitions are compared once more: others may have removed a key and defined it anew."""
+
+_KEYS: Final = "defining the publisher's keys"
+
+logger = logging.getLogger("relatum.recorder")
+
+
+class PublishersKeys:
+    """The keys of one publisher.
+
+    Args:
+        engine: The database.
+        definitions: What the publisher says they are.
+        outages: Where to tell that the database is away.
+        defines: Whether they are defined here where they are not; else they are only compared.
+        look_s: Seconds between two comparisons once they agreed.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        definitions: Sequence[KeyDefinition],
+        outages: Outages,
+        *,
+        defines: bool,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self.agreement = KeyAgreement()
+        self._engine = engine
+        self._definitions = definitions
+        self._outages = outages
+        self._defines = defines
+        self._look_s = look_s
+        self._look_at = 0.0
+        self._has_agreed = False
+        if not definitions:
+            self.agreement.tell(None)
+
+    def look(self) -> bool:
+        """Ask the database, if it is time to; True where it agrees, as far as is known."""
+        if not self._definitions or time.monotonic() < self._look_at:
+            return True
+        if self._has_agreed:
+            self._look_at = time.monotonic() + self._look_s
+        try:
+            # Once they were defined here, a key that is not in force was removed by somebody, and stays removed.
+            ask = add_keys if self._defines else check_keys
+            ask(self._engine, self._definitions)
+        except (KeyDefinitionConflict, InvalidKeyDefinition) as error:
+            if self.agreement.conflict is None:
+                logger.warning("the database does not define the keys as this publisher does: %s", ended(error))
+            self.agreement.tell(error)
+            self._outages.over(_KEYS)
+            return False
+        except RelatumError as error:
+            # What was known before still holds.
+            self.agreement.tell(self.agreement.conflict)
+            self._outages.failed(_KEYS, error)
+            return False
+        self._has_agreed, self._defines = True, False
+        self._look_at = time.monotonic() + self._look_s
+        if self.agreement.conflict is not None:
+            logger.warning("the publisher's keys are defined as it says now")
+        self.agreement.tell(None)
+        self._outages.over(_KEYS)
+        return True
+
+    def due_s(self) -> float:
+        """Seconds until it is time to look; for ever where there is nothing to look for."""
+        return max(0.0, self._look_at - time.monotonic()) if self._definitions else threading.TIMEOUT_MAX
+
+
+class KeyWatcher:
+    """Compares a publisher's keys with the database, in a thread of its own, where others record.
+
+    Args:
+        database: PostgreSQL's URL, or an engine.
+        definitions: What the publisher says they are.
+    """
+
+    def __init__(self, database: str | sa.Engine, definitions: Sequence[KeyDefinition]) -> None:
+        self._owns_engine = not isinstance(database, sa.Engine)
+        self._engine = engine_of(database, 1)
+        self._stop = threading.Event()
+        self._outages = Outages(logger, stop=self._stop)
+        self._keys = PublishersKeys(self._engine, definitions, self._outages, defines=False)
+        self.agreement = self._keys.agreement
+        of_one_process(self, "a watcher of keys")
+        self._thread = threading.Thread(target=self._run, name="relatum-keys", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pauses = backoff(QUESTION_S)
+        while not self._stop.is_set():
+            if self._keys.look():
+                pauses = backoff(QUESTION_S)
+                self._stop.wait(min(LOOK_S, self._keys.due_s()))
+            else:
+                self._outages.wait(next(pauses))
+        if self._owns_engine:
+            self._engine.dispose()
+
+    def close(self) -> None:
+        """End; it does not wait for the database."""
+        self._stop.set()
+        self._outages.wake()

@@ -1,0 +1,243 @@
+"""A publisher whose keys the database defines otherwise is told so before anything is sent."""
+
+import asyncio
+import logging
+import threading
+import time
+
+import aio_pika
+import pytest
+import sqlalchemy as sa
+from pika import BasicProperties
+
+import relatum
+from relatum._outages import Outages
+from relatum.errors import KeyDefinitionConflict, RelatumError
+from relatum.keys import AGREE_S, KeyDefinition
+from relatum.reading import StreamReader
+from relatum.recording import Recorder
+from relatum.recording._publishers_keys import PublishersKeys
+from relatum.store import add_keys, key_definitions, remove_key
+from tests.support import broker_connection, recorded_to, unique_name, wait_until
+from tests.support.callbacks import open_channel, running
+from tests.support.proxy import Proxy
+
+MINE = KeyDefinition("order", source="header:order_id")
+
+
+@pytest.fixture
+def taken(engine: sa.Engine) -> sa.Engine:
+    """A database in which the key is defined already, otherwise."""
+    add_keys(engine, [KeyDefinition("order", source="property:correlation_id")])
+    return engine
+
+
+def bodies(amqp_url: str, stream: str) -> list[bytes]:
+    """What is in a stream."""
+    with StreamReader.open(amqp_url) as reader:
+        return [message.body for message in reader.iterate(stream)]
+
+
+@pytest.mark.parametrize("recorder", ["embedded", "external"])
+def test_intercept_raises_over_a_blocking_connection(
+    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, recorder: str
+) -> None:
+    """The connection stays as it was, and publishes plainly; with the same definition it is intercepted."""
+    with broker_connection(amqp_url) as connection:
+        with pytest.raises(KeyDefinitionConflict, match="'order' is defined already") as caught:
+            relatum.intercept(connection, database=database_url, keys=[MINE], recorder=recorder)  # type: ignore[arg-type]
+        assert caught.value.key == "order"
+        connection.channel().basic_publish("", stream_name, b"plain")
+        same = KeyDefinition("order", source="property:correlation_id")
+        relatum.intercept(connection, database=database_url, keys=[same], recorder=recorder)  # type: ignore[arg-type]
+        connection.channel().basic_publish("", stream_name, b"stamped")
+        relatum.release(connection)
+    wait_until(lambda: bodies(amqp_url, stream_name) == [b"plain", b"stamped"], what="both are there")
+
+
+@pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
+def test_the_first_publish_raises_through_aio_pika(
+    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, connect: object
+) -> None:
+    """An event loop does not wait in `intercept`: the first publishes do, with a receipt or without one."""
+
+    async def scenario() -> None:
+        connection = await connect(amqp_url)  # type: ignore[operator]
+        async with connection:
+            relatum.intercept(connection, database=database_url, keys=[MINE])
+            channel = await connection.channel()
+            message = aio_pika.Message(b"x")
+            publishes = [channel.default_exchange.publish(message, stream_name) for _ in range(5)]
+            for ended in await asyncio.gather(*publishes, return_exceptions=True):
+                assert isinstance(ended, KeyDefinitionConflict)
+                assert "nothing was sent" in str(ended)
+            with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
+                await relatum.publish_async(channel, message, stream_name)
+            await asyncio.to_thread(relatum.release, connection)
+
+    asyncio.run(scenario())
+    assert bodies(amqp_url, stream_name) == []
+
+
+def test_publishes_through_aio_pika_keep_their_order_while_they_wait(
+    amqp_url: str, database_url: str, stream_name: str
+) -> None:
+    """What is published at once, just behind `intercept`, arrives in the order it was published in."""
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            relatum.intercept(connection, database=database_url, keys=[MINE])
+            channel = await connection.channel()
+            messages = [aio_pika.Message(b"%d" % n) for n in range(200)]
+            await asyncio.gather(*(channel.default_exchange.publish(each, stream_name) for each in messages))
+            await asyncio.to_thread(relatum.release, connection)
+
+    asyncio.run(scenario())
+    assert bodies(amqp_url, stream_name) == [b"%d" % n for n in range(200)]
+
+
+def test_a_callback_connection_raises_as_soon_as_it_is_known(
+    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str
+) -> None:
+    """Its thread cannot wait: a publish raises once the database has answered, and a receipt is refused as well."""
+
+    def is_refused() -> bool:
+        try:
+            on_thread(channel.basic_publish, "", stream_name, b"early")
+        except KeyDefinitionConflict:
+            return True
+        return False
+
+    with running(amqp_url, database=database_url, keys=[MINE]) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        wait_until(is_refused, limit_s=60, what="the refusal")
+        with pytest.raises(KeyDefinitionConflict):
+            on_thread(relatum.publish, channel, "", stream_name, b"receipt")
+    assert set(bodies(amqp_url, stream_name)) <= {b"early"}
+
+
+@pytest.mark.parametrize("how", ["refused", "frozen"])
+def test_with_the_database_away_publishing_goes_on_until_it_is_known(
+    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, how: str
+) -> None:
+    """Publishing does not depend on PostgreSQL; once that says otherwise, the next publish raises, and a receipt does.
+
+    Nothing is recorded meanwhile. Once the other definition is removed, publishing and recording go on.
+    """
+    with Proxy.to(database_url) as proxy, broker_connection(amqp_url) as connection:
+        if how == "refused":
+            proxy.accepts = False
+        else:
+            proxy.mode = "frozen"
+        began_at = time.monotonic()
+        relatum.intercept(connection, database=proxy.url(database_url), keys=[MINE])
+        assert time.monotonic() - began_at < AGREE_S + 5
+        channel = connection.channel()
+        channel.confirm_delivery()
+        properties = BasicProperties(headers={"order_id": "o1"})
+        channel.basic_publish("", stream_name, b"while away", properties)
+        proxy.accepts, proxy.mode = True, "pass"
+
+        def is_refused() -> bool:
+            try:
+                relatum.publish(channel, "", stream_name, b"later", properties)
+            except KeyDefinitionConflict:
+                return True
+            return False
+
+        wait_until(is_refused, limit_s=90, what="the refusal")
+        before = bodies(amqp_url, stream_name)
+        with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
+            channel.basic_publish("", stream_name, b"refused", properties)
+        assert bodies(amqp_url, stream_name) == before
+        assert recorded_to(taken, stream_name) == 0
+        remove_key(taken, "order")
+        wait_until(lambda: _is_published(channel, stream_name, properties), limit_s=90, what="publishing goes on")
+        wait_until(lambda: recorded_to(taken, stream_name) > len(before), limit_s=90, what="it is recorded")
+        relatum.release(connection)
+
+
+def _is_published(channel: object, stream: str, properties: BasicProperties) -> bool:
+    try:
+        channel.basic_publish("", stream, b"after", properties)  # type: ignore[attr-defined]
+    except KeyDefinitionConflict:
+        return False
+    return True
+
+
+def test_a_publisher_that_is_never_to_be_stopped_is_not(
+    amqp_url: str, database_url: str, taken: sa.Engine, stream_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `on_invalid="skip"` messages are published, the log says it once, and receipts alone are refused."""
+    with broker_connection(amqp_url) as connection:
+        relatum.intercept(connection, database=database_url, keys=[MINE], on_invalid="skip")
+        channel = connection.channel()
+        channel.confirm_delivery()
+        wait_until(
+            lambda: "does not define the keys as this publisher does" in caplog.text, limit_s=60, what="the line"
+        )
+        channel.basic_publish("", stream_name, b"published")
+        with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
+            relatum.publish(channel, "", stream_name, b"receipt")
+        relatum.release(connection)
+    assert bodies(amqp_url, stream_name) == [b"published"]
+    assert recorded_to(taken, stream_name) == 0
+
+
+def test_of_two_that_define_it_at_the_same_moment_one_is_refused(
+    amqp_url: str, engine: sa.Engine, database_url: str
+) -> None:
+    """Whoever comes second is told so; the database holds the first one's definition, whole."""
+    wanted = [KeyDefinition("order", source=f"header:{name}") for name in ("one", "other")]
+    at_once = threading.Barrier(2)
+    ended: list[RelatumError | KeyDefinition] = []
+
+    def define(definition: KeyDefinition) -> None:
+        with broker_connection(amqp_url) as connection:
+            at_once.wait(30)
+            try:
+                relatum.intercept(connection, database=database_url, keys=[definition, unique_name()])
+            except RelatumError as error:
+                ended.append(error)
+            else:
+                ended.append(definition)
+                relatum.release(connection)
+
+    threads = [threading.Thread(target=define, args=[each]) for each in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    (refused,) = [each for each in ended if isinstance(each, KeyDefinitionConflict)]
+    (defined,) = [each for each in ended if isinstance(each, KeyDefinition)]
+    assert refused.key == "order"
+    with engine.connect() as connection:
+        found = {each.name: each for each in key_definitions(connection)}
+    assert len(found) == 2
+    assert found["order"].sources == defined.sources
+
+
+def test_a_key_that_others_define_anew_is_noticed(engine: sa.Engine) -> None:
+    """While a publisher runs: removed, it stays removed; defined otherwise, it is a conflict until that is undone."""
+    keys = PublishersKeys(engine, [MINE], Outages(logging.getLogger("relatum.recorder")), defines=True, look_s=0.0)
+    assert keys.look()
+    remove_key(engine, "order")
+    assert keys.look()
+    keys.agreement.check()
+    with engine.connect() as connection:
+        assert not key_definitions(connection)
+    add_keys(engine, [KeyDefinition("order", type="integer")])
+    assert not keys.look()
+    with pytest.raises(KeyDefinitionConflict):
+        keys.agreement.check()
+    remove_key(engine, "order")
+    assert keys.look()
+    keys.agreement.check()
+
+
+def test_a_recorder_with_other_definitions_ends(amqp_url: str, taken: sa.Engine, stream_name: str) -> None:
+    """It raises before it records anything."""
+    with pytest.raises(KeyDefinitionConflict):
+        Recorder(amqp_url, taken, [stream_name], keys=[MINE]).run(threading.Event())
+    with taken.connect() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
