@@ -83,10 +83,25 @@ def ended(error: BaseException) -> str:
 
 
 def log_failure(
-    logger: logging.Logger, error: BaseException, what: str, *, extra: Mapping[str, object] | None = None
+    logger: logging.Logger,
+    error: BaseException,
+    what: str,
+    *,
+    level: int = logging.WARNING,
+    extra: Mapping[str, object] | None = None,
 ) -> None:
-    """Log what ended some work: what Relatum raises in a line, a defect with its traceback."""
+    """Log what ended some work: what Relatum raises in a line, a defect with its traceback.
+
+    What is repeated is told to `Outages` instead, which says it once.
+
+    Args:
+        logger: Where.
+        error: What ended it.
+        what: What that was, with the name of what it was about.
+        level: Of what Relatum raises; INFO where nobody need do anything.
+        extra: Fields for logs that have some.
+    """
     if isinstance(error, RelatumError):
-        logger.warning("%s: %s", what, ended(error), extra=extra)
+        logger.log(level, "%s: %s", what, ended(error), extra=extra)
     else:
         logger.error("%s", what, exc_info=error, extra=extra)

@@ -43,19 +43,24 @@ class Outages:
         self, logger: logging.Logger, *, broker: str = "", database: str = "", stop: threading.Event | None = None
     ) -> None:
         self._logger = logger
-        self._names = {
-            Server.BROKER: f"{Server.BROKER.value} {broker}".strip(),
-            Server.DATABASE: f"{Server.DATABASE.value} {database}".strip(),
-        }
+        self._names: dict[Server, str] = {}
+        self.name(Server.BROKER, broker)
+        self.name(Server.DATABASE, database)
         self._stop = stop or threading.Event()
         self._changed = threading.Condition()
         self._waiting: dict[str, Server | str] = {}
         """What each who cannot go on waits for: a server, or the class of its error where that is its own affair."""
         self._since: dict[Server, float] = {}
         self._since_own: dict[str, float] = {}
+        self._seen_back: set[Server] = set()
+        """Servers that somebody has gone on with while others still wait for them."""
         self._answered: set[Server] = set()
         self._asked: dict[object, tuple[Server, float]] = {}
         self._recoveries = 0
+
+    def name(self, server: Server, name: str) -> None:
+        """Name a server that was not known at the start."""
+        self._names[server] = f"{server.value} {name}".strip()
 
     # --- told -------------------------------------------------------------------------------------------------------
 
@@ -106,6 +111,8 @@ class Outages:
                 return
             del self._waiting[who]
             since = self._since_own.pop(who, None)
+            if isinstance(what, Server):
+                self._seen_back.add(what)
             back = self._back(what)
             self._recoveries += 1
             self._changed.notify_all()
@@ -113,11 +120,27 @@ class Outages:
             self._logger.info("%s waits no more, after %.0f s", who, time.monotonic() - since)
         self._say_back(back)
 
+    def forget(self, who: str) -> None:
+        """Note that somebody has ended, or waits for something else: it does not know whether anything is back.
+
+        Where it was the last, that is said only if somebody who waited for the same has gone on.
+        """
+        if who not in self._waiting:
+            return
+        with self._changed:
+            what = self._waiting.pop(who, None)
+            self._since_own.pop(who, None)
+            if isinstance(what, Server) and what not in self._waiting.values() and what not in self._seen_back:
+                self._since.pop(what, None)
+            back = self._back(what)
+        self._say_back(back)
+
     def _back(self, what: "Server | str | None") -> tuple[Server, float] | None:
         """The server, and since when it was away, if nobody waits for it any more; the lock is held."""
         if not isinstance(what, Server) or what in self._waiting.values() or what not in self._since:
             return None
         self._answered.add(what)
+        self._seen_back.discard(what)
         return what, self._since.pop(what)
 
     def _say_back(self, back: tuple[Server, float] | None) -> None:

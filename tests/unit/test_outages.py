@@ -104,3 +104,16 @@ def test_a_server_that_was_never_asked_or_says_nothing_is_not_up(
         assert not outages.is_up(Server.DATABASE)
         assert not outages.is_up(Server.BROKER)
     assert outages.is_up(Server.DATABASE)
+
+
+def test_who_ends_while_it_waits_says_nothing_of_its_own(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    """The last that waits and ends says that a server is back only where another has gone on."""
+    outages.failed("a", AWAY)
+    outages.forget("a")
+    assert len(caplog.records) == 1
+    outages.failed("a", AWAY)
+    outages.failed("b", AWAY)
+    outages.over("a")
+    assert len(caplog.records) == 2
+    outages.forget("b")
+    assert caplog.records[-1].getMessage() == "PostgreSQL d:2/n is back, after 0 s"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from relatum._failures import ended, may_repeat
+from relatum._outages import Outages
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
 from relatum.grouping import Anomaly
 from relatum.reading import Message, StreamBounds
@@ -57,11 +58,14 @@ class SharedReading:
         catalog: Of the database.
         options: What was asked for.
         holder: The member's name.
+        outages: What is away.
     """
 
-    def __init__(self, catalog: Catalog, options: SharedOptions, holder: str) -> None:
+    def __init__(self, catalog: Catalog, options: SharedOptions, holder: str, outages: Outages) -> None:
         self._catalog = catalog
         self._options = options
+        self._outages = outages
+        self._who = f"the consumer {options.consumer.name!r} of groups"
         self._deliveries_max = options.consumer.deliveries_max
         self._scanner: Scanner | None = None
         self._unrecorded = Unrecorded(catalog, options.names)
@@ -91,11 +95,14 @@ class SharedReading:
                 outcome = yield from self._next()
                 if outcome is None:
                     yield from self._unrecorded.check(is_end=is_end)
-            except (Transient, StreamReplaced):
+            except (Transient, StreamReplaced) as error:
                 # Who follows waits until the servers are there again, and a recorder has put the stream right.
                 if not follow:
                     raise
+                self._outages.failed(self._who, error)
                 outcome = None
+            else:
+                self._outages.over(self._who)
             if outcome is not None:
                 return outcome
             if is_end:
@@ -274,6 +281,7 @@ class SharedReading:
         """The caller was told, or the dead letters are published."""
         claim = outcome.claim
         self._later.end(claim.group_id)
+        self._outages.over(self._who_buries(outcome))
         was_mine = yield from self.claims.end(claim, statements.finish("open" if outcome.reason is None else "dead"))
         if was_mine and outcome.reason == NEVER_ACKNOWLEDGED:
             name, letters = self._options.consumer.name, self._options.consumer.dead_letter_stream
@@ -285,6 +293,9 @@ class SharedReading:
                 "and only in its streams" if letters is None else f"and in the stream {letters!r}",
             )
 
+    def _who_buries(self, outcome: GivenUp) -> str:
+        return f"publishing dead letters of the group {outcome.claim.group_id}, of {self._who},"
+
     def not_given_up(self, outcome: GivenUp, error: Exception) -> GroupSteps[bool]:
         """The caller failed, or the dead letters were not taken: the group's turn comes again, at any member.
 
@@ -295,13 +306,8 @@ class SharedReading:
         # What the caller raises is the caller's, whatever it is.
         if self._options.follow and outcome.reason is not None and may_repeat(error):
             pause_s = self._later.keep(outcome, error)
-            name = self._options.consumer.name
-            logger.warning(
-                "dead letters of the group %s of the consumer %r are not taken now; others are given meanwhile: %s",
-                outcome.claim.group_id,
-                name,
-                ended(error),
-            )
+            # Others are given meanwhile.
+            self._outages.failed(self._who_buries(outcome), error)
             if self._later.is_full:
                 yield Pause(pause_s)
             return True
@@ -309,7 +315,8 @@ class SharedReading:
             yield from self.claims.end(outcome.claim, statements.give_back("ready"))
         except RelatumError as lost:
             self.claims.forget(outcome.claim)
-            logger.warning("a group could not be given back, and is free when its lease has run out: %s", lost)
+            text = "the group %s of the consumer %r could not be given back, and is free when its lease has run out: %s"
+            logger.info(text, outcome.claim.group_id, self._options.consumer.name, ended(lost))
         return False
 
 

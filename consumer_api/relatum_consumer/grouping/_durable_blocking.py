@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from relatum._dead_letters import DeadLetters
-from relatum._failures import log_failure
+from relatum._failures import ended
 from relatum._holders import new_holder
+from relatum._outages import Outages
 from relatum._processes import of_one_process
 from relatum.errors import RelatumError, Transient
 from relatum.reading import BrokerAddress
@@ -61,7 +62,9 @@ class SharedGroups(Iterator[SharedGroup]):
     def __init__(self, run: Run, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
         consumer = options.consumer
         self._run = run
-        self._reading = SharedReading(catalog, options, consumer.member or new_holder())
+        self._name = consumer.name
+        self._outages = Outages(logger, broker=str(address))
+        self._reading = SharedReading(catalog, options, consumer.member or new_holder(), self._outages)
         self._on_incomplete = consumer.on_incomplete
         self._letters: DeadLetters | None = None
         if consumer.dead_letter_stream is not None:
@@ -126,12 +129,15 @@ class SharedGroups(Iterator[SharedGroup]):
             self._keeper.start()
 
     def _renew(self) -> None:
+        who = f"renewing the leases of the consumer {self._name!r} of groups"
         try:
             self._run(self._reading.claims.renew())
         except Transient:
             pass  # There are two more before the lease runs out; then the groups are let go.
         except Exception as error:  # noqa: BLE001 - it is tried again; the leases run out where they must
-            log_failure(logger, error, "leases of groups could not be renewed")
+            self._outages.failed(who, error)
+        else:
+            self._outages.over(who)
 
     def close(self) -> None:
         """Give back what was not acknowledged: other members get it at once. The iteration is over."""
@@ -144,7 +150,8 @@ class SharedGroups(Iterator[SharedGroup]):
         try:
             self._run(self._reading.claims.give_back())
         except RelatumError as error:
-            logger.warning("groups could not be given back, and are free when their lease has run out: %s", error)
+            text = "groups of the consumer %r could not be given back, and are free when their lease has run out: %s"
+            logger.info(text, self._name, ended(error))
 
     def __enter__(self) -> Self:
         return self

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import backoff, log_failure
+from relatum._failures import backoff
+from relatum._outages import Outages
 from relatum.errors import RelatumError
 from relatum.placement._core import RouterCore
 from relatum.placement._store import IDLE_S_MAX, PlacementStore
+from relatum.store import database_name
 
 logger = logging.getLogger("relatum.affinity")
 
@@ -42,6 +44,7 @@ class Upkeep:
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core
+        self._outages = Outages(logger, broker=str(core.address), database=database_name(core.store.engine))
         self._settle = settle
         self._use_every_s = 0.0
         # At once: what is stored says how often from then on.
@@ -89,13 +92,15 @@ class Upkeep:
         self._stop.set()
         if self._ending:
             logger.warning(
-                "%s affinity sets that ended are still open: `relatum affinity close` closes them", len(self._ending)
+                "%d affinity sets of %r that ended are still open: `relatum affinity close` closes them",
+                len(self._ending),
+                self._core.super_stream,
             )
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pauses = backoff()
+        pauses, who = backoff(), f"closing affinity sets of {self._core.super_stream!r}"
         while not self._stop.is_set():
             with self._changed:
                 self._changed.wait_for(lambda: self._ending or self._is_closed, CHECK_S)
@@ -107,7 +112,9 @@ class Upkeep:
                 if self._stop.is_set():
                     return  # Nobody waits for it any more, and the connections are closed.
                 is_done = False
-                log_failure(logger, error, "affinity sets not closed yet")
+                self._outages.failed(who, error)
+            else:
+                self._outages.over(who)
             if is_last and is_done:
                 return
             if is_done:

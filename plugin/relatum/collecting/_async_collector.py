@@ -21,7 +21,7 @@ from relatum.collecting._core import Verdict
 from relatum.collecting._options import CollectorLimits, check_seconds, check_text
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
-from relatum.collecting._state import log_defect, logger
+from relatum.collecting._state import logger
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound, Transient
 from relatum.reading import AsyncStreamReader, Message
 
@@ -44,7 +44,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
     Args: as for `MessageCollector`.
     """
 
-    def _prepare(self, store: Store, limits: CollectorLimits) -> AsyncShared:
+    def _prepare(self, store: Store, limits: CollectorLimits, broker: str) -> AsyncShared:
         self._followers: dict[str, AsyncFollower] = {}
         self._workers: list[AsyncWorker] = []
         self._keepers: list[asyncio.Task[None]] = []
@@ -52,7 +52,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         self._closer: asyncio.Task[bool] | None = None
         self._is_closed = False
         self._in_time = False
-        return AsyncShared(store, limits)
+        return AsyncShared(store, limits, broker)
 
     # --- messages in ----------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
             _task(keep_until_end(self._shared, self._lease_s), f"relatum-{self.name}-keeper"),
         ]
         if names:
-            self._keepers.append(_task(look_until_end(self._look), f"relatum-{self.name}-looker"))
+            self._keepers.append(_task(look_until_end(self._shared, self._look), f"relatum-{self.name}-looker"))
         self._follow(names)
 
     async def _join_members(self) -> None:
@@ -158,7 +158,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
             try:
                 await reader.bounds(self._dead_letters.stream)
             except NotAStream:
-                logger.info("dead letters go to a queue", extra={"queue": self._dead_letters.stream})
+                logger.info("dead letters go to %r, which is a queue", self._dead_letters.stream)
 
     async def _open_reader(self) -> AsyncStreamReader:
         assert self._address is not None, "only what has a broker is read"
@@ -257,12 +257,14 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         Raises:
             RelatumError: what waiting would not cure; see `start`.
         """
+        who = self._shared.who("starting")
         for pause in backoff():
             try:
                 await self.start()
+                self._shared.outages.over(who)
                 break
             except Transient as error:
-                log_defect(error, "not started yet")
+                self._shared.outages.failed(who, error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
                 return

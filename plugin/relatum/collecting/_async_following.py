@@ -7,14 +7,15 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from relatum._failures import Pauses
+from relatum._failures import Pauses, ended
 from relatum._ids import MessageId
 from relatum.collecting._agreeing import LastCollected, last_agreed
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, is_another, readable
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
-from relatum.collecting._state import log_defect, logger
+from relatum.collecting._state import logger
+from relatum.errors import Conflict
 from relatum.reading import AsyncStreamReader, RecordBatch, StreamBounds, async_agreement
 
 OpenAsyncReader = Callable[[], Awaitable[AsyncStreamReader]]
@@ -42,10 +43,10 @@ class AsyncFollower:
     ) -> None:
         self._shared = shared
         self._stream = stream
+        self._who = shared.who(f"following stream {stream!r}")
         self._open_reader = open_reader
         self._type_of = type_of
         self._initial = initial
-        self._noted = ""
         self._was_followed = False
         self.task = asyncio.create_task(self._run(), name=f"relatum-{stream}")
 
@@ -55,8 +56,12 @@ class AsyncFollower:
             try:
                 await self._session()
                 pauses, pause_s = Pauses(), AGAIN_S
+            except Conflict as error:
+                # Another member came between: nothing is wrong.
+                logger.info("%s begins anew: %s", self._who, ended(error))
+                pause_s = pauses.after(error)
             except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
-                self._note(error)
+                self._shared.outages.failed(self._who, error)
                 pause_s = pauses.after(error)
             await self._stops_within(pause_s)
 
@@ -65,12 +70,6 @@ class AsyncFollower:
             await asyncio.wait_for(self._shared.stopping.wait(), limit_s)
         return self._shared.stopping.is_set()
 
-    def _note(self, error: Exception) -> None:
-        """Log what ended a session; once, where it is the same again and again."""
-        if str(error) != self._noted:
-            self._noted = str(error)
-            log_defect(error, f"stream {self._stream!r} not followed")
-
     async def _session(self) -> None:
         """Follow as soon as no other member does, until something ends it."""
         shared, member = self._shared, self._shared.member
@@ -78,21 +77,25 @@ class AsyncFollower:
             initial = self._initial(await reader.bounds(self._stream))
             follow = partial(shared.store.follow, member, self._stream, initial)
             while (followed := await shared.in_thread(follow)) is None:
+                shared.outages.over(self._who)
                 if await self._stops_within(STANDBY_S) or shared.member != member:
                     return
             self._say_where(followed)
             try:
                 known = await self._known_again(reader, followed)
-                self._noted = ""
+                shared.outages.over(self._who)
                 await self._follow(reader, known)
             finally:
                 await self._leave(member)
 
+    def _warn(self, text: str, *values: object) -> None:
+        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra={"stream": self._stream})
+
     def _say_where(self, followed: Followed) -> None:
         """Say, once, that what was given as `start` does not count."""
         if not followed.is_new and not self._was_followed:
-            extra = {"stream": self._stream, "from": followed.next_offset}
-            logger.info("going on where the collector was; start is for streams it never followed", extra=extra)
+            text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
+            logger.info(text, self._shared.store.name, self._stream, followed.next_offset)
         self._was_followed = True
 
     async def _known_again(self, reader: AsyncStreamReader, followed: Followed) -> Followed:
@@ -100,7 +103,7 @@ class AsyncFollower:
         shared, known_by = self._shared, followed.known_by
         if known_by is None or not is_another(self._stream, await async_agreement(reader, self._stream, known_by)):
             return followed
-        logger.warning("stream replaced", extra={"stream": self._stream})
+        self._warn("stream %r was deleted and declared again: what it has now is collected", self._stream)
         # Places mean something else from now on: what lay there before is consumed first.
         while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
             await shared.changed.wait(IDLE_S)
@@ -109,7 +112,7 @@ class AsyncFollower:
         if agreed is None:
             anew = partial(shared.store.begin_anew, shared.member, self._stream, bounds.first or 0)
             return await shared.in_thread(anew)
-        logger.warning("stream has lost its end", extra={"stream": self._stream, "agreed": agreed})
+        self._warn("stream %r has lost its end: gone on with behind offset %d", self._stream, agreed)
         return await shared.in_thread(partial(shared.store.cut_back, shared.member, self._stream, agreed))
 
     async def _last_agreed(self, reader: AsyncStreamReader, bounds: StreamBounds) -> int | None:
@@ -133,7 +136,9 @@ class AsyncFollower:
     async def _follow(self, reader: AsyncStreamReader, followed: Followed) -> None:
         shared, member = self._shared, self._shared.member
         shared.intake.follow(self._stream, followed)
-        logger.info("following", extra={"stream": self._stream, "from": followed.next_offset})
+        logger.info(
+            "collector %r: following stream %r from %d on", shared.store.name, self._stream, followed.next_offset
+        )
         expected = followed.next_offset
         read = reader.batches(self._stream, followed.next_offset, follow=True, idle_s=IDLE_S)
         async with aclosing(read) as batches:
@@ -155,8 +160,8 @@ class AsyncFollower:
             return
         first = (await reader.bounds(self._stream)).first
         if first is not None and first > expected:
-            extra = {"stream": self._stream, "from": expected, "to": found}
-            logger.warning("retention dropped messages before they were collected", extra=extra)
+            text = "retention dropped offsets %d to %d of stream %r before they were collected"
+            self._warn(text, expected, min(first, found) - 1, self._stream)
 
     async def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._keeping import PARTITIONS_S, TAKE_OVER_MESSAGES, TAKE_OVER_S, WAIT_S
-from relatum.collecting._state import log_defect, logger
+from relatum.collecting._state import logger
 
 
 async def store_until_end(shared: AsyncShared) -> None:
@@ -29,14 +29,17 @@ async def tick_until_end(shared: AsyncShared) -> None:
         await shared.changed.wait(WAIT_S if deadline is None else max(0.0, min(WAIT_S, deadline - now)))
 
 
-async def look_until_end(look: Callable[[], Awaitable[None]]) -> None:
+async def look_until_end(shared: AsyncShared, look: Callable[[], Awaitable[None]]) -> None:
     """Look for new partitions, beside what keeps the lease: a broker that does not answer must not hold that up."""
+    who = shared.who("looking for partitions")
     while True:
         await asyncio.sleep(PARTITIONS_S)
         try:
             await look()
         except Exception as error:  # noqa: BLE001 - it is tried again
-            log_defect(error, "partitions not looked for")
+            shared.outages.failed(who, error)
+        else:
+            shared.outages.over(who)
 
 
 async def keep_until_end(shared: AsyncShared, lease_s: float) -> None:
@@ -46,7 +49,7 @@ async def keep_until_end(shared: AsyncShared, lease_s: float) -> None:
         shared: What the collector's tasks share.
         lease_s: Seconds the lease holds.
     """
-    renewed_at = time.monotonic()
+    who, renewed_at = shared.who("keeping its lease"), time.monotonic()
     while True:
         await asyncio.sleep(min(TAKE_OVER_S, lease_s / 4))
         now = time.monotonic()
@@ -54,27 +57,31 @@ async def keep_until_end(shared: AsyncShared, lease_s: float) -> None:
             if now - renewed_at >= lease_s / 4:
                 await _renew(shared, lease_s)
                 renewed_at = now
-            await take_over(shared)
+            has_asked = await take_over(shared)
         except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
-            log_defect(error, "lease not kept")
+            shared.outages.failed(who, error)
+        else:
+            if has_asked:
+                shared.outages.over(who)
 
 
 async def _renew(shared: AsyncShared, lease_s: float) -> None:
     if not await shared.in_thread(partial(shared.store.renew, shared.member)):
         # Another member took all there was. What is still in memory is found to be another's when it is stored.
-        logger.warning("lease lost; joining anew")
+        logger.info("collector %r: the lease had run out, joining anew", shared.store.name)
         shared.member = await shared.in_thread(partial(shared.store.open, shared.core.types, lease_s))
 
 
-async def take_over(shared: AsyncShared) -> None:
-    """Take over what members that died have left, as far as there is room."""
+async def take_over(shared: AsyncShared) -> bool:
+    """Take over what members that died have left, as far as there is room; False where nobody was asked."""
     while True:
         room, types = shared.core.room_for_entries(TAKE_OVER_MESSAGES), shared.core.types_with_room()
         if not room or not types:
-            return
+            return False
         entries = await shared.in_thread(partial(shared.store.take_over, shared.member, types, room))
         if not entries:
-            return
-        logger.info("taken over", extra={"messages": len(entries)})
+            return True
+        text = "collector %r: %d messages of members that ended are taken over"
+        logger.info(text, shared.store.name, len(entries), extra={"messages": len(entries)})
         shared.core.adopt(entries, time.monotonic())
         shared.changed.notify()

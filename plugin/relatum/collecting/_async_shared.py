@@ -16,7 +16,8 @@ from relatum.collecting._bulk import Collected
 from relatum.collecting._intake import Gathered
 from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
-from relatum.collecting._state import State, log_defect, logger
+from relatum.collecting._shared import NOT_STORED
+from relatum.collecting._state import State, logger
 from relatum.collecting._steps import Consumed
 from relatum.errors import Conflict
 
@@ -58,8 +59,8 @@ class AsyncShared(State):
         is_abandoned: Whether nobody waits for servers any more: the tasks are cancelled.
     """
 
-    def __init__(self, store: Store, limits: CollectorLimits) -> None:
-        super().__init__(store, limits)
+    def __init__(self, store: Store, limits: CollectorLimits, broker: str = "") -> None:
+        super().__init__(store, limits, broker)
         self.changed = Changed()
         self.stopping = asyncio.Event()
         self.is_abandoned = False
@@ -95,16 +96,24 @@ class AsyncShared(State):
 
     async def persist(self, call: Callable[[], Awaitable[T]], what: str) -> T:
         """Repeat a call until it succeeds; see `Shared.persist`, for what it raises too."""
-        pauses = Pauses()
+        pauses, who = Pauses(), self.who(what)
         while True:
             try:
-                return await call()
-            except Exception as error:
+                done = await call()
+            except BaseException as error:
                 if not (may_repeat(error) or may_be_mended(error)):
+                    self.outages.forget(who)
                     raise
-                log_defect(error, what)
+                self.outages.failed(who, error)
                 pause = pauses.after(error)
-            await asyncio.sleep(pause)
+            else:
+                self.outages.over(who)
+                return done
+            try:
+                await asyncio.sleep(pause)
+            except asyncio.CancelledError:
+                self.outages.forget(who)
+                raise
 
     async def persist_in_thread(self, call: Callable[[], T], what: str) -> T:
         """Repeat a blocking call until it succeeds; see `persist`."""
@@ -115,9 +124,9 @@ class AsyncShared(State):
     async def store_gathered(self, gathered: Gathered) -> None:
         """Store messages, tell of them, and hand them to the core: a result is never told before `collected` is."""
         try:
-            stored = await self.persist_in_thread(partial(self.add, gathered), "messages not stored yet")
+            stored = await self.persist_in_thread(partial(self.add, gathered), "storing messages")
         except Conflict as error:
-            logger.warning("messages not stored: %s", ended(error), extra={"stream": gathered.stream})
+            logger.warning(NOT_STORED, self.store.name, len(gathered.messages), gathered.stream, ended(error))
             self.intake.lost(gathered)
             self.changed.notify()
             return

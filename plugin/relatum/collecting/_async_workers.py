@@ -100,7 +100,7 @@ class AsyncWorker:
         try:
             return await self._steps(bulk, consume(self._options, bulk, may_die=self._dead_letters is not None))
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_defect(error, "bulk not consumed")
+            log_defect(error, self._shared.who(f"a bulk of type {self._options.type!r}") + " not consumed")
             return await self._steps(bulk, fail(self._options, bulk, error))
 
     async def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
@@ -114,14 +114,14 @@ class AsyncWorker:
             answer = await self._perform(step, bulk)
 
     async def _perform(self, step: Step, bulk: Bulk) -> Any:
-        shared, member = self._shared, self._shared.member
+        shared, member, doing = self._shared, self._shared.member, self._doing
         match step:
             case Load(places):
-                return await shared.persist(partial(self._load, places), "messages not read yet")
+                return await shared.persist(partial(self._load, places), doing("reading messages"))
             case Forward(bulk_id, places):
                 shared.core.loaded(bulk)
                 forward = partial(shared.store.forward, member, bulk_id, places)
-                return await shared.persist_in_thread(forward, "bulk not forwarded yet")
+                return await shared.persist_in_thread(forward, doing("forwarding a bulk"))
             case Execute(of):
                 return await call_executor(shared, self._executor, of)
             case Join():
@@ -129,19 +129,22 @@ class AsyncWorker:
             case Bury(letters):
                 assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
                 burial = Burial(self._dead_letters, letters)
-                return await shared.persist_in_thread(burial.run, "dead letters not published yet")
+                return await shared.persist_in_thread(burial.run, doing("publishing dead letters"))
             case Finish(bulk_id, results):
                 finish = partial(shared.store.finish, member, bulk_id, results)
-                return await shared.persist_in_thread(finish, "results not stored yet")
+                return await shared.persist_in_thread(finish, doing("storing results"))
 
     async def _join(self, member: int, step: Join) -> Joined:
         executor = FromThread(self._executor)
         run = JoinedRun(self._shared.store, member, step, executor, self._bury)
         try:
-            return await self._shared.persist_in_thread(run.run, "results not committed yet")
+            return await self._shared.persist_in_thread(run.run, self._doing("committing results"))
         except asyncio.CancelledError:
             executor.cancel()
             raise
+
+    def _doing(self, what: str) -> str:
+        return f"{what} of type {self._options.type!r}"
 
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
         assert self._dead_letters is not None, "messages are dead only where there is a stream for them"

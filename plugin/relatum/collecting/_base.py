@@ -1,5 +1,6 @@
 """What both faces of the message collector are told: options, executors, handlers. And what they can be asked."""
 
+import logging
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import sqlalchemy as sa
 
 from relatum._dead_letters import DeadLetters
+from relatum._failures import log_failure
 from relatum._processes import of_one_process
 from relatum.collecting._bulk import Collected
 from relatum.collecting._handlers import Handler
@@ -29,7 +31,7 @@ from relatum.collecting._options import (
 )
 from relatum.collecting._ports import Store
 from relatum.collecting._prune import KEEP_S
-from relatum.collecting._state import State, log_defect
+from relatum.collecting._state import State, logger
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.limits import INTEGER_MAX
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
@@ -105,14 +107,18 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         self._dead_letters: DeadLetters | None = None
         if self._address is not None and dead_letter_stream:
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
-        self._shared = self._prepare(self._make_store(database, keep_s), CollectorLimits(bytes_max, bulks_max))
+        self._shared = self._prepare(
+            self._make_store(database, keep_s),
+            CollectorLimits(bytes_max, bulks_max),
+            "" if self._address is None else str(self._address),
+        )
         self._is_durable = database is not None
         self._executors: dict[str, ExecutorT] = {}
         self._is_started = False
         of_one_process(self, "a collector")
 
     @abstractmethod
-    def _prepare(self, store: Store, limits: CollectorLimits) -> StateT:
+    def _prepare(self, store: Store, limits: CollectorLimits, broker: str) -> StateT:
         """Make what the face has of its own; gives its state."""
 
     def _make_store(self, database: str | sa.Engine | None, keep_s: int | None) -> Store:
@@ -269,7 +275,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
             self._shared.store.close(self._shared.member)
         except Transient as error:
             # The lease lapses by itself.
-            log_defect(error, "lease not given back")
+            log_failure(logger, error, self._shared.who("leaving") + " its lease not given back", level=logging.INFO)
         if self._dead_letters is not None:
             self._dead_letters.close()
         self._shared.store.dispose()

@@ -24,7 +24,7 @@ from relatum.collecting._options import (
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import log_defect, logger
+from relatum.collecting._state import logger
 from relatum.collecting._workers import Worker
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
 from relatum.reading import Message, StreamReader
@@ -63,7 +63,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         ConfigurationError: An option needs a broker or a database that was not given.
     """
 
-    def _prepare(self, store: Store, limits: CollectorLimits) -> Shared:
+    def _prepare(self, store: Store, limits: CollectorLimits, broker: str) -> Shared:
         self._followers: dict[str, Follower] = {}
         self._workers: list[Worker] = []
         self._keepers: list[threading.Thread] = []
@@ -72,7 +72,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         # Of a thread that closes while a signal's handler does so in the same thread, too.
         self._closing = threading.RLock()
         self._in_time = True
-        return Shared(store, limits)
+        return Shared(store, limits, broker)
 
     def _check_executor(self, executor: Executor) -> None:
         if is_coroutine_function(executor):
@@ -202,7 +202,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         self._start_keeper("keeper", keep_until_end, shared, self._ended, self._lease_s)
         self._follow(names)
         if names:
-            self._start_keeper("looker", look_until_end, shared.stopping, self._look)
+            self._start_keeper("looker", look_until_end, shared, self._look)
 
     def _start_workers(self, options: ExecutorOptions, executor: Executor) -> None:
         for _ in range(options.bulks_at_once):
@@ -223,7 +223,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
             try:
                 reader.bounds(self._dead_letters.stream)
             except NotAStream:
-                logger.info("dead letters go to a queue", extra={"queue": self._dead_letters.stream})
+                logger.info("dead letters go to %r, which is a queue", self._dead_letters.stream)
 
     def _open_reader(self) -> StreamReader:
         assert self._address is not None, "only what has a broker is read"
@@ -325,12 +325,14 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         Raises:
             RelatumError: what waiting would not cure; see `start`.
         """
+        who = self._shared.who("starting")
         for pause in backoff():
             try:
                 self.start()
+                self._shared.outages.over(who)
                 break
             except Transient as error:
-                log_defect(error, "not started yet")
+                self._shared.outages.failed(who, error)
             if stop.wait(pause):
                 return
         try:

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from relatum._failures import Pauses
+from relatum._failures import Pauses, ended
 from relatum._ids import MessageId
 from relatum.collecting._agreeing import LastCollected, last_agreed
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import log_defect, logger
-from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError, StreamUnavailable
+from relatum.collecting._state import logger
+from relatum.errors import Conflict, OffsetExpired, OffsetNotFound, RelatumError, StreamUnavailable
 from relatum.reading import Agreement, Message, RecordBatch, StreamBounds, StreamReader, agreement
 
 IDLE_S: Final = 0.25
@@ -77,6 +77,7 @@ class Follower:
     ) -> None:
         self._shared = shared
         self._stream = stream
+        self._who = shared.who(f"following stream {stream!r}")
         self._open_reader = open_reader
         self._type_of = type_of
         self._initial = initial
@@ -88,19 +89,16 @@ class Follower:
             try:
                 self._session()
                 pauses, pause_s = Pauses(), AGAIN_S
+            except Conflict as error:
+                # Another member came between: nothing is wrong.
+                logger.info("%s begins anew: %s", self._who, ended(error))
+                pause_s = pauses.after(error)
             except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
-                self._note(error)
+                self._shared.outages.failed(self._who, error)
                 pause_s = pauses.after(error)
             stopping.wait(pause_s)
 
-    _noted = ""
     _was_followed = False
-
-    def _note(self, error: Exception) -> None:
-        """Log what ended a session; once, where it is the same again and again."""
-        if str(error) != self._noted:
-            self._noted = str(error)
-            log_defect(error, f"stream {self._stream!r} not followed")
 
     def _session(self) -> None:
         """Follow as soon as no other member does, until something ends it."""
@@ -108,21 +106,25 @@ class Follower:
         with self._open_reader() as reader:
             initial = self._initial(reader, self._stream)
             while (followed := shared.store.follow(member, self._stream, initial)) is None:
+                shared.outages.over(self._who)
                 if shared.stopping.wait(STANDBY_S) or shared.member != member:
                     return
             self._say_where(followed)
             try:
                 known = self._known_again(reader, followed)
-                self._noted = ""
+                shared.outages.over(self._who)
                 self._follow(reader, known)
             finally:
                 self._leave(member)
 
+    def _warn(self, text: str, *values: object) -> None:
+        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra={"stream": self._stream})
+
     def _say_where(self, followed: Followed) -> None:
         """Say, once, that what was given as `start` does not count."""
         if not followed.is_new and not self._was_followed:
-            extra = {"stream": self._stream, "from": followed.next_offset}
-            logger.info("going on where the collector was; start is for streams it never followed", extra=extra)
+            text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
+            logger.info(text, self._shared.store.name, self._stream, followed.next_offset)
         self._was_followed = True
 
     def _known_again(self, reader: StreamReader, followed: Followed) -> Followed:
@@ -134,7 +136,7 @@ class Follower:
         known_by = followed.known_by
         if known_by is None or not is_another(self._stream, agreement(reader, self._stream, known_by)):
             return followed
-        logger.warning("stream replaced", extra={"stream": self._stream})
+        self._warn("stream %r was deleted and declared again: what it has now is collected", self._stream)
         shared = self._shared
         with shared.changed:
             # Places mean something else from now on: what lay there before is consumed first.
@@ -144,7 +146,7 @@ class Follower:
         agreed = self._last_agreed(reader, bounds)
         if agreed is None:
             return shared.store.begin_anew(shared.member, self._stream, bounds.first or 0)
-        logger.warning("stream has lost its end", extra={"stream": self._stream, "agreed": agreed})
+        self._warn("stream %r has lost its end: gone on with behind offset %d", self._stream, agreed)
         return shared.store.cut_back(shared.member, self._stream, agreed)
 
     def _last_agreed(self, reader: StreamReader, bounds: StreamBounds) -> int | None:
@@ -167,7 +169,9 @@ class Follower:
         shared, member = self._shared, self._shared.member
         with shared.changed:
             shared.intake.follow(self._stream, followed)
-        logger.info("following", extra={"stream": self._stream, "from": followed.next_offset})
+        logger.info(
+            "collector %r: following stream %r from %d on", shared.store.name, self._stream, followed.next_offset
+        )
         expected = followed.next_offset
         for batch in reader.batches(self._stream, followed.next_offset, follow=True, idle_s=IDLE_S):
             if shared.stopping.is_set() or shared.member != member:
@@ -189,8 +193,8 @@ class Follower:
         with self._open_reader() as observer:
             first = observer.bounds(self._stream).first
         if first is not None and first > expected:
-            extra = {"stream": self._stream, "from": expected, "to": found}
-            logger.warning("retention dropped messages before they were collected", extra=extra)
+            text = "retention dropped offsets %d to %d of stream %r before they were collected"
+            self._warn(text, expected, min(first, found) - 1, self._stream)
 
     def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""

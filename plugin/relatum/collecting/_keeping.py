@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import log_defect, logger
+from relatum.collecting._state import logger
 
 TAKE_OVER_S: Final = 1.0
 """How often messages of members that died are looked for."""
@@ -53,45 +53,52 @@ def keep_until_end(shared: Shared, ended: threading.Event, lease_s: float) -> No
         ended: Set when the collector is closed.
         lease_s: Seconds the lease holds.
     """
-    renewed_at = time.monotonic()
+    who, renewed_at = shared.who("keeping its lease"), time.monotonic()
     while not ended.wait(min(TAKE_OVER_S, lease_s / 4)):
         now = time.monotonic()
         try:
             if now - renewed_at >= lease_s / 4:
                 _renew(shared, lease_s)
                 renewed_at = now
-            take_over(shared)
+            has_asked = take_over(shared)
         except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
-            log_defect(error, "lease not kept")
+            shared.outages.failed(who, error)
+        else:
+            if has_asked:
+                shared.outages.over(who)
 
 
-def look_until_end(stopping: threading.Event, look: Callable[[], None]) -> None:
+def look_until_end(shared: Shared, look: Callable[[], None]) -> None:
     """Look for new partitions, beside what keeps the lease: a broker that does not answer must not hold that up."""
-    while not stopping.wait(PARTITIONS_S):
+    who = shared.who("looking for partitions")
+    while not shared.stopping.wait(PARTITIONS_S):
         try:
             look()
         except Exception as error:  # noqa: BLE001 - it is tried again
-            log_defect(error, "partitions not looked for")
+            shared.outages.failed(who, error)
+        else:
+            shared.outages.over(who)
 
 
 def _renew(shared: Shared, lease_s: float) -> None:
     if not shared.store.renew(shared.member):
         # Another member took all there was. What is still in memory is found to be another's when it is stored.
-        logger.warning("lease lost; joining anew")
+        logger.info("collector %r: the lease had run out, joining anew", shared.store.name)
         shared.member = shared.store.open(shared.core.types, lease_s)
 
 
-def take_over(shared: Shared) -> None:
-    """Take over what members that died have left, as far as there is room."""
+def take_over(shared: Shared) -> bool:
+    """Take over what members that died have left, as far as there is room; False where nobody was asked."""
     while True:
         with shared.changed:
             room, types = shared.core.room_for_entries(TAKE_OVER_MESSAGES), shared.core.types_with_room()
         if not room or not types:
-            return
+            return False
         entries = shared.store.take_over(shared.member, types, room)
         if not entries:
-            return
-        logger.info("taken over", extra={"messages": len(entries)})
+            return True
+        text = "collector %r: %d messages of members that ended are taken over"
+        logger.info(text, shared.store.name, len(entries), extra={"messages": len(entries)})
         with shared.changed:
             shared.core.adopt(entries, time.monotonic())
             shared.changed.notify_all()

@@ -30,6 +30,7 @@ class MemoryStore:
 
     def __init__(self, name: str, finished_max: int = FINISHED_MAX) -> None:
         self.name = name
+        self.server = ""
         self._finished_max = finished_max
         self._lock = threading.Lock()
         self._records: dict[MessageId, Outcome] = {}

@@ -11,15 +11,18 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._outages import Outages
 from relatum._processes import after_fork, leave_to_parent
 from relatum.collecting import _statements as statements
 from relatum.collecting._options import check_callable, check_seconds, check_text
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import least_advanced, unknown
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
-from relatum.store import collector_sources, collectors, known_engine, make_engine, translated_errors
+from relatum.store import collector_sources, collectors, database_name, known_engine, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.collecting")
+
+_WHO: Final = "asking for outcomes that handlers wait for"
 
 WAIT_S: Final = 10.0
 """Seconds an outcome is waited for by default."""
@@ -226,6 +229,7 @@ class _Watch:
 
     def __init__(self, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
+        self._outages = Outages(logger, database=database_name(outcomes._engine))
         self._changed = threading.Condition()
         self._handlers: dict[tuple[str | None, str], list[_Handler]] = {}
         self._is_new = False
@@ -253,8 +257,9 @@ class _Watch:
                 try:
                     found = self._outcomes._read(ids, collector)
                 except RelatumError as error:
-                    logger.warning("result handlers wait for PostgreSQL: %s", error)
+                    self._outages.failed(_WHO, error)
                     continue
+                self._outages.over(_WHO)
                 for outcome in found.values():
                     self._tell(collector, outcome)
 

@@ -127,6 +127,10 @@ class Store(Protocol):
     def name(self) -> str:
         """The collector's name."""
 
+    @property
+    def server(self) -> str:
+        """The database's name in the log; empty where there is none."""
+
     def open(self, types: Collection[str], lease_s: float) -> int:
         """Join as a new member with executors of these types, whose lease holds for `lease_s` seconds; gives its id."""
 

@@ -3,18 +3,21 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from relatum._failures import Pauses, ended, may_be_mended, may_repeat
 from relatum.collecting._bulk import Collected
 from relatum.collecting._intake import Gathered
 from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
-from relatum.collecting._state import State, log_defect, logger
+from relatum.collecting._state import State, logger
 from relatum.collecting._steps import Consumed
 from relatum.errors import Conflict
 
 T = TypeVar("T")
+
+NOT_STORED: Final = "collector %r: %d messages (of the stream %r, or given where that is None) are not stored: %s"
+"""What is logged of messages that go back to where they came from."""
 
 
 class Abandoned(Exception):
@@ -30,8 +33,8 @@ class Shared(State):
         abandoned: Set when nobody waits for servers any more.
     """
 
-    def __init__(self, store: Store, limits: CollectorLimits) -> None:
-        super().__init__(store, limits)
+    def __init__(self, store: Store, limits: CollectorLimits, broker: str = "") -> None:
+        super().__init__(store, limits, broker)
         self.changed = threading.Condition()
         self.stopping = threading.Event()
         self.abandoned = threading.Event()
@@ -41,23 +44,28 @@ class Shared(State):
 
         Args:
             call: What to do.
-            what: What is logged of each try in vain.
+            what: What that is, for the log where it has to wait: "storing messages".
 
         Raises:
             Abandoned: The collector was closed meanwhile.
             Exception: What no waiting cures: another member did it first (`Conflict`), a value that PostgreSQL cannot
                 hold, a defect. It is about what was to be done, and would be the same the next time.
         """
-        pauses = Pauses()
+        pauses, who = Pauses(), self.who(what)
         while not self.abandoned.is_set():
             try:
-                return call()
+                done = call()
             except Exception as error:
                 if not (may_repeat(error) or may_be_mended(error)):
+                    self.outages.forget(who)
                     raise
-                log_defect(error, what)
+                self.outages.failed(who, error)
                 pause = pauses.after(error)
+            else:
+                self.outages.over(who)
+                return done
             self.abandoned.wait(pause)
+        self.outages.forget(who)
         raise Abandoned
 
     def notify(self) -> None:
@@ -70,9 +78,9 @@ class Shared(State):
     def store_gathered(self, gathered: Gathered) -> None:
         """Store messages, tell of them, and hand them to the core: a result is never told before `collected` is."""
         try:
-            stored = self.persist(lambda: self.add(gathered), "messages not stored yet")
+            stored = self.persist(lambda: self.add(gathered), "storing messages")
         except (Conflict, Abandoned) as error:
-            logger.warning("messages not stored: %s", ended(error), extra={"stream": gathered.stream})
+            logger.warning(NOT_STORED, self.store.name, len(gathered.messages), gathered.stream, ended(error))
             with self.changed:
                 self.intake.lost(gathered)
                 self.changed.notify_all()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from relatum._failures import log_failure
+from relatum._outages import Outages
 from relatum.collecting._bulk import Collected
 from relatum.collecting._core import Core
 from relatum.collecting._handlers import Handlers
@@ -34,14 +35,20 @@ class State:
         store: The store.
         handlers: Who is told.
         member: This member's id.
+        outages: What is away.
     """
 
-    def __init__(self, store: Store, limits: CollectorLimits) -> None:
+    def __init__(self, store: Store, limits: CollectorLimits, broker: str = "") -> None:
         self.core = Core(limits)
         self.intake = Intake(self.core)
         self.store = store
         self.handlers = Handlers()
         self.member = 0
+        self.outages = Outages(logger, broker=broker, database=store.server)
+
+    def who(self, does: str) -> str:
+        """Who does something, as the log names it where it has to wait."""
+        return f"collector {self.store.name!r}, {does},"
 
     def add(self, gathered: Gathered) -> Stored:
         """Store messages; blocking.
@@ -61,7 +68,9 @@ class State:
     def not_storable(self, gathered: Gathered, error: Exception) -> None:
         """Let messages go that the store takes at no time; those given are refused, a stream is followed anew later."""
         places = ", ".join(str(message.place) for message in gathered.messages[:NAMED_MAX])
-        log_defect(error, f"{len(gathered.messages)} messages refused by the store: {places}")
+        log_defect(
+            error, f"collector {self.store.name!r}: {len(gathered.messages)} messages refused by the store: {places}"
+        )
         self.intake.lost(gathered, error)
 
     def collected_outcomes(self, messages: Sequence[Collected]) -> list[Outcome]:

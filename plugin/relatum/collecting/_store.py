@@ -33,6 +33,7 @@ from relatum.store import (
     Tokens,
     copy_lines,
     copy_text,
+    database_name,
     forget_settlements,
     joined,
     known_engine,
@@ -73,6 +74,7 @@ class CollectorStore:
             if isinstance(database, sa.Engine)
             else make_engine(database, pool_size=_POOL, is_bounded=False)
         )
+        self.server = database_name(self._engine)
         self._lock = threading.Lock()
         self._collector: int | None = None
         self._source_ids: dict[str, int] = {}

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from relatum._dead_letters import Burial, DeadLetters
@@ -107,7 +108,7 @@ class Worker:
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_defect(error, "bulk not consumed")
+            log_defect(error, self._shared.who(f"a bulk of type {self._options.type!r}") + " not consumed")
             return self._steps(bulk, fail(self._options, bulk, error))
 
     def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
@@ -121,24 +122,29 @@ class Worker:
             answer = self._perform(step, bulk)
 
     def _perform(self, step: Step, bulk: Bulk) -> Any:
-        shared, member = self._shared, self._shared.member
+        shared, member, doing = self._shared, self._shared.member, self._doing
         match step:
             case Load(places):
-                return shared.persist(lambda: self._load(places), "messages not read yet")
+                return shared.persist(lambda: self._load(places), doing("reading messages"))
             case Forward(bulk_id, places):
                 with shared.changed:
                     shared.core.loaded(bulk)
-                return shared.persist(lambda: shared.store.forward(member, bulk_id, places), "bulk not forwarded yet")
+                forward = partial(shared.store.forward, member, bulk_id, places)
+                return shared.persist(forward, doing("forwarding a bulk"))
             case Execute(of):
                 return call(self._executor, of)
             case Join():
                 run = JoinedRun(shared.store, member, step, self._executor, self._bury)
-                return shared.persist(run.run, "results not committed yet")
+                return shared.persist(run.run, doing("committing results"))
             case Bury(letters):
                 assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
-                return shared.persist(Burial(self._dead_letters, letters).run, "dead letters not published yet")
+                return shared.persist(Burial(self._dead_letters, letters).run, doing("publishing dead letters"))
             case Finish(bulk_id, results):
-                return shared.persist(lambda: shared.store.finish(member, bulk_id, results), "results not stored yet")
+                finish = partial(shared.store.finish, member, bulk_id, results)
+                return shared.persist(finish, doing("storing results"))
+
+    def _doing(self, what: str) -> str:
+        return f"{what} of type {self._options.type!r}"
 
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
         assert self._dead_letters is not None, "messages are dead only where there is a stream for them"

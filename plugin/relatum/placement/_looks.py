@@ -5,10 +5,13 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import ended, log_failure
+from relatum._failures import ended
+from relatum._outages import Outages
 from relatum.errors import DatabaseUnavailable
 
 logger = logging.getLogger("relatum.placement")
+
+_WHO: Final = "looking for changed placements"
 
 SHARE: Final = 0.4
 """How far into the time for which a look serves the next one follows; the rest is for its journey."""
@@ -36,6 +39,7 @@ class Looks:
         self._wanted = threading.Event()
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._outages = Outages(logger)
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
@@ -67,17 +71,17 @@ class Looks:
             self._wanted.clear()
             try:
                 self._look()
+                self._outages.over(_WHO)
             except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
                 if self._stop.is_set():
                     return  # Nobody needs it any more, and the connections are closed.
-                _log(error)
+                self._note(error)
                 self._wanted.set()
                 self._stop.wait(AWAY_S)
 
-
-def _log(error: Exception) -> None:
-    """Log what those who publish are not told; that the database is away they find themselves."""
-    if isinstance(error, DatabaseUnavailable):
-        logger.debug("not looked: %s", ended(error))
-    else:
-        log_failure(logger, error, "not looked")
+    def _note(self, error: Exception) -> None:
+        """Log what those who publish are not told; that the database is away they find themselves."""
+        if isinstance(error, DatabaseUnavailable):
+            logger.debug("not looked: %s", ended(error))
+        else:
+            self._outages.failed(_WHO, error)

@@ -9,15 +9,18 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._outages import Outages
 from relatum.errors import Transient
 from relatum.recording._backfill import Plan
 from relatum.recording._ranges import unrecorded
-from relatum.store import CoverageRow, coverage_of, translated_errors
+from relatum.store import CoverageRow, coverage_of, database_name, translated_errors
 
 logger = logging.getLogger("relatum.spark")
 
 LOOK_S: Final = 1.0
 """Seconds between two looks; each is one query of few rows."""
+
+_WHO: Final = "looking how far a back-fill is"
 
 STOP_S: Final = 10.0
 """Seconds a look that hangs is waited for at the end."""
@@ -51,6 +54,7 @@ class Follower:
 
     def __init__(self, engine: sa.Engine, plans: Sequence[Plan], listener: ProgressListener | None) -> None:
         self._engine = engine
+        self._outages = Outages(logger, database=database_name(engine))
         self._plans = plans
         self._listener = listener
         self._told: dict[str, FillProgress] = {}
@@ -94,8 +98,9 @@ class Follower:
                 rows = coverage_of(connection, [plan.stream.stream_id for plan in self._plans])
         except Transient as error:
             # The tasks notice it too, and say so.
-            logger.warning("progress not looked up: %s", error)
+            self._outages.failed(_WHO, error)
             return []
+        self._outages.over(_WHO)
         return [self._of(plan, [row for row in rows if row.stream_id == plan.stream.stream_id]) for plan in self._plans]
 
     def _of(self, plan: Plan, rows: Sequence[CoverageRow]) -> FillProgress:

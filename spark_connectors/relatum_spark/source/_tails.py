@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from relatum._outages import Outages
 from relatum.errors import ConfigurationError, StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
 from relatum_spark._broker import Broker
@@ -19,6 +20,8 @@ PAUSE_S_MAX: Final = 2.0
 CONFIRM_S: Final = 2.0
 """For how long a stream must be missing, empty or shorter than it was, to be believed: a broker that has just started,
 and a replica that lags, say so of streams in good health."""
+
+_WHO: Final = "asking where streams end"
 
 _Result = TypeVar("_Result")
 
@@ -35,6 +38,7 @@ class Tails:
         self._broker = broker
         self._patience_s = patience_s
         self._reader: StreamReader | None = None
+        self._outages = Outages(_log, broker=str(broker.address))
 
     def ask(self, question: Callable[[StreamReader], _Result]) -> _Result:
         """The answer to a question, asked anew over a new connection where the broker was away.
@@ -47,12 +51,19 @@ class Tails:
             try:
                 if self._reader is None:
                     self._reader = self._broker.open()
-                return question(self._reader)
+                answer = question(self._reader)
             except Transient as error:
                 self.close()
                 if time.monotonic() + pause_s > limit:
+                    self._outages.forget(_WHO)
                     raise
-                _log.warning("asking again in %.1f s: %s", pause_s, error)
+                self._outages.failed(_WHO, error)
+            except BaseException:
+                self._outages.forget(_WHO)
+                raise
+            else:
+                self._outages.over(_WHO)
+                return answer
             time.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 

@@ -1,6 +1,7 @@
 """The serial consumer, with asyncio."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -129,7 +130,7 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
             try:
                 await handler(batch)
             except PartitionLost as error:
-                log_defect(error, "batch not consumed here")
+                log_defect(error, "batch not consumed here", level=logging.INFO)
                 continue
             except BaseException:
                 batch.give_back()
@@ -138,14 +139,18 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
                 await self._acknowledge(batch)
 
     async def _acknowledge(self, batch: AsyncSerialBatch) -> None:
-        pauses = backoff()
+        pauses, outages = backoff(), self._member.shared.outages
+        who = f"acknowledging a batch of {batch.partition!r}"
         while not self._member.shared.stopping.is_set():
             try:
-                return await batch.acknowledge()
+                await batch.acknowledge()
             except PartitionLost as error:
-                return log_defect(error, "batch not acknowledged")
+                outages.forget(who)
+                return log_defect(error, "batch not acknowledged", level=logging.INFO)
             except DatabaseUnavailable as error:
-                log_defect(error, "batch not acknowledged yet")
+                outages.failed(who, error)
+            else:
+                return outages.over(who)
             await asyncio.sleep(next(pauses))
 
     async def status(self) -> SerialStatus:

@@ -1,5 +1,6 @@
 """The serial consumer, with threads."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -175,7 +176,7 @@ class SerialConsumer(ConsumerBase[SerialBatch]):
                 handler(batch)
             except PartitionLost as error:
                 # Its messages are another member's; this one goes on with what it has.
-                log_defect(error, "batch not consumed here")
+                log_defect(error, "batch not consumed here", level=logging.INFO)
                 continue
             except BaseException:
                 batch.give_back()
@@ -185,14 +186,18 @@ class SerialConsumer(ConsumerBase[SerialBatch]):
 
     def _acknowledge(self, batch: SerialBatch) -> None:
         """Acknowledge, waiting for PostgreSQL; a batch that is another member's now is that one's."""
-        pauses = backoff()
+        pauses, outages = backoff(), self._member.shared.outages
+        who = f"acknowledging a batch of {batch.partition!r}"
         while not self._member.shared.stopping.is_set():
             try:
-                return batch.acknowledge()
+                batch.acknowledge()
             except PartitionLost as error:
-                return log_defect(error, "batch not acknowledged")
+                outages.forget(who)
+                return log_defect(error, "batch not acknowledged", level=logging.INFO)
             except DatabaseUnavailable as error:
-                log_defect(error, "batch not acknowledged yet")
+                outages.failed(who, error)
+            else:
+                return outages.over(who)
             self._member.shared.stopping.wait(next(pauses))
 
     def status(self) -> SerialStatus:

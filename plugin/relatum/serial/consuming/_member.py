@@ -1,5 +1,6 @@
 """One member of a serial consumer: its share of the partitions, its lease, its holds. Both faces drive it."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from relatum._names import CONTEXT_HEADER
+from relatum._outages import Outages
 from relatum.errors import (
     DatabaseUnavailable,
     PartitionLost,
@@ -23,10 +25,10 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._following import Following, Step
 from relatum.serial.consuming._options import ConsumerOptions, Start
 from relatum.serial.consuming._partition_reading import PartitionReader
-from relatum.serial.consuming._state import Complaints, Shared, log_defect, logger
+from relatum.serial.consuming._state import Shared, log_defect, logger
 from relatum.serial.consuming._store import ConsumerStore, lost
 from relatum.serial.moving._abandoned import Abandoned, Where
-from relatum.store import SETTLE_S, CommitInDoubt, rolled_back
+from relatum.store import SETTLE_S, CommitInDoubt, database_name, rolled_back
 from relatum.superstreams import Layout, describe_super_stream
 
 GIVE_UP_S: Final = 10.0
@@ -66,7 +68,8 @@ class Member:
         gained: Tell,
         lost: Tell,
     ) -> None:
-        self.shared = Shared(options)
+        outages = Outages(logger, broker=str(address), database=database_name(store.engine))
+        self.shared = Shared(options, outages)
         self.store = store
         self.header = header
         self._super_stream = super_stream
@@ -76,7 +79,6 @@ class Member:
         self._lost = lost
         self._readers: dict[int, PartitionReader] = {}
         self._keeper: threading.Thread | None = None
-        self._complaints = Complaints()
         self._poll_at = 0.0
         self._surplus = 0
         self._holder: str | None = None
@@ -159,26 +161,28 @@ class Member:
         try:
             self.store.leave()
         except Exception as error:  # noqa: BLE001 - the lease lapses by itself
-            log_defect(error, "partitions not given back")
+            log_defect(error, f"partitions of a member of {self.store.name!r} not given back", level=logging.INFO)
         # Connections that are in use would stay open.
         for reader in list(self._readers.values()):
             reader.thread.join()
         self.store.dispose()
 
     def _keep(self) -> None:
-        shared, renew_s = self.shared, self._options.lease_s / 4
+        shared, renew_s, of = self.shared, self._options.lease_s / 4, f"of a member of {self.store.name!r}"
         tick_at = time.monotonic() + renew_s
         while not shared.stopping.is_set():
-            pause_s = POLL_SLOWEST_S
+            pause_s, does = POLL_SLOWEST_S, "keeping the lease"
             try:
                 if time.monotonic() >= tick_at:
                     tick_at = time.monotonic() + renew_s
                     self._tick()
-                    self._complaints.end()
+                    shared.outages.over(f"{does} {of}")
                 self._store_silent()
+                does = "looking at moves"
                 pause_s = self._look_at_holds()
+                shared.outages.over(f"{does} {of}")
             except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
-                self._complaints.tell(error, f"member of {self.store.name!r} not kept")
+                shared.outages.failed(f"{does} {of}", error)
             self._give_surplus()
             with shared.changed:
                 if not (shared.stopping.is_set() or shared.holds_changed or self._is_silent_due()):
@@ -210,7 +214,7 @@ class Member:
     def _begin_anew(self) -> None:
         """Let go of all: the lease had run out. What others have not taken is opened anew, where it is stored to be."""
         if self._readers:
-            logger.warning("lease of a member of %r had run out: its partitions are opened anew", self.store.name)
+            logger.info("the lease of a member of %r had run out: its partitions are opened anew", self.store.name)
         for reader in self._readers.values():
             self._end(reader)
         self._readers.clear()
@@ -268,7 +272,7 @@ class Member:
                     self.store.release(following.partition_id)
                 except RelatumError as error:
                     # It is found to be this member's again, and given back the next time.
-                    log_defect(error, f"partition {following.stream!r} not given back")
+                    log_defect(error, f"partition {following.stream!r} not given back yet", level=logging.INFO)
 
     # --- holds ------------------------------------------------------------------------------------------------------
 
@@ -295,10 +299,15 @@ class Member:
     def _store_silent(self) -> None:
         """Store how far partitions are that have nothing for the application."""
         for following, step in self.shared.take_silent(time.monotonic()):
+            who = f"storing the position in {following.stream!r}"
             try:
                 self.commit(following, step)
+            except PartitionLost:
+                self.shared.outages.forget(who)  # It is another member's to store.
             except RelatumError as error:
-                self._complaints.tell(error, f"position in {following.stream!r} not stored yet")
+                self.shared.outages.failed(who, error)
+            else:
+                self.shared.outages.over(who)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamR
 from relatum.recording._batch import position_of
 from relatum.serial._log import PartitionLog
 from relatum.serial.consuming._following import Following, Piece
-from relatum.serial.consuming._state import Complaints, Shared, logger
+from relatum.serial.consuming._state import Shared, logger
 from relatum.serial.consuming._store import ConsumerStore, Opened
 
 IDLE_S: Final = 0.1
@@ -52,7 +52,7 @@ class PartitionReader:
         self._address = address
         self._header = header
         self._gained = gained
-        self._complaints = Complaints()
+        self._who = f"reading of partition {stream!r}"
         self._partitions: frozenset[str] = frozenset()
         self._is_over = threading.Event()
         self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
@@ -83,10 +83,11 @@ class PartitionReader:
                 self._note(error)
             self._is_over.wait(next(pauses))
         self._is_over.set()
+        self._shared.outages.forget(self._who)
 
     def _note(self, error: Exception) -> None:
-        """Log what ended a session."""
-        self._complaints.tell(error, f"partition {self.stream!r} not read")
+        """Say what stands in the way of reading, once."""
+        self._shared.outages.failed(self._who, error)
 
     def _session(self) -> bool:
         """Open the partition as it is stored and read it until it is lost or dropped; False where it is not ours."""
@@ -113,7 +114,7 @@ class PartitionReader:
         return True
 
     def _begin(self, following: Following) -> None:
-        self._complaints.end()
+        self._shared.outages.over(self._who)
         extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
         logger.info("partition %r opened", self.stream, extra=extra)
         self.following = following
@@ -225,12 +226,12 @@ class PartitionReader:
             for batch in reader.batches(self.stream, following.next_offset, follow=True, idle_s=IDLE_S):
                 if self._must_stop(following):
                     return
+                self._shared.outages.over(self._who)
                 if batch is None:
                     continue
                 if batch.first_offset > following.next_offset and self._is_hole(following):
                     self._shared.drop(following)
                     return
-                self._complaints.end()
                 piece = Piece.of(batch, self._read_adopted, self._is_partition)
                 self._shared.put(following, lambda now, piece=piece: following.put(piece, now))  # type: ignore[misc]
                 while not self._shared.wait_for_room(following, IDLE_S):

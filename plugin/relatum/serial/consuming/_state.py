@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from relatum._failures import log_failure
+from relatum._outages import Outages
 from relatum.serial.consuming._following import Following, Pause, Step
 from relatum.serial.consuming._options import ConsumerOptions
 
@@ -31,10 +32,12 @@ class Shared:
         stopping: Set when nothing more is to be read.
         listeners: Called, from any thread, where `changed` is notified.
         pauses: The pauses measured, oldest first.
+        outages: What is away.
     """
 
-    def __init__(self, options: ConsumerOptions) -> None:
+    def __init__(self, options: ConsumerOptions, outages: Outages) -> None:
         self.options = options
+        self.outages = outages
         self.changed = threading.Condition(threading.RLock())
         self.kept = threading.Condition(self.changed._lock)  # type: ignore[attr-defined]
         self.room = threading.Condition(self.changed._lock)  # type: ignore[attr-defined]
@@ -153,21 +156,3 @@ class Shared:
                 following.release(move_id, time.monotonic())
                 self.room.notify_all()
                 self._look(following)
-
-
-class Complaints:
-    """Logs what goes wrong, once where it goes wrong again and again. For one thread."""
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def tell(self, error: Exception, what: str) -> None:
-        """Log an error, unless the same was told since all went well the last time."""
-        told = f"{what}: {error}"
-        if told not in self._told:
-            self._told.add(told)
-            log_defect(error, what)
-
-    def end(self) -> None:
-        """Note that all goes well: what goes wrong from now on is told again."""
-        self._told.clear()

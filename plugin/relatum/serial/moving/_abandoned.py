@@ -5,6 +5,7 @@ mover before it begins are told by what they read anyway. Then one statement tak
 the others find it attended. Two who perform it side by side would do no harm, so nothing rests on that.
 """
 
+import logging
 import random
 import threading
 import time
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from relatum._failures import QUESTION_S, backoff, log_failure
 from relatum._holders import new_holder
+from relatum._outages import Outages, Server
 from relatum.errors import Conflict, NotFound
 from relatum.reading import BrokerAddress
 from relatum.serial.moving import _steps as moving
 from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import Mover, logger
-from relatum.serial.moving._store import MoveStore
+from relatum.serial.moving._mover import Mover
+from relatum.serial.moving._store import MoveStore, logger
 
 if TYPE_CHECKING:
     from relatum.placement._core import RouterCore
@@ -33,6 +35,8 @@ RETRY_S: Final = 10.0
 CLOSE_S: Final = 2.0
 """Seconds a process that ends waits for a move it goes on with; another goes on with that then."""
 
+
+_WHO: Final = "going on with abandoned moves"
 
 OpenStreams: TypeAlias = Callable[[], AbstractContextManager[ControlStreams]]
 
@@ -57,6 +61,7 @@ class Abandoned:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._next_look = 0.0
+        self._outages = Outages(logger)
         self._pauses = backoff(QUESTION_S)
 
     def look(self) -> None:
@@ -85,13 +90,17 @@ class Abandoned:
             return
         try:
             where = self._where()
+            # Shared with those who move: a server that is away is one line for all.
+            self._outages = where.moves.outages
+            self._outages.name(Server.BROKER, str(where.address))
             if go_on_with_abandoned(where.moves, lambda: ControlStreams(where.address), stop=self._stop):
                 self._pauses = backoff(QUESTION_S)
+            self._outages.over(_WHO)
         except Exception as error:  # noqa: BLE001 - it is logged; others, or a later look, go on with it
             # Whoever may not, or cannot, leaves it to others for longer each time.
             self._next_look = time.monotonic() + LOOK_S + next(self._pauses) * 10
             if not self._stop.is_set():
-                log_failure(logger, error, "an abandoned move was not gone on with here")
+                self._outages.failed(_WHO, error)
 
 
 def go_on_with_abandoned(
@@ -122,7 +131,7 @@ def go_on_with_abandoned(
                 Mover(moves, streams, retry_s=RETRY_S, holder=holder).run(moving.go_on(move_id))
         except (Conflict, NotFound) as error:
             # Another has ended it, or taken it back, meanwhile.
-            log_failure(logger, error, f"move {move_id} is another's")
+            log_failure(logger, error, f"move {move_id} is another's", level=logging.INFO)
         done += 1
     return done
 

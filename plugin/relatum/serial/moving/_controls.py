@@ -23,6 +23,8 @@ class ControlStreams:
     """
 
     def __init__(self, address: BrokerAddress) -> None:
+        self.server = str(address)
+        """The broker's name in the log."""
         self._publisher = DirectPublisher(address, "a control message")
         self._reader = StreamReader.open(address)
 

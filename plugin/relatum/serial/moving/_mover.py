@@ -1,14 +1,13 @@
 """Performs the steps of moves: against PostgreSQL and the broker, again and again while they do not answer."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from relatum._failures import log_failure
 from relatum._holders import new_holder
+from relatum._outages import Server
 from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.placement._model import MoveInfo
 from relatum.serial.moving._controls import ControlStreams
@@ -37,8 +36,6 @@ PAUSE_S: Final = 0.2
 _PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
 """What may be over at the next attempt. A broker that starts routes to its streams a second after it answers."""
 
-logger = logging.getLogger("relatum.contexts")
-
 
 class Mover:
     """Performs the steps of one move.
@@ -63,6 +60,7 @@ class Mover:
         tell: Callable[[MoveInfo], None] = lambda move: None,
     ) -> None:
         self._store = store
+        store.outages.name(Server.BROKER, streams.server)
         self._retry_s = retry_s
         self._tell = tell
         # For this move alone: by it a repeated beginning knows the move that the first one began.
@@ -105,16 +103,23 @@ class Mover:
 
     def _persist(self, request: Request) -> Any:
         """Perform a step, again while what it needs does not answer. Each may be repeated."""
-        give_up_at = time.monotonic() + self._retry_s
+        give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
+        move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
+        who = f"the step {type(request).__name__} of {move}"
         while True:
             try:
-                return self._ways[type(request)](request)
+                answer = self._ways[type(request)](request)
             except _PASSING as error:
                 if time.monotonic() >= give_up_at:
+                    outages.forget(who)
                     raise
-                logger.warning(
-                    "a step of a move is tried again", extra={"step": type(request).__name__}, exc_info=error
-                )
+                outages.failed(who, error)
+            except BaseException:
+                outages.forget(who)
+                raise
+            else:
+                outages.over(who)
+                return answer
             time.sleep(PAUSE_S)
 
     def _look(self, wanted: Look) -> MoveStep:
@@ -133,6 +138,7 @@ class Mover:
             over.set()
 
     def _attend(self, over: threading.Event) -> None:
+        who = f"saying that {self._holder} goes on with a move"
         while not over.wait(LEASE_S / 3):
             known = self._known
             if known is None or known.state.is_ended:
@@ -141,7 +147,10 @@ class Mover:
                 self._store.keep_attending(known.move_id, self._holder)
             except Exception as error:  # noqa: BLE001 - where it lapses, another goes on with the move
                 if not over.is_set():
-                    log_failure(logger, error, f"not said that move {known.move_id} is gone on with")
+                    self._store.outages.failed(who, error)
+            else:
+                self._store.outages.over(who)
+        self._store.outages.forget(who)
 
     def _note(self, found: MoveStep) -> None:
         is_further = self._known is None or found.state is not self._known.state

@@ -14,8 +14,8 @@ from relatum.serial.moving import _steps as moving
 from relatum.serial.moving._abandoned import go_on_with_abandoned
 from relatum.serial.moving._assignments import Call, Move
 from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import Mover, logger
-from relatum.serial.moving._store import MoveStore, NothingToMove
+from relatum.serial.moving._mover import Mover
+from relatum.serial.moving._store import MoveStore, NothingToMove, logger
 
 MOVES_AT_ONCE: Final = 4
 """How many moves are performed side by side unless the caller says otherwise."""

@@ -1,18 +1,22 @@
 """Moves in PostgreSQL: each call is one transaction, and may be repeated when its outcome is not known."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum._outages import Outages
 from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
 from relatum.placement import _statements as placement_statements
 from relatum.placement._model import MoveInfo, PartitionState, PlacementState
 from relatum.placement._store import move_info
 from relatum.serial.moving import _statements as statements
 from relatum.serial.moving._steps import Begin, MoveStep, SetAborting, SetFenced, Switch
-from relatum.store import translated_errors
+from relatum.store import database_name, translated_errors
+
+logger = logging.getLogger("relatum.contexts")
 
 LEASE_S: Final = 5.0
 """How long a move counts as attended after its mover was last heard of; then whoever is there goes on with it."""
@@ -37,6 +41,8 @@ class MoveStore:
         self._engine = engine
         self._id = super_stream_id
         self._name = super_stream
+        self.outages = Outages(logger, database=database_name(engine))
+        """What is away, of all moves of the super stream."""
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
