@@ -18,6 +18,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
+from relatum._client_logs import own_connection
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
@@ -86,6 +87,7 @@ class DirectPublisher:
         leave_to_parent(self._connection, self._channel)
         self._connection = self._channel = None
 
+    @own_connection()
     def publish(self, stream: str, body: bytes, properties: BasicProperties) -> None:
         """Publish a message and wait for its confirm.
 
@@ -164,6 +166,7 @@ class DirectPublisher:
             with suppress(AMQPError, OSError), _answered(connection, GOODBYE_S):
                 connection.close()
 
+    @own_connection()
     def close(self) -> None:
         """Close the connection. Publishing again opens another."""
         with self._lock:

@@ -88,8 +88,9 @@ class AsyncFollower:
             finally:
                 await self._leave(member)
 
-    def _warn(self, text: str, *values: object) -> None:
-        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra={"stream": self._stream})
+    def _warn(self, text: str, *values: object, **fields: object) -> None:
+        extra = {"stream": self._stream, **fields}
+        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra=extra)
 
     def _say_where(self, followed: Followed) -> None:
         """Say, once, that what was given as `start` does not count."""
@@ -112,7 +113,7 @@ class AsyncFollower:
         if agreed is None:
             anew = partial(shared.store.begin_anew, shared.member, self._stream, bounds.first or 0)
             return await shared.in_thread(anew)
-        self._warn("stream %r has lost its end: gone on with behind offset %d", self._stream, agreed)
+        self._warn("stream %r has lost its end: gone on with behind offset %d", self._stream, agreed, agreed=agreed)
         return await shared.in_thread(partial(shared.store.cut_back, shared.member, self._stream, agreed))
 
     async def _last_agreed(self, reader: AsyncStreamReader, bounds: StreamBounds) -> int | None:
@@ -161,7 +162,7 @@ class AsyncFollower:
         first = (await reader.bounds(self._stream)).first
         if first is not None and first > expected:
             text = "retention dropped offsets %d to %d of stream %r before they were collected"
-            self._warn(text, expected, min(first, found) - 1, self._stream)
+            self._warn(text, expected, found - 1, self._stream, **{"from": expected, "to": found})
 
     async def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""

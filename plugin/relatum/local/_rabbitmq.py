@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 import pika
 import pika.exceptions
 
+from relatum._client_logs import own_connection
 from relatum.errors import ServerStartFailed
 from relatum.local._files import write_private
 from relatum.local._server import LAST_LINES, LocalServer
@@ -151,7 +152,8 @@ class LocalRabbitMQ(LocalServer):
             socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()  # cheaper than pika's refusal
             parameters = pika.URLParameters(self.broker_url)
             parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5.0
-            pika.BlockingConnection(parameters).close()
+            with own_connection():
+                pika.BlockingConnection(parameters).close()
         except (OSError, pika.exceptions.AMQPError):
             return False
         return True

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Seque
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from relatum._client_logs import own_connection
 from relatum._deadline import Patience
 from relatum._ids import MessageId
 from relatum.errors import (
@@ -250,8 +251,10 @@ class AsyncAmqp:
                 auth=address.login.mechanism.lower(),
             )
             connection = aiormq.Connection(url, **options)
-            async with asyncio.timeout(timeout_s):
-                await connection.connect()
+            # The tasks that read and write for the connection are started here, and are its own as well.
+            with own_connection():
+                async with asyncio.timeout(timeout_s):
+                    await connection.connect()
         except aiormq.exceptions.ProbableAuthenticationError as error:
             raise AccessRefused(f"The broker at {where} refuses {address.who}.") from error
         except aiormq.exceptions.AuthenticationError as error:
@@ -269,7 +272,7 @@ class AsyncAmqp:
         self._is_closed = True
         connection, self._connection = self._connection, None
         if connection is not None and not connection.is_closed:
-            with contextlib.suppress(aiormq.exceptions.AMQPError, OSError):
+            with contextlib.suppress(aiormq.exceptions.AMQPError, OSError), own_connection():
                 await connection.close()
 
     def statistics(self) -> ReaderStatistics:
@@ -298,7 +301,8 @@ class AsyncAmqp:
                 while True:
                     if isinstance(step, (Consume, Next, Count)):
                         try:
-                            answer = await consumer.do(step)
+                            with own_connection():
+                                answer = await consumer.do(step)
                         except (NotFound, AccessRefused) as error:
                             step = steps.throw(error)
                         else:
@@ -317,12 +321,13 @@ class AsyncAmqp:
                 await self._drop()
             finally:
                 steps.close()
-                await consumer.close()
+                with own_connection():
+                    await consumer.close()
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(aiormq.exceptions.AMQPError, OSError, RuntimeError):
+            with contextlib.suppress(aiormq.exceptions.AMQPError, OSError, RuntimeError), own_connection():
                 await connection.close()
 
     async def _ask(self, make: Callable[[], Generator[Any, Any, _Result]]) -> _Result:

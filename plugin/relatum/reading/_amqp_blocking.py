@@ -25,6 +25,7 @@ from pika.exceptions import (
     StreamLostError,
 )
 
+from relatum._client_logs import own_connection
 from relatum._deadline import Patience
 from relatum._ids import MessageId
 from relatum._peers import AMQP, ask_who, hint, is_another, unreached
@@ -108,7 +109,8 @@ def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s
     """
     parameters = pika_parameters(address, timeout_s, heartbeat_s)
     try:
-        return pika.BlockingConnection(parameters)
+        with own_connection():
+            return pika.BlockingConnection(parameters)
     # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
     except (AMQPError, AMQPConnectorException, OSError) as error:
         raise connection_error(error, address) from error
@@ -183,6 +185,7 @@ class PikaConnection:
 
     _timeout_s = Patience("_limit_s")
 
+    @own_connection()
     def __init__(self, address: BrokerAddress, parameters: pika.ConnectionParameters, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._heartbeat_s = parameters.heartbeat if isinstance(parameters.heartbeat, int) else HEARTBEAT_S
@@ -262,6 +265,7 @@ class PikaConnection:
 
     # --- commands -----------------------------------------------------------------------------------------
 
+    @own_connection()
     def do(self, command: Command) -> Answer:
         """Carry out one command of `AmqpOperations`."""
         if isinstance(command, Next):
@@ -322,6 +326,7 @@ class PikaConnection:
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
+    @own_connection()
     def close_channel(self) -> None:
         """End the consumer by closing its channel; does not wait for the answer."""
         channel, self._channel = self._channel, None
@@ -355,6 +360,7 @@ class PikaConnection:
 
     # --- end ----------------------------------------------------------------------------------------------
 
+    @own_connection()
     def abandon(self) -> None:
         """Drop the connection; what would come next belongs to nobody."""
         if self._is_gone:

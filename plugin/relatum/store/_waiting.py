@@ -184,6 +184,9 @@ class TimedPool(QueuePool):
     in a pool that nobody has any more, open until the garbage collector comes by.
     """
 
+    # By it SQLAlchemy names a pool's logger: what its pools say is not for those who listen to `relatum`.
+    __module__ = "sqlalchemy.pool"
+
     _longest_s: float
     _is_disposed = False
 

@@ -1,7 +1,7 @@
 """Which broker a client's connection leads to, and a blocking connection to it where one is needed."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -13,6 +13,7 @@ from pika.connection import Connection, Parameters
 from pika.credentials import ExternalCredentials
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
+from relatum._client_logs import own_connection
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
 from relatum.reading import BrokerAddress, BrokerLogin
 from relatum.reading import _amqp_blocking as amqp
@@ -108,7 +109,8 @@ def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[Blockin
     borrowed = isinstance(source, BlockingConnection)
     connection = source if borrowed else amqp.blocking_connection(address, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S)
     try:
-        yield connection
+        with nullcontext() if borrowed else own_connection():
+            yield connection
     except ChannelClosedByBroker as error:
         if error.reply_code == ACCESS_REFUSED:
             raise AccessRefused(f"The broker refuses {address.who}: {error.reply_text}") from error
@@ -117,7 +119,8 @@ def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[Blockin
         raise ConnectionLost("The AMQP connection to the broker was lost.") from error
     finally:
         if not borrowed and connection.is_open:
-            connection.close()
+            with own_connection():
+                connection.close()
 
 
 def _parameters(connection: "BlockingConnection | Connection") -> Parameters:

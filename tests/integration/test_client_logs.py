@@ -1,0 +1,104 @@
+"""What pika and aiormq log: nothing of Relatum's own connections, all of an application's."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+import aiormq
+import pika
+import pytest
+
+from relatum._direct import DirectPublisher
+from relatum.errors import BrokerUnavailable, PublishUnroutable, StreamNotFound
+from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
+from relatum.superstreams import describe_super_stream
+from tests.support.proxy import Proxy
+
+AWAY = "amqp://guest:guest@127.0.0.1:1"
+CLIENTS = ("pika", "aiormq", "aio_pika")
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Takes what the clients have logged until now, from warnings on."""
+    for name in CLIENTS:
+        caplog.set_level(logging.WARNING, name)
+
+    def take() -> list[str]:
+        lines = [each.getMessage() for each in caplog.records if each.name.partition(".")[0] in CLIENTS]
+        caplog.clear()
+        return lines
+
+    return take
+
+
+@pytest.fixture
+def proxy(amqp_url: str) -> Iterator[Proxy]:
+    """A line to the broker that can be cut."""
+    with Proxy.to(amqp_url) as proxy:
+        yield proxy
+
+
+def test_nothing_is_logged_of_own_connections_that_fail(said: Callable[[], list[str]]) -> None:
+    """A broker that is away is an error of Relatum's, and no dozen lines of the client's for each try."""
+    with pytest.raises(BrokerUnavailable):
+        StreamReader.open(AWAY, transport="amqp")
+    with pytest.raises(BrokerUnavailable):
+        describe_super_stream(AWAY, "orders")
+    with pytest.raises(BrokerUnavailable):
+        asyncio.run(AsyncStreamReader.open(AWAY, transport="amqp"))
+    assert said() == []
+
+
+def test_nothing_is_logged_of_own_connections_that_end(
+    said: Callable[[], list[str]], proxy: Proxy, amqp_url: str, stream_name: str
+) -> None:
+    """A stream that is not there, and a connection that is lost in the middle, are told by errors alone."""
+    url = proxy.url(amqp_url)
+
+    async def look() -> None:
+        async with await AsyncStreamReader.open(url, transport="amqp") as reader:
+            with pytest.raises(StreamNotFound):
+                await reader.bounds("relatum-test-nowhere")
+            proxy.reset()
+            assert (await reader.bounds(stream_name)).last is None
+
+    asyncio.run(look())
+    with StreamReader.open(url, transport="amqp") as reader:
+        with pytest.raises(StreamNotFound):
+            reader.bounds("relatum-test-nowhere")
+        proxy.reset()
+        assert reader.bounds(stream_name).last is None
+    with DirectPublisher(BrokerAddress.parse(url), "a test") as publisher:
+        with pytest.raises(PublishUnroutable):
+            publisher.publish("relatum-test-nowhere", b"", pika.BasicProperties())
+        proxy.reset()
+        publisher.publish(stream_name, b"", pika.BasicProperties())
+    assert said() == []
+
+
+def test_all_is_logged_of_an_applications_connections(said: Callable[[], list[str]]) -> None:
+    """Also beside connections of Relatum's own, in the same thread and the same loop."""
+    with pytest.raises(BrokerUnavailable):
+        StreamReader.open(AWAY, transport="amqp")
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        pika.BlockingConnection(pika.URLParameters(AWAY + "?connection_attempts=1"))
+    assert any("Connection refused" in line for line in said())
+
+    async def both() -> None:
+        own = asyncio.create_task(AsyncStreamReader.open(AWAY, transport="amqp"))
+        theirs = asyncio.create_task(aiormq.connect(AWAY))
+        found = await asyncio.gather(own, theirs, return_exceptions=True)
+        assert all(isinstance(each, Exception) for each in found)
+
+    asyncio.run(both())
+    assert len(said()) == 1
+
+
+def test_who_debugs_a_client_is_shown_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever listens to a client at level DEBUG sees the lines of Relatum's connections, at that level."""
+    caplog.set_level(logging.DEBUG, "pika")
+    with pytest.raises(BrokerUnavailable):
+        StreamReader.open(AWAY, transport="amqp")
+    refused = [each for each in caplog.records if "Connection refused" in each.getMessage()]
+    assert {each.levelno for each in refused} == {logging.DEBUG}
