@@ -135,23 +135,26 @@ class TailRecorder:
         Raises:
             RelatumError: it is not there (yet), a queue of another kind, not to be read; or the broker is away.
         """
-        self._progress.show(self._shared.reader.get().bounds(self._stream).last)
+        self._show_end()
         self._place.is_there = True
 
     def _look_from_afar(self) -> None:
         """See how far behind recording is while the database does not let this process record: the broker knows."""
-        outages = self._shared.outages
         if self._place.is_held or self._progress.is_standby:
             return
         try:
-            self._progress.show(self._shared.reader.get().bounds(self._stream).last)
+            self._show_end()
         except StreamNotFound:
             self._progress.show(None)
         except Exception as error:  # noqa: BLE001 - said once, and asked again
-            outages.failed(self._who, error)
-        else:
-            outages.answered(Server.BROKER)
-            outages.over(self._who, Server.BROKER)
+            self._shared.outages.failed(self._who, error)
+
+    def _show_end(self) -> None:
+        """Ask the broker where the stream ends, for the metrics; it has answered then, whoever else does not."""
+        outages = self._shared.outages
+        self._progress.show(self._shared.reader.get().bounds(self._stream).last)
+        outages.answered(Server.BROKER)
+        outages.over(self._who, Server.BROKER)
 
     def _note_missing(self, row: StreamRow | None, missed: StreamNotFound) -> None:
         """Say once that the stream does not exist (yet, or any more); it may be declared at any moment."""
