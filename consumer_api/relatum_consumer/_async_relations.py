@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum._deadline import LOOK_S, Deadline, within
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
@@ -28,6 +29,7 @@ from relatum.reading import AsyncStreamReader, AuthMechanism, BrokerAddress, Mes
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
+from relatum_consumer._limits import POOL_MAX
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import (
     Agree,
@@ -74,6 +76,8 @@ class AsyncRelations(AsyncGroupMethods):
         auth_mechanism: AuthMechanism | None = None,
     ) -> None:
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("pool_size", pool_size, most=POOL_MAX)
         self._database = Database(database, pool_size=pool_size)
         self._pool_size = pool_size
         self._timeout_s = timeout_s
@@ -157,6 +161,7 @@ class AsyncRelations(AsyncGroupMethods):
         order: Order = "oldest",
     ) -> Answer:
         """The same as `related`, waiting until there is at least one message. See `Relations.wait_related`."""
+        checked_seconds("timeout_s", timeout_s)
         steps = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
         return await self._run(steps, waits_s=timeout_s)
 

@@ -11,6 +11,9 @@ ANSWER_BYTES_MAX: Final = 1 << 30
 MESSAGE_BYTES: Final = 512
 """Bytes of objects that a message takes beside its record, about."""
 
+POOL_MAX: Final = 1_000
+"""Connections to PostgreSQL one `Relations` can be told to keep; a server has a hundred for all, unless told."""
+
 CATALOG_AGE_S: Final = 1.0
 """Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
 

@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum._deadline import within
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
@@ -19,6 +20,7 @@ from relatum.reading import AuthMechanism, BrokerAddress, Message, ReaderStatist
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
+from relatum_consumer._limits import POOL_MAX
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import (
     Agree,
@@ -86,6 +88,8 @@ class Relations(GroupMethods):
         auth_mechanism: AuthMechanism | None = None,
     ) -> None:
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("pool_size", pool_size, most=POOL_MAX)
         self._database = Database(database, pool_size=pool_size)
         check_limit(connections_max)
         self._connections_max = connections_max
@@ -233,6 +237,7 @@ class Relations(GroupMethods):
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
+        checked_seconds("timeout_s", timeout_s)
         return self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s), waits_s=timeout_s)
 
     # --- by time ------------------------------------------------------------------------------------------

@@ -4,11 +4,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from relatum._arguments import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds
+from relatum._ids import MessageId
 from relatum.errors import InvalidInput
-from relatum.reading import Message, Properties
+from relatum.reading import Message, Properties, StreamReader
+from relatum.reading._operations import check_offset
+from relatum.reading._window import Window
+from relatum.serial.consuming._options import ConsumerOptions
+from relatum.wire import _frames as frames
+from relatum_consumer import Relations
 from relatum_consumer._lookups import Lookups
 from relatum_consumer.grouping import GroupConsumer
 from relatum_consumer.grouping._lookups import GroupLookups
@@ -101,3 +108,36 @@ def test_names_are_checked_before_anything_is_asked(call: Callable[[Any], Any], 
     """A name that no stream can have is our error."""
     with pytest.raises(InvalidInput):
         call(value)
+
+
+READING: dict[str, Callable[[Any], Any]] = {
+    "timeout_s": lambda value: StreamReader.open("amqp://127.0.0.1:1", timeout_s=value),
+    "Relations": lambda value: Relations("amqp://127.0.0.1:1", "postgresql://127.0.0.1:1/x", timeout_s=value),
+    "batch_s": lambda value: ConsumerOptions(batch_s=value),
+    "lease_s": lambda value: ConsumerOptions(lease_s=value),
+}
+
+
+@pytest.mark.parametrize("call", READING.values(), ids=READING)
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e300, -1, True, "1"], ids=str)
+def test_times_are_checked_before_anything_is_connected(call: Callable[[Any], Any], value: Any) -> None:
+    """A time-out that no socket and no lock can take is our error, and nothing was opened."""
+    with pytest.raises(InvalidInput):
+        call(value)
+
+
+@pytest.mark.parametrize("value", ["1", 1.0, None, b"1"], ids=ascii)
+def test_an_offset_is_an_integer(value: Any) -> None:
+    """Whatever else is given is our error, alone and among many; integers of other libraries are taken."""
+    with pytest.raises(InvalidInput, match="An offset is an integer"):
+        check_offset("s", value)
+    with pytest.raises(InvalidInput, match="An offset is an integer"):
+        Window([MessageId("s", 5), MessageId("s", value)], 10).open()
+    check_offset("s", np.int64(7))
+    assert Window([MessageId("s", np.int64(7)), MessageId("s", 1)], 10).open() == {"s": [1, 7]}
+
+
+def test_a_name_of_half_a_character_is_no_name_to_the_broker() -> None:
+    """It is our error, not the codec's."""
+    with pytest.raises(InvalidInput, match="half a surrogate pair"):
+        frames.string("orders-\ud800")

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum._deadline import current, has_passed, left_s
 from relatum._ids import MessageId
 from relatum._processes import of_one_process
@@ -24,7 +25,7 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
-from relatum.reading._window import WINDOW_MESSAGES, Result
+from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.wire._session import AnotherCluster
 
 _Taken = TypeVar("_Taken")
@@ -75,6 +76,8 @@ class AsyncStreamReader:
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("heartbeat_s", heartbeat_s, least=0)
         within = ConnectingTime(left_s(timeout_s))
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
@@ -116,6 +119,7 @@ class AsyncStreamReader:
 
     def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> AsyncGenerator[Result, None]:
         """The messages of many ids, in the order of the ids; see `StreamReader.read_many`."""
+        checked_count("window", window, most=WINDOW_MAX)
         return self._transport.read_many(ids, window, Use.LENT)
 
     async def read_all(self, ids: Iterable[MessageId]) -> list[Result]:

@@ -7,14 +7,16 @@ round trip without a time-out, and many may be in flight. That nothing came is n
 see `_leading`.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Final
 
 from relatum._names import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
+    InvalidInput,
     NotFound,
     OffsetExpired,
     OffsetNotFound,
@@ -482,8 +484,27 @@ class _Subscription:
         self._session.unsubscribe(self._number)
 
 
+def check_integers(offsets: Iterable[int]) -> None:
+    """Raise for an offset that is no integer; what counts as one in Python (a number of numpy) is taken.
+
+    Raises:
+        InvalidInput: One is none.
+    """
+    for offset in offsets:
+        try:
+            index(offset)
+        except TypeError:
+            raise InvalidInput(f"An offset is an integer, not {ascii(offset)[:80]}.") from None
+
+
 def check_offset(stream: str, offset: int) -> None:
-    """Raise for a number that no message can lie at."""
+    """Raise for a number that no message can lie at.
+
+    Raises:
+        InvalidInput: It is no integer.
+        OffsetNotFound: It is none of 0 to 2^63 - 1.
+    """
+    check_integers((offset,))
     if not 0 <= offset <= INTEGER_MAX:
         raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None, is_proven=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum._deadline import current, has_passed, left_s
 from relatum._ids import MessageId
 from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
@@ -21,7 +22,7 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
-from relatum.reading._window import WINDOW_MESSAGES, Result
+from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.wire._session import AnotherCluster, AnotherProtocol, MechanismNotTaken
 
 CREDIT: Final = 16
@@ -107,6 +108,8 @@ class StreamReader:
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("heartbeat_s", heartbeat_s, least=0)
         within = ConnectingTime(left_s(timeout_s))
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
@@ -156,6 +159,7 @@ class StreamReader:
             ids: What to read; any order, any number, from any streams; may repeat.
             window: Ids planned together.
         """
+        checked_count("window", window, most=WINDOW_MAX)
         return self._transport.read_many(ids, window, Use.LENT)
 
     def read_all(self, ids: Iterable[MessageId]) -> list[Result]:

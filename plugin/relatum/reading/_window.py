@@ -9,10 +9,13 @@ from relatum._ids import MessageId
 from relatum.errors import AccessRefused, NotFound, OffsetNotFound
 from relatum.limits import INTEGER_MAX
 from relatum.reading._message import Message
-from relatum.reading._operations import StreamNotHere, check_offset
+from relatum.reading._operations import StreamNotHere, check_integers, check_offset
 
 WINDOW_MESSAGES: Final = 1024
 """Ids planned together: the more, the more neighbours are found; a held message takes about 1 kB with its record."""
+
+WINDOW_MAX: Final = 1_000_000
+"""The most ids that can be planned together: each takes some hundred bytes before anything is read."""
 
 WINDOW_BYTES_MAX: Final = 64 << 20
 """Bytes of records held for ids that are not their turn yet; past it, the window is read in smaller parts."""
@@ -70,6 +73,10 @@ class Window:
         self._lacking = sum(map(len, results.values()))
         if self._lacking < len(asked):
             self._repeats = {place: uses - 1 for place, uses in Counter(asked).items() if uses > 1}
+        for offsets in results.values():
+            # One look at the types of all: most are plain integers.
+            if set(map(type, offsets)) != {int}:
+                check_integers(offsets)
         return {stream: sorted(offsets) for stream, offsets in results.items()}
 
     def valid(self, wanted: dict[str, list[int]]) -> dict[str, list[int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from relatum.errors import ProtocolError
+from relatum.errors import InvalidInput, ProtocolError
 
 
 class Command(IntEnum):
@@ -180,8 +180,11 @@ class Cursor:
 
 
 def string(value: str) -> bytes:
-    """A string with its length; over 32,767 bytes there is no encoding."""
-    encoded = value.encode()
+    """A string with its length; over 32,767 bytes there is no encoding, nor for half a surrogate pair."""
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(f"The name {ascii(value)[:80]} holds half a surrogate pair.") from None
     if len(encoded) > 0x7FFF:
         raise ProtocolError(f"A name of {len(encoded)} bytes is too long for the stream protocol.")
     return _U16.pack(len(encoded)) + encoded

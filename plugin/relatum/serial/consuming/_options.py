@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum.errors import InvalidInput
+from relatum.limits import INTEGER_MAX
 
 Start: TypeAlias = Literal["first", "next"] | datetime
 """Where a new consumer name begins: with the first message, with what is published from now on, or at a moment."""
@@ -58,8 +60,7 @@ class ConsumerOptions:
             raise InvalidInput(f"a consumer starts at 'first', 'next' or a datetime, not {self.start!r}")
         for name in ("batch_messages", "batch_bytes", "held_messages_max", "held_bytes_max"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidInput(f"{name} is a number from 1 on, not {value!r}")
+            checked_count(name, value, most=INTEGER_MAX)
         check_seconds("batch_s", self.batch_s, at_least=0.0)
         # A lease shorter than a second lapses while its holder waits for a busy database.
         check_seconds("lease_s", self.lease_s, at_least=1.0)
@@ -71,9 +72,7 @@ def check_seconds(name: str, value: Any, *, at_least: float = 0.0) -> None:
     Raises:
         InvalidInput: It is no number of seconds, or fewer than it must be.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not at_least <= value < float("inf"):
-        raise InvalidInput(f"{name} is a number of seconds from {at_least:g} on, not {value!r}")
+    checked_seconds(name, value, least=at_least)
 
 
 def check_name(what: str, value: Any) -> str:
