@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
     BROKER = 4
     """RabbitMQ does not answer; repeat it later."""
     DATABASE = 5
-    """PostgreSQL does not answer; repeat it later."""
+    """PostgreSQL does not answer, or takes no connection or no writes now; repeat it later."""
     NOT_THERE = 6
     """No such stream, message, key or group; or a look-up whose answer is `absent` or `expired`."""
     DIFFERENT = 7
