@@ -492,6 +492,23 @@ def test_what_others_write_into_the_headers_stands_for_no_number(
     assert [group.group_id for group in relations.groups(stream_name)] == [group_id(3)]
 
 
+def test_large_messages_of_groups_that_lie_mixed_are_read_once(
+    amqp_url: str, stream_url: str, database_url: str, streams: list[str], record: Record
+) -> None:
+    """What more than is held in memory comes to is read in passes that can be held, not again and again."""
+    body, count, size = b"x" * 400_000, 24, 10
+    messages = [
+        of_group(number, sequence, last=sequence == size) for sequence in range(1, size + 1) for number in range(count)
+    ]
+    publish_plain(amqp_url, streams[0], [(body, headers) for _, headers in messages])
+    record(streams[0])
+    with Proxy.to(stream_url) as proxy:
+        through = proxy.url(stream_url)
+        with Relations(amqp_url, database_url, stream_url=through, transport="stream") as relations:
+            assert [len(group) for group in relations.groups(streams[0])] == [size] * count
+        assert proxy.given < 1.3 * len(body) * count * size
+
+
 @pytest.mark.parametrize("face", FACES)
 def test_a_connection_that_is_lost_between_groups_is_made_again(
     amqp_url: str, stream_url: str, database_url: str, streams: list[str], record: Record, face: str

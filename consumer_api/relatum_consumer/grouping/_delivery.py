@@ -1,6 +1,6 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -64,8 +64,11 @@ def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
     return GroupConflict(f"the group {group_id} is not sound: {what[anomaly]}", group_id=group_id, anomaly=anomaly)
 
 
-def deliver(groups: Sequence[Assembled], policy: Policy) -> GroupSteps[None]:
+def deliver(groups: Sequence[Assembled], policy: Policy) -> GroupSteps["Reading"]:
     """Give those of the groups that are whole and sound, one after the other, reading them all in one pass.
+
+    Returns:
+        The reading, which knows how much it was.
 
     Raises:
         GroupConflict: at the turn of a group that is not sound, as the policy says.
@@ -81,6 +84,7 @@ def deliver(groups: Sequence[Assembled], policy: Policy) -> GroupSteps[None]:
         given = yield from read_group(reading, group, policy)
         if given is not None:
             yield Give(given)
+    return reading
 
 
 def _is_readable(group: Assembled) -> bool:
@@ -170,6 +174,7 @@ class Reading:
         self._members = members
         self._at = 0
         self._is_open = False
+        self.messages = self.bytes = 0
 
     @property
     def _ids(self) -> list[MessageId]:
@@ -194,7 +199,14 @@ class Reading:
                     raise
             else:
                 self._at += count
+                self._count(results)
                 return results
+
+    def _count(self, results: Iterable[Message | RelatumError]) -> None:
+        for message in results:
+            if isinstance(message, Message):
+                self.messages += 1
+                self.bytes += len(message.body if message.raw is None else message.raw)
 
 
 def read_members(

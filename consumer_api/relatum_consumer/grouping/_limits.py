@@ -12,6 +12,14 @@ BATCH_MESSAGES: Final = 131_072
 those that lie one behind the other; `read_many` holds 64 MiB of them at most, and a group at the end of a batch may go
 beyond it."""
 
+BATCH_BYTES: Final = 48 << 20
+"""Bytes of the groups that are read in one pass, by the mean of those before: `read_many` holds 64 MiB. Past that it
+drops what is not its turn yet, and reads it again."""
+
+FIRST_MESSAGES: Final = 64
+"""Messages that are read in the first pass, while nothing is known of how large they are; each later pass has so many
+times as many at most."""
+
 FIRST_GROUPS: Final = 64
 """Groups whose rows are asked for at first, while nothing is known of how large groups are."""
 
@@ -29,8 +37,10 @@ PART_MESSAGES: Final = 1_024
 """Messages of a group that are read at once where it is given as it comes."""
 
 __all__ = [
+    "BATCH_BYTES",
     "BATCH_MESSAGES",
     "FIRST_GROUPS",
+    "FIRST_MESSAGES",
     "GROUPS_AT_ONCE",
     "PART_MESSAGES",
     "READ_RETRIES",

@@ -8,13 +8,20 @@ from datetime import datetime
 from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
 from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
+from relatum_consumer._limits import MESSAGE_BYTES, POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._lookups import time_us_of
 from relatum_consumer._proof import coverage_by_stream, ends_of, replaced
 from relatum_consumer._requests import Pause
 from relatum_consumer.grouping._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
-from relatum_consumer.grouping._delivery import Policy, deliver
-from relatum_consumer.grouping._limits import BATCH_MESSAGES, FIRST_GROUPS, GROUPS_AT_ONCE, WINDOW_OFFSETS
+from relatum_consumer.grouping._delivery import Policy, Reading, deliver
+from relatum_consumer.grouping._limits import (
+    BATCH_BYTES,
+    BATCH_MESSAGES,
+    FIRST_GROUPS,
+    FIRST_MESSAGES,
+    GROUPS_AT_ONCE,
+    WINDOW_OFFSETS,
+)
 from relatum_consumer.grouping._options import GroupOptions
 from relatum_consumer.grouping._requests import GroupSteps, Sift
 from relatum_consumer.grouping._scan import Candidate, Scan, rows_between, without_group
@@ -26,9 +33,9 @@ def whole_groups(catalog: Catalog, options: GroupOptions) -> GroupSteps[None]:
     view = yield from look(catalog, options.names, complete=options.complete)
     policy = policy_of(options)
     scan = Scan(view, options.order, offset_of(options), ungrouped=options.ungrouped)
-    batches = Batches(view, scan, options)
+    batches = Batches(view, scan, options, FIRST_MESSAGES)
     while (batch := (yield from batches.next())) is not None:
-        yield from deliver(batch, policy)
+        batches.learn((yield from deliver(batch, policy)))
     if options.follow:
         yield from Following(catalog, view, options).run()
 
@@ -68,21 +75,35 @@ class Batches:
     """The groups of a scan in their order, so many at a time as are read in one pass.
 
     How large groups are shows only when their rows are there, so each batch is put together step by step.
+
+    Args:
+        view: The streams.
+        scan: Where groups may stand.
+        options: What is asked for.
+        messages_max: Messages of the first batch, about; what is learned of their size decides on the next ones.
     """
 
-    def __init__(self, view: View, scan: Scan, options: GroupOptions) -> None:
+    def __init__(self, view: View, scan: Scan, options: GroupOptions, messages_max: int = BATCH_MESSAGES) -> None:
         self._view = view
         self._scan = scan
         self._order = options.order
         self._beginning = Beginning.of(options)
         self._mean = BATCH_MESSAGES / FIRST_GROUPS
+        self._messages_max = messages_max
+
+    def learn(self, reading: Reading) -> None:
+        """Take in how large the messages of a batch were: the next one is as large as can be held while it is read."""
+        if reading.messages:
+            each = MESSAGE_BYTES + reading.bytes // reading.messages
+            grown = min(BATCH_MESSAGES, FIRST_MESSAGES * self._messages_max)
+            self._messages_max = max(1, min(grown, BATCH_BYTES // each))
 
     def next(self) -> GroupSteps[list[Assembled] | None]:
         """The next groups, complete or not; None at the end of the scan."""
         batch: list[Assembled] = []
         messages = 0
-        while messages < BATCH_MESSAGES:
-            count = min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / self._mean)))
+        while messages < self._messages_max:
+            count = min(GROUPS_AT_ONCE, max(1, int((self._messages_max - messages) / self._mean)))
             candidates = yield from self._scan.take(count)
             if not candidates:
                 return batch if messages else None
