@@ -109,6 +109,10 @@ class SerialConsumer(ConsumerBase[SerialBatch]):
 
         Args:
             timeout_s: Seconds to wait; None for as long as it takes, 0 for not at all.
+
+        Raises:
+            TlsRefused, AccessRefused, ConfigurationError: The broker does not let this consumer in; it goes on trying,
+                so asking again gives messages once that is put right.
         """
         self._check_running()
         if timeout_s is not None:
@@ -146,6 +150,9 @@ class SerialConsumer(ConsumerBase[SerialBatch]):
 
         Args:
             timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
+
+        Raises:
+            TlsRefused, AccessRefused, ConfigurationError: As `next_batch`.
         """
         for batch in self.batches(timeout_s):
             try:

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum._failures import backoff
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamUnavailable, Transient
+from relatum.errors import (
+    AccessRefused,
+    ConfigurationError,
+    OffsetExpired,
+    OffsetNotFound,
+    StreamNotFound,
+    StreamUnavailable,
+    Transient,
+)
 from relatum.placement._entries import Adoption
 from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement
 from relatum.recording._batch import position_of
@@ -92,7 +100,7 @@ class PartitionReader:
     def _session(self) -> bool:
         """Open the partition as it is stored and read it until it is lost or dropped; False where it is not ours."""
         try:
-            with StreamReader.open(self._address) as reader:
+            with self._reader() as reader:
                 opened = self._store.open(self.partition_id)
                 if opened is None:
                     return False
@@ -112,6 +120,16 @@ class PartitionReader:
                 return False
             raise
         return True
+
+    def _reader(self) -> StreamReader:
+        """A reader; a broker that lets nobody in is told to those who wait for messages, too."""
+        try:
+            reader = StreamReader.open(self._address)
+        except (AccessRefused, ConfigurationError) as error:
+            self._shared.refused(error)
+            raise
+        self._shared.admitted()
+        return reader
 
     def _begin(self, following: Following) -> None:
         self._shared.outages.over(self._who)

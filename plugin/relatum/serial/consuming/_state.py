@@ -1,5 +1,6 @@
 """What the threads of a serial consumer's member share, and what its application is handed out of it."""
 
+import copy
 import logging
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Final
 
 from relatum._failures import log_failure
 from relatum._outages import Outages
+from relatum.errors import AccessRefused, ConfigurationError
 from relatum.serial.consuming._following import Following, Pause, Step
 from relatum.serial.consuming._options import ConsumerOptions
 
@@ -46,6 +48,7 @@ class Shared:
         self.pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self.holds_changed = False
         self._followings: dict[int, Following] = {}
+        self._refused: AccessRefused | ConfigurationError | None = None
 
     @property
     def followings(self) -> list[Following]:
@@ -57,6 +60,16 @@ class Shared:
         self.changed.notify_all()
         for listener in self.listeners:
             listener()
+
+    def refused(self, error: AccessRefused | ConfigurationError) -> None:
+        """Note that the broker does not let this member in: who waits for messages is told."""
+        with self.changed:
+            self._refused = error
+            self.notify()
+
+    def admitted(self) -> None:
+        """Note that the broker lets this member in."""
+        self._refused = None
 
     def add(self, following: Following) -> None:
         """Open a partition."""
@@ -100,7 +113,11 @@ class Shared:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def take(self, now: float) -> tuple[Following, Step] | float | None:
-        """A partition with the step to be handed out of it; else when to look again, None for when notified."""
+        """A partition with the step to be handed out of it; else when to look again, None for when notified.
+
+        Raises:
+            AccessRefused, ConfigurationError: There is none, and the broker does not let this member in.
+        """
         with self.changed:
             earliest: float | None = None
             for following in self._followings.values():
@@ -114,6 +131,8 @@ class Shared:
                     return following, step
                 if due_at is not None:
                     earliest = due_at if earliest is None else min(earliest, due_at)
+            if self._refused is not None:
+                raise copy.copy(self._refused) from self._refused
             return earliest
 
     def take_silent(self, now: float) -> list[tuple[Following, Step]]:
