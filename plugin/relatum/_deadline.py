@@ -25,7 +25,7 @@ class Deadline:
     Args:
         seconds: From now on; None for no end, until one is set by `end_in`.
         option: The option that sets it, as errors name it.
-        outer: A deadline that ends this one as well.
+        outer: Deadlines that end this one as well.
 
     Attributes:
         seconds: As given.
@@ -34,7 +34,7 @@ class Deadline:
 
     __slots__ = ("_outer", "_until", "option", "seconds")
 
-    def __init__(self, seconds: float | None, option: str = "timeout_s", outer: "Deadline | None" = None) -> None:
+    def __init__(self, seconds: float | None, option: str = "timeout_s", *outer: "Deadline") -> None:
         self.seconds = seconds
         self.option = option
         self._until = math.inf if seconds is None else time.monotonic() + seconds
@@ -43,7 +43,7 @@ class Deadline:
     @property
     def until(self) -> float:
         """The moment, as `time.monotonic` counts; infinity for none."""
-        return self._until if self._outer is None else min(self._until, self._outer.until)
+        return min([self._until, *(outer.until for outer in self._outer)]) if self._outer else self._until
 
     def left_s(self) -> float:
         """Seconds left; below 0 once it has passed, infinity for no end."""
@@ -58,10 +58,15 @@ class Deadline:
         """Bring it forward, also from another thread; it is never put off."""
         self._until = min(self._until, time.monotonic() + seconds)
 
+    def begin_anew(self) -> None:
+        """Take back what `end_in` has set: what had stopped starts again."""
+        self._until = math.inf if self.seconds is None else time.monotonic() + self.seconds
+
     def __str__(self) -> str:
         """What has run out, for errors: its own time or that of the one around it."""
-        if self._outer is not None and self._outer.until < self._until:
-            return str(self._outer)
+        first = min(self._outer, key=lambda outer: outer.until, default=self)
+        if first.until < self._until:
+            return str(first)
         return "the work was ended" if self.seconds is None else f"{self.option}={self.seconds:g} s"
 
 
@@ -84,12 +89,17 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
 
     def __enter__(self) -> Deadline:
         given = self._seconds
-        deadline = given if isinstance(given, Deadline) else Deadline(given, self._option, _current.get())
+        deadline = given if isinstance(given, Deadline) else Deadline(given, self._option, *_outer())
         self._token: Token[Deadline | None] = _current.set(deadline)
         return deadline
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)
+
+
+def _outer() -> "tuple[Deadline, ...]":
+    outer = _current.get()
+    return () if outer is None else (outer,)
 
 
 def current() -> Deadline | None:

@@ -16,7 +16,7 @@ from relatum.collecting._async_keeping import keep_until_end, look_until_end, st
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._async_workers import AsyncWorker
 from relatum.collecting._base import CollectorBase
-from relatum.collecting._collector import CLOSE_S
+from relatum.collecting._collector import CLOSE_S, END_S
 from relatum.collecting._core import Verdict
 from relatum.collecting._options import CollectorLimits, check_seconds, check_text
 from relatum.collecting._outcome import Outcome
@@ -25,7 +25,6 @@ from relatum.collecting._state import logger
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound, Transient
 from relatum.reading import AsyncStreamReader, Message
 
-_END_S = 5.0
 """Seconds that cancelled tasks, and calls in threads, are waited for at the end."""
 
 
@@ -134,7 +133,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def _undo(self, opening: "Future[int]") -> None:
         """Leave nothing of a start that failed, or was cancelled on its way."""
-        await self._shared.end_threads(_END_S)
+        await self._shared.end_threads(END_S)
         if opening.done() and not opening.cancelled() and opening.exception() is None:
             self._shared.member = opening.result()
             await asyncio.to_thread(self._leave)
@@ -245,10 +244,11 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         shared.stopping.set()
         shared.core.stop()
         shared.is_abandoned = True
+        shared.store.end_in(END_S)
         for task in self._tasks():
             task.cancel()
-        await _wait(self._tasks(), time.monotonic() + _END_S)
-        await shared.end_threads(_END_S)
+        await _wait(self._tasks(), time.monotonic() + END_S)
+        await shared.end_threads(END_S)
         await asyncio.to_thread(self._leave)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -29,6 +29,9 @@ from relatum.collecting._workers import Worker
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
 from relatum.reading import Message, StreamReader
 
+END_S: Final = 5.0
+"""Seconds to leave, after that: a database that does not answer is let go."""
+
 CLOSE_S: Final = 30.0
 """Seconds `close` waits by default."""
 
@@ -313,9 +316,10 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         shared.notify()
         in_time = _join([worker.thread for worker in self._workers], until)
         shared.abandoned.set()
+        shared.store.end_in(END_S)
         self._ended.set()
         shared.notify()
-        _join(self._keepers, time.monotonic() + 5)
+        _join(self._keepers, time.monotonic() + END_S)
         self._leave()
         return in_time
 

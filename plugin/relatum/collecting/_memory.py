@@ -180,5 +180,8 @@ class MemoryStore:
             for message_id, outcomes in found.items()
         }
 
+    def end_in(self, seconds: float) -> None:
+        """Nothing is waited for."""
+
     def dispose(self) -> None:
         """Nothing is held."""

@@ -227,6 +227,9 @@ class Store(Protocol):
     def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
         """The outcome of each id, "unknown" ones too; of several messages with one id, the least advanced."""
 
+    def end_in(self, seconds: float) -> None:
+        """Let go of what does not answer after so many seconds, from any thread; `open` begins anew."""
+
     def dispose(self) -> None:
         """Give connections back; the store is not used any more."""
 

@@ -17,6 +17,7 @@ from uuid import UUID
 import psycopg
 import sqlalchemy as sa
 
+from relatum._deadline import Deadline
 from relatum._ids import MessageId
 from relatum.collecting import _member_statements as member_statements
 from relatum.collecting import _statements as statements
@@ -31,12 +32,12 @@ from relatum.recording import new_holder
 from relatum.store import (
     Position,
     Tokens,
+    component_engine,
     copy_lines,
     copy_text,
     database_name,
     forget_settlements,
     joined,
-    known_engine,
     make_engine,
     settle,
     translated_errors,
@@ -69,11 +70,9 @@ class CollectorStore:
         self._vhost = vhost
         self._keep_s = keep_s
         self._is_own = not isinstance(database, sa.Engine)
-        self._engine = (
-            known_engine(database)
-            if isinstance(database, sa.Engine)
-            else make_engine(database, pool_size=_POOL, is_bounded=False)
-        )
+        made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=_POOL, is_bounded=False)
+        self._ending = Deadline(None)
+        self._engine = component_engine(made, self._ending)
         self.server = database_name(self._engine)
         self._lock = threading.Lock()
         self._collector: int | None = None
@@ -103,8 +102,13 @@ class CollectorStore:
 
     # Members
 
+    def end_in(self, seconds: float) -> None:
+        """Let go of a database that does not answer, after so many seconds; a new member begins anew."""
+        self._ending.end_in(seconds)
+
     def open(self, types: Collection[str], lease_s: float) -> int:
         """Join as a new member."""
+        self._ending.begin_anew()
         with self._transaction() as connection:
             member = {
                 "in_collector": self._ensure_collector(connection),

@@ -8,6 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
+from relatum._deadline import Deadline
 from relatum._failures import ended
 from relatum._holders import new_holder
 from relatum._outages import Outages
@@ -20,12 +21,15 @@ from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._readers import SharedReader
 from relatum.recording._tail import Shared, TailRecorder
 from relatum.recording._writer import Committers, RecordedListener
-from relatum.store import database_name
+from relatum.store import component_engine, database_name
 
 logger = logging.getLogger("relatum.recorder")
 
 STOP_S: Final = 30.0
 """How long a stop waits for the batches under way."""
+
+DATABASE_S: Final = 3.0
+"""How long they have for it at the database: one that does not answer is let go then, and nobody waits for it."""
 
 DRAIN_LOOK_S: Final = 0.002
 """How often a drain looks; a batch is recorded in about that time."""
@@ -58,6 +62,8 @@ class RecorderGroup:
     ) -> None:
         self._address = address
         self._stop = threading.Event()
+        self._ending = Deadline(None)
+        engine = component_engine(engine, self._ending)
         names = {"broker": str(address), "database": database_name(engine)}
         self.outages = Outages(logger, stop=self._stop, **names)
         self.metrics = RecorderMetrics(self.outages)
@@ -109,6 +115,7 @@ class RecorderGroup:
     def end(self) -> None:
         """Tell all threads to finish the batches under way and end; none is waited for."""
         self._stop.set()
+        self._ending.end_in(DATABASE_S)
         self._keeper.leave()
         self.outages.wake()
 

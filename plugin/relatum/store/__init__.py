@@ -33,7 +33,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._engine import as_engine, close_engine, known_engine, make_engine
+from relatum.store._engine import as_engine, close_engine, component_engine, known_engine, make_engine
 from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
@@ -108,6 +108,7 @@ __all__ = [
     "collector_members",
     "collector_sources",
     "collectors",
+    "component_engine",
     "context_moves",
     "copy_lines",
     "copy_text",

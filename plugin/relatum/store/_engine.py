@@ -9,11 +9,12 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, ExceptionContext
 
+from relatum._deadline import Deadline
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import UsedAfterClose
 from relatum.store._address import parse_database
 from relatum.store._sessions import look_at_sessions
-from relatum.store._waiting import TimedPool, bound_waits
+from relatum.store._waiting import ComponentEngine, TimedPool, bound_waits
 
 _LIBPQ_OPTIONS: dict[str, Any] = {
     "fallback_application_name": "relatum",
@@ -99,6 +100,18 @@ def known_engine(engine: sa.Engine, *, statement_s: float | None = None) -> sa.E
         after_fork(engine, _forget_connections)
         bound_waits(engine, statement_s)
     return engine
+
+
+def component_engine(engine: sa.Engine, ending: Deadline) -> sa.Engine:
+    """The same engine for one component, which lets go of the database as `ending` is brought forward.
+
+    Args:
+        engine: Of `make_engine`, or a caller's. Disposing of either disposes of both.
+        ending: The component's.
+    """
+    view = ComponentEngine(known_engine(engine), None, ending, STATEMENT_S)
+    _known.add(view)
+    return view
 
 
 def _forget_connections(engine: sa.Engine) -> None:

@@ -27,8 +27,10 @@ from relatum._deadline import within
 from relatum._failures import backoff
 from relatum._uuid7 import uuid7
 from relatum.errors import ConfigurationError, DatabaseUnavailable
+from relatum.store._engine import ONCE_STATEMENT_S
 from relatum.store._settlement_tables import settlements
 from relatum.store._translation import translated_errors
+from relatum.store._waiting import patient
 
 SETTLE_S: Final = 10.0
 """Seconds for which it is tried to find out whether a commit came through, by default."""
@@ -173,7 +175,8 @@ def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], obje
     with translated_errors(theirs_too=True), engine.connect() as connection:
         transaction = connection.begin()
         with transaction:
-            yield connection
+            with patient(connection, ONCE_STATEMENT_S):
+                yield connection
             if not transaction.is_active:
                 raise ConfigurationError(
                     "the block ended the transaction that stores its end: what it wrote is not joined with it"

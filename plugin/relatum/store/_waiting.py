@@ -10,16 +10,17 @@ import math
 import selectors
 import threading
 import time
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
 import sqlalchemy as sa
 from psycopg.pq import PollingStatus, TransactionStatus
+from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
-from relatum._deadline import LOOK_S, Deadline, current, left_s
+from relatum._deadline import LOOK_S, Deadline, current, left_s, within
 from relatum.errors import DatabaseUnavailable
 
 ROLLBACK_S: Final = 0.5
@@ -30,6 +31,9 @@ CANCEL_S: Final = 2.0
 
 CANCELS_MAX: Final = 4
 """Statements that are cancelled at the same time; what is more is left to the server."""
+
+_BORROWED: Final = "relatum.borrowed"
+"""Marks a connection of a caller's engine that has a limit for statements while a component of ours uses it."""
 
 _cancelling: Final = threading.BoundedSemaphore(CANCELS_MAX)
 
@@ -83,9 +87,11 @@ class TimedConnection(psycopg.Connection[Any]):
 
     Attributes:
         statement_s: Seconds for one statement, or for a commit; None for no limit but that of the call.
+        ending: Ends what is under way as well: that of the component whose engine it was taken from.
     """
 
     statement_s: float | None = None
+    ending: Deadline | None = None
     _is_committing = False
 
     def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
@@ -94,13 +100,20 @@ class TimedConnection(psycopg.Connection[Any]):
         Raises:
             NoAnswerInTime: it has passed; the connection is closed, unless nothing was asked yet.
         """
-        now, deadline, seconds = time.monotonic(), current(), self.statement_s
+        now, deadline, seconds = time.monotonic(), self._deadline(), self.statement_s
         until = math.inf if seconds is None else now + seconds
         if deadline is not None:
             until = min(until, deadline.until)
             if until <= now:
                 raise _no_answer(deadline, "")
         return self._wait_until(until, deadline, gen, (min(interval, until - now), *args), options)
+
+    def _deadline(self) -> Deadline | None:
+        """What ends first: the call under way, or the component it is of."""
+        deadline = current()
+        if self.ending is None:
+            return deadline
+        return self.ending if deadline is None else Deadline(None, "", deadline, self.ending)
 
     def _wait_until(
         self, until: float, deadline: Deadline | None, gen: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -245,9 +258,61 @@ def bound_waits(engine: sa.Engine, statement_s: float | None) -> None:
     sa.event.listen(engine, "checkout", _checked)
 
 
-def _checked(driver: Any, _record: Any, _fairy: Any) -> None:
+def _checked(driver: Any, record: Any, _fairy: Any) -> None:
     """Have a connection from before, of a caller's engine, end its waits, too; one that was closed is replaced."""
     if type(driver) is psycopg.Connection:
         driver.__class__ = TimedConnection
-    elif isinstance(driver, TimedConnection) and driver.closed:
+    elif isinstance(driver, TimedConnection):
+        driver.ending = None
+        if record.info.pop(_BORROWED, False):
+            driver.statement_s = None
+        if not driver.closed:
+            return
         raise sa.exc.DisconnectionError("it was closed when no answer came in time")
+
+
+class ComponentEngine(OptionEngine):
+    """An engine for one component, which lets go of the database when that ends; the pool is the engine's it is of.
+
+    Args:
+        proxied: One of ours, or a caller's, whose own use of it stays as it is.
+        options: Execution options, as SQLAlchemy gives them.
+        ending: The component's; brought forward when it is to stop.
+        statement_s: Seconds for each statement, where the engine has no limit of its own.
+    """
+
+    def __init__(
+        self, proxied: Any, options: Any = None, ending: Deadline | None = None, statement_s: float | None = None
+    ) -> None:
+        super().__init__(proxied, options or {})
+        self._ending: Deadline = ending or proxied._ending
+        self._statement_s: float | None = statement_s or proxied._statement_s
+
+    def raw_connection(self) -> Any:
+        """A connection of the pool, whose waits end with the component, as waiting for it does."""
+        deadline = current()
+        given = () if deadline is None else (deadline,)
+        with within(Deadline(None, "", *given, self._ending)):
+            pooled = super().raw_connection()
+        driver: Any = pooled.driver_connection
+        if isinstance(driver, TimedConnection):
+            driver.ending = self._ending
+            if driver.statement_s is None:
+                driver.statement_s = self._statement_s
+                pooled.record_info[_BORROWED] = True  # type: ignore[index]
+        return pooled
+
+
+ComponentEngine._option_cls = ComponentEngine
+
+
+@contextmanager
+def patient(connection: sa.Connection, statement_s: float) -> Iterator[None]:
+    """Statements in the block are a caller's own, and may take longer than ours."""
+    driver: Any = connection.connection.driver_connection
+    before = getattr(driver, "statement_s", None)
+    driver.statement_s = None if before is None else max(before, statement_s)
+    try:
+        yield
+    finally:
+        driver.statement_s = before

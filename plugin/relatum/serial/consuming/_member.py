@@ -31,6 +31,9 @@ from relatum.serial.moving._abandoned import Abandoned, Where
 from relatum.store import SETTLE_S, CommitInDoubt, database_name, rolled_back
 from relatum.superstreams import Layout, describe_super_stream
 
+LEAVE_S: Final = 1.0
+"""Seconds to give partitions back, at least, however short a close may be."""
+
 GIVE_UP_S: Final = 10.0
 """Seconds threads have to end where the start failed."""
 
@@ -90,6 +93,7 @@ class Member:
         """Join, take what is free, and begin to read. Where that fails, nothing is left of it."""
         # After one that failed, or was cancelled, too.
         self.shared.stopping.clear()
+        self.store.ending.begin_anew()
         try:
             self._join()
         except BaseException:
@@ -134,6 +138,8 @@ class Member:
     def close(self, timeout_s: float) -> bool:
         """Stop reading and let others have the partitions; False where that took too long."""
         shared, until = self.shared, time.monotonic() + timeout_s
+        # Half of the time is for a database that answers; the threads wait for another no longer.
+        self.store.ending.end_in(max(LEAVE_S, timeout_s / 2))
         with shared.changed:
             shared.stopping.set()
             shared.kept.notify_all()

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from relatum._deadline import Deadline
 from relatum.errors import PartitionLost
 from relatum.placement._entries import Control, Fence, Marker
 from relatum.recording import new_holder
@@ -28,9 +29,9 @@ from relatum.serial.moving._store import MoveStore
 from relatum.store import (
     Position,
     Tokens,
+    component_engine,
     forget_settlements,
     joined,
-    known_engine,
     make_engine,
     settle,
     translated_errors,
@@ -106,11 +107,10 @@ class ConsumerStore:
         self.holder = new_holder()
         self.tokens = Tokens()
         self._is_own = not isinstance(database, sa.Engine)
-        self.engine = (
-            known_engine(database)
-            if isinstance(database, sa.Engine)
-            else make_engine(database, pool_size=POOL, is_bounded=False)
-        )
+        made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=POOL, is_bounded=False)
+        self.ending = Deadline(None)
+        """Brought forward as the member ends, which must not wait for a database that does not answer."""
+        self.engine = component_engine(made, self.ending)
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._consumer_id = 0
 

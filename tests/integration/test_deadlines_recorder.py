@@ -1,0 +1,91 @@
+"""Recorders and a PostgreSQL that stands still: they stop in time, and go on when it does, exactly once."""
+
+import threading
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum.recording import Recorder
+from relatum.store import make_engine
+from tests.support import publish_plain, rows_of, wait_recorded, wait_until
+from tests.support.proxy import Proxy
+from tests.support.standstill import in_time, locked
+
+STOP_S = 4.0
+"""Seconds a stop has: three for the database, and one for the rest."""
+
+
+def _running(recorder: Recorder) -> tuple[threading.Thread, threading.Event]:
+    stop = threading.Event()
+    thread = threading.Thread(target=recorder.run, args=[stop], name="a recorder's", daemon=True)
+    thread.start()
+    return thread, stop
+
+
+def test_a_database_that_stands_still_does_not_hold_the_stop(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """With its connections frozen in the middle of the work, `run` ends within seconds of its stop."""
+    with Proxy.to(database_url) as proxy:
+        recorder = Recorder(amqp_url, proxy.url(database_url), [stream_name], keys=["order_id"])
+        thread, stop = _running(recorder)
+        publish_plain(amqp_url, stream_name, [(b"a", {"order_id": 1})])
+        wait_recorded(amqp_url, engine, stream_name)
+        proxy.mode = "frozen"
+        publish_plain(amqp_url, stream_name, [(b"b", {"order_id": 2})])
+        with in_time(STOP_S):
+            stop.set()
+            thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("has_own_engine", [True, False])
+def test_a_locked_table_is_let_go_and_recorded_later(
+    has_own_engine: bool, amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """A recorder that waits for a lock stops in time, through a caller's engine, too; the next one records it once."""
+    url = sa.make_url(database_url).set(drivername="postgresql+psycopg")
+    theirs = sa.create_engine(url)
+    given = database_url if has_own_engine else theirs
+    thread, stop = _running(Recorder(amqp_url, given, [stream_name], keys=["order_id"]))
+    publish_plain(amqp_url, stream_name, [(b"a", {"order_id": 1})])
+    wait_recorded(amqp_url, engine, stream_name)
+    with locked(database_url, "relationships") as session:
+        publish_plain(amqp_url, stream_name, [(b"b", {"order_id": 2})])
+        wait_until(lambda: _is_waited_for(session), what="the recorder waits for the lock")
+        with in_time(STOP_S):
+            stop.set()
+            thread.join(30)
+        assert not thread.is_alive()
+    thread, stop = _running(Recorder(amqp_url, given, [stream_name], keys=["order_id"]))
+    wait_recorded(amqp_url, engine, stream_name)
+    stop.set()
+    thread.join(30)
+    assert [row[1] for row in rows_of(engine, stream_name)] == ["1", "2"]
+    theirs.dispose()
+
+
+def _is_waited_for(session: psycopg.Connection) -> bool:
+    row = session.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+    return row is not None and bool(row[0])
+
+
+def test_a_recorder_goes_on_when_the_database_does(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gives up a statement that is not answered, says so, and records each message once when PostgreSQL goes on."""
+    with Proxy.to(database_url) as proxy:
+        short = make_engine(proxy.url(database_url), statement_s=0.5)
+        thread, stop = _running(Recorder(amqp_url, short, [stream_name], keys=["order_id"]))
+        publish_plain(amqp_url, stream_name, [(b"a", {"order_id": 1})])
+        wait_recorded(amqp_url, engine, stream_name)
+        proxy.mode = "frozen"
+        publish_plain(amqp_url, stream_name, [(b"b", {"order_id": number}) for number in range(2, 50)])
+        wait_until(lambda: "no answer in time" in caplog.text, what="the recorder says that PostgreSQL is silent")
+        proxy.mode = "pass"
+        wait_recorded(amqp_url, engine, stream_name)
+        stop.set()
+        thread.join(30)
+        short.dispose()
+    assert [row[1] for row in rows_of(engine, stream_name)] == [str(number) for number in range(1, 50)]
