@@ -5,9 +5,7 @@ import ssl
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from contextvars import copy_context
 from datetime import datetime
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
@@ -15,7 +13,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from relatum._arguments import checked_count, checked_seconds
-from relatum._deadline import LOOK_S, Deadline, within
+from relatum._deadline import LOOK_S, Deadline, in_thread, within
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
@@ -261,20 +259,16 @@ class AsyncRelations(AsyncGroupMethods):
     async def _select(self, request: Select) -> list[Any]:
         if self._is_closed:
             raise UsedAfterClose(CLOSED)
-        loop = asyncio.get_running_loop()
         with within(self._timeout_s) as deadline:
-            select = partial(copy_context().run, self._database.select, request)
             self._asking.add(deadline)
             try:
                 # The thread's own error, which says more, comes first where a thread has begun.
                 async with asyncio.timeout(deadline.left_s() + 2 * LOOK_S):
-                    return await loop.run_in_executor(self._threads, select)
+                    return await in_thread(self._threads, self._database.select, request)
             except TimeoutError:
                 text = f"all {self._pool_size} threads for the database (pool_size) are in use"
                 raise DatabaseUnavailable(f"{text}, and none became free ({deadline})", reason="pool") from None
             finally:
-                # Where this was cancelled, the thread lets go.
-                deadline.end_in(0)
                 self._asking.discard(deadline)
 
     async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:

@@ -6,6 +6,7 @@ The version table is `relatum.alembic_version`, the schema's own: an application
 import io
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Final
 
 from alembic import command as alembic_command
 from alembic.config import Config
@@ -15,10 +16,17 @@ from sqlalchemy import Connection, Engine, inspect
 
 from relatum.store import SCHEMA, as_engine, translated_errors
 
-__all__ = ["current", "downgrade", "head", "sql", "upgrade"]
+__all__ = ["LOCK_S", "current", "downgrade", "head", "sql", "upgrade"]
 
 _LOCK = 0x72656C6174756D
 """The advisory lock a migration takes, so that several that start together run one after the other ("relatum")."""
+
+
+LOCK_S: Final = 30.0
+"""Seconds to wait for each lock, by default. Whoever waits behind a migration that waits waits as long."""
+
+_STATEMENT_S: Final = 3600.0
+"""Seconds for one statement: indexes of large tables take their time."""
 
 
 def _config(connection: Connection | None = None) -> Config:
@@ -29,18 +37,19 @@ def _config(connection: Connection | None = None) -> Config:
     return config
 
 
-def upgrade(database: str | Engine, revision: str = "head") -> None:
+def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: float = LOCK_S) -> None:
     """Make the schema, or bring it to a newer revision. Safe to call again and from several processes.
 
     Args:
         database: A PostgreSQL URL, or an engine. The user must own the schema, or may create it.
         revision: Which revision to go to; the newest by default.
+        lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default 30.
 
     Raises:
-        DatabaseUnavailable: PostgreSQL does not answer.
+        DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long: nothing was changed.
         AccessRefused: the user may not create the schema.
     """
-    _migrate(database, alembic_command.upgrade, revision)
+    _migrate(database, alembic_command.upgrade, revision, lock_timeout_s)
 
 
 def downgrade(database: str | Engine, revision: str) -> None:
@@ -52,10 +61,11 @@ def downgrade(database: str | Engine, revision: str) -> None:
     _migrate(database, alembic_command.downgrade, revision)
 
 
-def _migrate(database: str | Engine, run: object, revision: str) -> None:
-    # Indexes of large tables take their time.
-    with as_engine(database, statement_s=None) as engine, translated_errors(), engine.begin() as connection:
+def _migrate(database: str | Engine, run: object, revision: str, lock_timeout_s: float = LOCK_S) -> None:
+    with as_engine(database, statement_s=_STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+        # Another migration is waited for: it ends.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
         run(_config(connection), revision)  # type: ignore[operator]
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from relatum.command import DatabaseOption, JsonOption, console, print_json, require_database
+from relatum_migrations import LOCK_S, head, sql, upgrade
 from relatum_migrations import current as current_revision
-from relatum_migrations import head, sql, upgrade
 
 __all__ = ["migrate"]
 
@@ -14,6 +14,9 @@ __all__ = ["migrate"]
 def migrate(
     show_current: Annotated[bool, typer.Option("--current", help="Show the revision and change nothing.")] = False,
     show_sql: Annotated[bool, typer.Option("--sql", help="Print the SQL of the whole schema and run nothing.")] = False,
+    lock_timeout: Annotated[
+        float, typer.Option("--lock-timeout", min=0.001, help="Seconds to wait for a lock that others hold.")
+    ] = LOCK_S,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -28,7 +31,7 @@ def migrate(
         return
     url = require_database(database)
     if not show_current:
-        upgrade(url)
+        upgrade(url, lock_timeout_s=lock_timeout)
     revision = current_revision(url)
     if as_json:
         print_json({"revision": revision, "head": head()})

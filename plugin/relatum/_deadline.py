@@ -2,19 +2,28 @@
 
 Who is called says `with within(timeout_s, "timeout_s"):` once. Whatever waits further down, in the same thread or task,
 asks `left_s(its_own_limit)` how long it may: nothing has to be handed through. A thread that works for the call takes
-the deadline with it by `contextvars.copy_context().run`, or `asyncio.to_thread`, which does so by itself.
+the deadline with it by `contextvars.copy_context().run`; `in_thread` does so for tasks, and is ended with them.
 
 A deadline may be brought forward by another thread: that is how a call that was cancelled, or a component that is to
 stop, lets go of a server that does not answer. Who waits looks every `LOOK_S` seconds.
 """
 
+import asyncio
 import math
 import time
-from contextvars import ContextVar, Token
-from typing import Any, Final
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextvars import ContextVar, Token, copy_context
+from functools import partial
+from typing import Any, Final, TypeVar
 
 LOOK_S: Final = 0.1
 """Seconds within which a wait notices that its deadline was brought forward."""
+
+LEAST_S: Final = 0.5
+"""Seconds for one question, at least, of who has less time or none: it is asked once all the same."""
+
+_Result = TypeVar("_Result")
 
 _current: "ContextVar[Deadline | None]" = ContextVar("relatum_deadline", default=None)
 
@@ -117,6 +126,22 @@ def has_passed() -> bool:
     """Whether the call under way has no time left."""
     deadline = _current.get()
     return deadline is not None and deadline.has_passed
+
+
+async def in_thread(threads: Executor | None, function: Callable[..., _Result], *args: Any) -> _Result:
+    """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
+
+    Args:
+        threads: Where to call it; None for the event loop's own threads.
+        function: What to call.
+        args: Its arguments.
+    """
+    with within(None) as deadline:
+        call = partial(copy_context().run, function, *args)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, call)
+        finally:
+            deadline.end_in(0)
 
 
 class Patience:

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._deadline import LEAST_S, Deadline, in_thread, within
 from relatum._outages import Outages
 from relatum._processes import after_fork, leave_to_parent
 from relatum.collecting import _statements as statements
@@ -18,7 +20,14 @@ from relatum.collecting._options import check_callable, check_seconds, check_tex
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import least_advanced, unknown
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
-from relatum.store import collector_sources, collectors, database_name, known_engine, make_engine, translated_errors
+from relatum.store import (
+    collector_sources,
+    collectors,
+    component_engine,
+    database_name,
+    make_engine,
+    translated_errors,
+)
 
 logger = logging.getLogger("relatum.collecting")
 
@@ -81,7 +90,9 @@ class Outcomes:
 
     def __init__(self, database: str | sa.URL | sa.Engine) -> None:
         self._is_own = not isinstance(database, sa.Engine)
-        self._engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
+        self._ending = Deadline(None)
+        made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
+        self._engine = component_engine(made, self._ending)
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
         self._is_closed = False
@@ -106,6 +117,7 @@ class Outcomes:
         with self._lock:
             watch, self._watch = self._watch, None
             self._is_closed = True
+        self._ending.end_in(0)
         if watch is not None:
             watch.stop()
         if self._is_own:
@@ -181,7 +193,8 @@ class Outcomes:
     def _asked(self, message_id: str, collector: str | None, deadline: float) -> Outcome | None:
         """The outcome now; None while the database is away, or the collector not made, and there is time left."""
         try:
-            return self.of(message_id, collector=collector)
+            with within(max(LEAST_S, deadline - time.monotonic())):
+                return self.of(message_id, collector=collector)
         except (Transient, NotFound):
             if time.monotonic() >= deadline:
                 raise
@@ -318,11 +331,11 @@ class AsyncOutcomes:
 
     async def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
         """What became of a message so far; see `Outcomes.of`."""
-        return await asyncio.to_thread(self._outcomes.of, message_id, collector=collector)
+        return await in_thread(None, partial(self._outcomes.of, message_id, collector=collector))
 
     async def of_many(self, message_ids: Iterable[str], *, collector: str | None = None) -> dict[str, Outcome]:
         """What became of messages so far; see `Outcomes.of_many`."""
-        return await asyncio.to_thread(self._outcomes.of_many, message_ids, collector=collector)
+        return await in_thread(None, partial(self._outcomes.of_many, message_ids, collector=collector))
 
     async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """The outcome of a message, once it is final; see `Outcomes.wait`. Cancelling it leaves nothing behind."""
@@ -330,7 +343,7 @@ class AsyncOutcomes:
         deadline = time.monotonic() + timeout_s
         pause = _POLL_FIRST_S
         while True:
-            outcome = await asyncio.to_thread(self._outcomes._asked, message_id, collector, deadline)
+            outcome = await in_thread(None, self._outcomes._asked, message_id, collector, deadline)
             if outcome is not None and outcome.is_final:
                 return outcome
             remaining = deadline - time.monotonic()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from relatum._deadline import LEAST_S, in_thread, within
 from relatum._ids import MessageId
 from relatum.collecting import Outcome
 from relatum.collecting._options import check_seconds
@@ -135,7 +136,8 @@ class Receipt:
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
-                found, is_complete = look.look(arrivals.add(frozenset()))
+                with within(max(LEAST_S, deadline - time.monotonic())):
+                    found, is_complete = look.look(arrivals.add(frozenset()))
                 arrivals.add(found)
                 if is_complete:
                     return in_order(found)
@@ -277,11 +279,12 @@ class AsyncReceipt:
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
             look = Look(self._locator, self._sent, timeout_s)
-            self._where = await asyncio.to_thread(look.begin)
+            self._where = await in_thread(None, look.begin)
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
-                found, is_complete = await asyncio.to_thread(look.look, arrivals.add(frozenset()))
+                with within(max(LEAST_S, deadline - time.monotonic())):
+                    found, is_complete = await in_thread(None, look.look, arrivals.add(frozenset()))
                 arrivals.add(found)
                 if is_complete:
                     return in_order(found)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import sqlalchemy as sa
 
+from relatum._deadline import in_thread
 from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.placement._cache import Sent
@@ -259,7 +260,7 @@ class AsyncRouter:
             source = (await source.get_underlay_channel()).connection
         elif hasattr(source, "transport") and source.transport is not None:
             source = source.transport.connection
-        await asyncio.to_thread(self._core.open, source, with_database=with_database)
+        await in_thread(None, partial(self._core.open, source, with_database=with_database))
 
     async def _check_vhost(self, channel: Any) -> None:
         self._core.check_vhost(vhost_of((await channel.get_underlay_channel()).connection))
@@ -295,7 +296,7 @@ class AsyncRouter:
     async def _in_thread(self, request: Request) -> Any:
         if not self._has_threads:
             raise UsedAfterClose(CLOSED)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._core.perform, request)
+        return await in_thread(self._threads, self._core.perform, request)
 
     async def _to_the_end(self, step: Awaitable[Any]) -> Any:
         """Wait for a step even where this is cancelled: what follows of the name must not overtake it."""

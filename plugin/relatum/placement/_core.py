@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum._deadline import LEAST_S, Deadline, within
 from relatum._ids import MessageId
 from relatum._names import PLACED_HEADER
 from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError, UsedAfterClose
@@ -30,10 +31,16 @@ from relatum.placement._publication import (
 from relatum.placement._search import Strays
 from relatum.placement._store import PlacementStore
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import known_engine, make_engine
+from relatum.store import component_engine, make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import address_of
 from relatum.superstreams._layout import checked_name
+
+END_S: Final = 1.0
+"""Seconds for questions to the database that are under way when a router is closed."""
+
+KNOWN_LOOK_S: Final = 1.0
+"""Seconds for a look at the database of those who go on without it."""
 
 CHECK_S_MAX: Final = 0.04
 """Seconds for which a look may serve: below the 0.05 s that a mover waits before its fence."""
@@ -52,7 +59,7 @@ class RouterOptions:
         balance: By which rule the partition of a name is chosen, and that of messages without one.
         unnamed_balance: By which rule that of messages without a name is chosen; None: by the same.
         check_s: Seconds for which a look at the database serves the confirms after it; 0: none.
-        timeout_s: Seconds to wait for a move to end, or for a database that is away.
+        timeout_s: Seconds to wait for a move to end, or for a database that is away, and for each question to it.
         names_max: Placements remembered.
         unchecked_max: Messages that may wait for their check while the database is away.
         open_sets_max: Names that may be placed at once; None: any number.
@@ -130,8 +137,11 @@ class RouterCore:
         )
         self._looks = Looks(self.look, options.check_s) if options.check_s else None
         # Made at once: what is wrong with a URL is told where the router is made.
-        self._engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database)
-        self._is_own_engine = self._engine is not database
+        self._is_own_engine = not isinstance(database, sa.Engine)
+        self._ending = Deadline(None)
+        self._engine = component_engine(
+            database if isinstance(database, sa.Engine) else make_engine(database), self._ending
+        )
         self._broker = broker
         self._stream_url = stream_url
         self._lock = threading.Lock()
@@ -208,7 +218,7 @@ class RouterCore:
 
         Args:
             source: The client's connection or channel, which names the broker where the router was given no URL.
-            with_database: Whether names are to be placed; False never waits for the database.
+            with_database: Whether names are to be placed; False never waits for the database. It has `timeout_s`.
 
         Raises:
             ConfigurationError: the router is closed (`UsedAfterClose`), or knows no broker.
@@ -225,7 +235,8 @@ class RouterCore:
             if not self._has_layout or (with_database and not self._is_open):
                 self._describe(source)
             if with_database and not self._is_open:
-                self._open_store(source)
+                with within(max(self.options.timeout_s, LEAST_S)):
+                    self._open_store(source)
 
     def _describe(self, source: Any) -> None:
         vhost = address_of(source, self._stream_url).vhost
@@ -278,6 +289,7 @@ class RouterCore:
 
     def close(self) -> None:
         """Give the connections back."""
+        self._ending.end_in(END_S)
         if self._looks is not None:
             self._looks.close()
         for close in self._closers:
@@ -297,8 +309,13 @@ class RouterCore:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def perform(self, request: Request) -> Any:
-        """Do what a publication asks for, but for sending and sleeping; it may block."""
-        return self._performers[type(request)](request)
+        """Do what a publication asks for, but for sending and sleeping; it may block, for `timeout_s` at most."""
+        seconds = self.options.timeout_s
+        if self.options.when_database_away == "known" and type(request) in (ReadGeneration, ReadChanges):
+            # Who goes on without the database must not wait for one that does not answer.
+            seconds = min(seconds, KNOWN_LOOK_S)
+        with within(max(seconds, LEAST_S)):
+            return self._performers[type(request)](request)
 
     def published(self) -> None:
         """Note that a message of a name was published, so that the looks go on in the background."""

@@ -15,7 +15,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
 from relatum.errors import UsedAfterClose
-from relatum.store import translated_errors
+from relatum.store import NoAnswerInTime, translated_errors
 from relatum.store._sessions import look_at
 from relatum.store._translation import REFUSALS
 
@@ -88,6 +88,8 @@ class DirectStatements:
                 connection = connection or self._connect()
                 try:
                     return self._execute(connection, text, parameters, accept)
+                except NoAnswerInTime:
+                    raise
                 except psycopg.OperationalError as error:
                     if not tries_left or isinstance(error, REFUSALS) or (is_new and not isinstance(error, _PASSING)):
                         raise

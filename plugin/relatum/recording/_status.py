@@ -14,6 +14,7 @@ from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.recording._ranges import gaps
 from relatum.recording._row_counts import row_counts
 from relatum.store import (
+    STATEMENT_S,
     TIME,
     CoverageRow,
     Range,
@@ -105,7 +106,7 @@ def status(
         BrokerUnavailable, DatabaseUnavailable: there is no status; safe to repeat.
     """
     address = BrokerAddress.of(broker, stream_url)
-    with as_engine(database) as engine, StreamReader.open(address) as reader:
+    with as_engine(database, statement_s=STATEMENT_S) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:
             known = streams_named(connection, address.vhost, names)
             facts = _Facts(connection, known)

@@ -33,7 +33,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._engine import as_engine, close_engine, component_engine, known_engine, make_engine
+from relatum.store._engine import STATEMENT_S, as_engine, close_engine, component_engine, known_engine, make_engine
 from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
@@ -85,6 +85,7 @@ __all__ = [
     "FORGOTTEN",
     "SCHEMA",
     "SETTLE_S",
+    "STATEMENT_S",
     "TIME",
     "CommitInDoubt",
     "CoverageRow",

@@ -1,5 +1,6 @@
 """The database's URL, read as libpq reads it: several hosts, sockets, services, and what Relatum adds to it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +20,17 @@ PREPARE: Final = "prepare_threshold"
 POOLER: Final = "pgbouncer"
 """The option that says that a pooler hands out sessions by transaction: nothing is prepared."""
 
+STATEMENT: Final = "statement_timeout_s"
+"""The option that says how many seconds one statement may take; 0: any number."""
+
+POOL_SIZE: Final = "pool_size"
+"""The option that says how many connections are kept; as many again may be opened."""
+
+POOL: Final = "pool_timeout_s"
+"""The option that says how many seconds are waited for a connection while all are in use."""
+
+_LIMITS: Final = (STATEMENT, POOL_SIZE, POOL)
+
 _OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
 
 _NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
@@ -33,10 +45,12 @@ class DatabaseAddress:
             between them. What is missing there comes from the environment, a service or libpq's defaults.
         prepare_threshold: After how many executions a statement is prepared in the server; None where that is found
             out when connecting, 0 for never.
+        limits: What the URL says of time-outs and the pool, by the options' names.
     """
 
     parameters: Mapping[str, str] = field(repr=False)
     prepare_threshold: int | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
 
     def hosts(self) -> list[tuple[str, int | None]]:
         """Each host with its port, in the order they are tried; None where libpq's default holds.
@@ -73,8 +87,9 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     """The address that a URL names: `postgresql://user:password@h1:5432,h2/name?target_session_attrs=read-write`.
 
     All that libpq takes is taken, and read by libpq itself. Besides, `?prepare_threshold=` and `?pgbouncer=true` say
-    whether statements are prepared, SQLAlchemy's `postgresql+psycopg://` is understood, and so is its list of hosts,
-    `?host=h1:5432&host=h2`.
+    whether statements are prepared; `?statement_timeout_s=`, `?pool_size=` and `?pool_timeout_s=` say how long is
+    waited, and how many connections are kept. SQLAlchemy's `postgresql+psycopg://` is understood, and so is its list of
+    hosts, `?host=h1:5432&host=h2`.
 
     Raises:
         ConfigurationError: the text is no PostgreSQL URL; the message does not show it.
@@ -89,10 +104,10 @@ def parse_database(database: str | URL) -> DatabaseAddress:
         raise ConfigurationError(f"Relatum keeps its table in PostgreSQL, not in {kind!r}")
     base, _, query = rest.partition("?")
     options = _options(query)
-    ours = {name: value for name, value in options if name in (PREPARE, POOLER)}
+    ours = {name: value for name, value in options if name in (PREPARE, POOLER, *_LIMITS)}
     theirs = [(name, value) for name, value in _one_list(options) if name not in ours]
     parameters = _parsed(f"postgresql://{base}{'?' if theirs else ''}{urlencode(theirs, quote_via=quote)}")
-    address = DatabaseAddress(parameters, _threshold(ours))
+    address = DatabaseAddress(parameters, _threshold(ours), _limits(ours))
     _check(address)
     return address
 
@@ -154,6 +169,19 @@ def _threshold(ours: Mapping[str, str]) -> int | None:
     if not text.isdecimal():
         raise ConfigurationError(f"{PREPARE} in the database's URL is a number, or none")
     return int(text)
+
+
+def _limits(ours: Mapping[str, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in set(ours).intersection(_LIMITS):
+        try:
+            found[name] = int(ours[name]) if name == POOL_SIZE else float(ours[name])
+        except ValueError:
+            found[name] = -1.0
+        if not (1 if name == POOL_SIZE else 0) <= found[name] < math.inf:
+            what = "a number from 1 on" if name == POOL_SIZE else "a number of seconds from 0 on"
+            raise ConfigurationError(f"{name} in the database's URL is {what}")
+    return found
 
 
 def _check(address: DatabaseAddress) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL, ExceptionContext
 from relatum._deadline import Deadline
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import UsedAfterClose
-from relatum.store._address import parse_database
+from relatum.store._address import POOL, POOL_SIZE, STATEMENT, parse_database
 from relatum.store._sessions import look_at_sessions
 from relatum.store._waiting import ComponentEngine, TimedPool, bound_waits
 
@@ -59,10 +59,16 @@ def make_engine(
             None for twice `pool_size`, and half a minute.
         statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum._deadline`).
 
+    What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
+
     Raises:
         ConfigurationError: the text is no PostgreSQL URL.
     """
     address = parse_database(database)
+    limits = address.limits
+    statement_s = limits.get(STATEMENT, statement_s) or None
+    pool_s = limits.get(POOL, _POOL_S if connections_max is None else _POOL_BOUNDED_S)
+    pool_size = int(limits.get(POOL_SIZE, pool_size)) if connections_max is None else pool_size
     overflow = pool_size if is_bounded else -1
     if connections_max is not None:
         pool_size, overflow = min(pool_size, connections_max), max(0, connections_max - pool_size)
@@ -71,7 +77,7 @@ def make_engine(
         poolclass=TimedPool,
         pool_size=pool_size,
         max_overflow=overflow,
-        pool_timeout=_POOL_S if connections_max is None else _POOL_BOUNDED_S,
+        pool_timeout=pool_s,
         pool_use_lifo=True,
         connect_args={**_LIBPQ_OPTIONS, **address.parameters},
         hide_parameters=True,
@@ -130,7 +136,7 @@ def close_engine(engine: sa.Engine, message: str) -> None:
     def refuse(*_: Any) -> None:
         raise UsedAfterClose(f"{message}; nothing was written")
 
-    sa.event.listen(engine, "do_connect", refuse)
+    sa.event.listen(engine, "do_connect", refuse, insert=True)
     engine.dispose()
 
 

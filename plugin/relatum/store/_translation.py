@@ -46,6 +46,11 @@ _POOLED: Final = (
     "?pgbouncer=true to the database's URL, or give your engine connect_args={'prepare_threshold': None}"
 )
 
+_LOCKED: Final = (
+    "another session holds a lock for too long (pg_stat_activity and pg_blocking_pids show which); nothing was "
+    "changed, and it is safe to repeat"
+)
+
 _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], Callable[[str], RelatumError]], ...]] = (
     # What SQLSTATEs mean, with the first line of PostgreSQL's words.
     (
@@ -67,6 +72,10 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], Callable[[str], Relat
     (
         (psycopg.errors.InvalidCatalogName,),
         lambda said: ConfigurationError(f"there is no such database: {said}"),
+    ),
+    (
+        (psycopg.errors.LockNotAvailable,),
+        lambda said: DatabaseUnavailable(f"{_LOCKED}: {said}", reason="timeout"),
     ),
     (
         (psycopg.errors.DiskFull,),
