@@ -64,18 +64,21 @@ class Outages:
 
     # --- told -------------------------------------------------------------------------------------------------------
 
-    def failed(self, who: str, error: BaseException) -> None:
+    def failed(self, who: str, error: BaseException) -> bool:
         """Note that somebody cannot go on; a line in the log where that is news.
 
         Args:
             who: What does not go on, as it is to be named in the log: "recording of stream 'orders'".
             error: Why. What is no error of Relatum's is a defect, and logged with its traceback, once.
+
+        Returns:
+            Whether it did not wait before.
         """
         with self._changed:
             before = self._waiting.get(who)
             what = _cause(error, before)
             if what == before:
-                return
+                return False
             self._waiting[who] = what
             # What it waited for before may be there: the others say so.
             back = self._back(before)
@@ -88,13 +91,14 @@ class Outages:
                 self._since_own.setdefault(who, time.monotonic())
         self._say_back(back)
         if not is_new:
-            return
+            return before is None
         if isinstance(what, Server):
             self._logger.warning("%s is away, and is waited for: %s", self._names[what], ended(error))
         elif isinstance(error, RelatumError):
             self._logger.warning("%s waits, and is tried again: %s", who, ended(error))
         else:
             self._logger.error("%s waits, by a defect, and is tried again", who, exc_info=error)
+        return before is None
 
     def over(self, who: str, server: Server | None = None) -> None:
         """Note that somebody goes on, or waits no more; a line in the log where nobody waits any more.

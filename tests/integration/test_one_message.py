@@ -1,6 +1,7 @@
 """One message stops nobody: what no waiting cures is final for the message it is about, and all others go on."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -334,6 +335,7 @@ def test_dead_letters_that_are_not_taken_now_keep_no_group_from_being_given(
     publish_plain(amqp_url, stream_name, [*unsound(1), *whole_group(2, 1)])
     with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
         wait_recorded(amqp_url, engine, stream_name)
+    caplog.set_level(logging.INFO, "relatum.groups")
     consumer = GroupConsumer("billing", prefetch=1, dead_letter_stream=dead_stream)
     options: dict[str, Any] = {"consumer": consumer, "on_conflict": "dead_letter", "follow": True}
     with Proxy.to(amqp_url) as proxy:

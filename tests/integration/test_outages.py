@@ -64,7 +64,7 @@ class Components:
             each.register_executor("any", self._seen.by(name), max_age_s=0.1)
             stack.enter_context(each)
         address = BrokerAddress.parse(servers.broker_url)
-        embedded = EmbeddedRecorder(address, servers.database_url, [GROUP_KEY])
+        self.embedded = embedded = EmbeddedRecorder(address, servers.database_url, [GROUP_KEY])
         stack.callback(embedded.close)
         for stream in ("groups", *self.partitions):
             embedded.record(stream)
@@ -159,6 +159,10 @@ def test_an_outage_is_one_line_of_each_component_and_one_at_its_end(
         running = Components(private_servers, stack)
         expected = {"relatum.collector", "relatum.recorder", "relatum.serial", "relatum.groups"}
         _await(running, running.publish())
+        # The recorder beside a publisher tells the same metrics as one that runs alone.
+        read = running.embedded.metrics.get_sample_value
+        assert read("relatum_database_up") == read("relatum_broker_up") == 1.0
+        assert read("relatum_recording", {"stream": "groups"}) == 1.0
         database, broker = private_servers.postgresql, private_servers.rabbitmq
         caplog.clear()
         database.stop()

@@ -306,8 +306,9 @@ class SharedReading:
         # What the caller raises is the caller's, whatever it is.
         if self._options.follow and outcome.reason is not None and may_repeat(error):
             pause_s = self._later.keep(outcome, error)
-            # Others are given meanwhile.
-            self._outages.failed(self._who_buries(outcome), error)
+            if self._outages.failed(self._who_buries(outcome), error):
+                text = "dead letters of the group %s of the consumer %r are not taken now, others are given: %s"
+                logger.info(text, outcome.claim.group_id, self._options.consumer.name, ended(error))
             if self._later.is_full:
                 yield Pause(pause_s)
             return True

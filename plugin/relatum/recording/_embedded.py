@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
+from prometheus_client import CollectorRegistry
 
 from relatum._failures import QUESTION_S, backoff, ended
 from relatum._ids import MessageId
@@ -69,6 +70,11 @@ class EmbeddedRecorder:
         of_one_process(self, "an embedded recorder")
         self._thread = threading.Thread(target=self._run, name="relatum-embedded", daemon=True)
         self._thread.start()
+
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What Prometheus scrapes: the same as of `Recorder`, of the streams that were found until now."""
+        return self._group.registry
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
         """Record the streams a message published there may go to, from now on. Cheap where already known.
