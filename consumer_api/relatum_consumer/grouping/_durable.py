@@ -100,6 +100,7 @@ class SharedReading:
                 if not follow:
                     raise
                 self._outages.failed(self._who, error)
+                self._unrecorded.interrupted()
                 outcome = None
             else:
                 self._outages.over(self._who)

@@ -64,6 +64,11 @@ class Unrecorded:
                 )
         self._seen = set(found)
 
+    def interrupted(self) -> None:
+        """Note that servers are away: the recorders' leases run out meanwhile, and say nothing until they are back."""
+        self._seen = set()
+        self._next_at = time.monotonic() + CHECKS_S_MAX
+
     def _find(self) -> GroupSteps[dict[str, int]]:
         """How many messages lie behind what is recorded of streams that nobody records, where there are any."""
         present = yield from self._catalog.streams(self._names)
