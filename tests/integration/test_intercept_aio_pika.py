@@ -9,6 +9,7 @@ import pytest
 import wrapt
 from aio_pika.exceptions import AMQPConnectionError, DeliveryError, PublishError
 from aiormq.abc import DeliveredMessage
+from aiormq.exceptions import ChannelClosed
 
 import relatum
 from relatum.errors import (
@@ -136,6 +137,45 @@ def test_bad_keys_and_header_bombs_are_refused(amqp_url: str) -> None:
                 await publish(aio_pika.Message(b"", headers=deep), queue.name)
             await publish(aio_pika.Message(b"good"), queue.name)
             assert (await get(queue)).body == b"good"
+
+    run(scenario)
+
+
+def test_a_returned_message_is_shown_to_callbacks_as_it_was_published(amqp_url: str) -> None:
+    """Who is told of a returned message sees what was published, not what was added; released, nothing is left."""
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            relatum.intercept(connection)
+            channel = await connection.channel()
+            returned: list[Any] = []
+            channel.return_callbacks.add(lambda _channel, message: returned.append(message.headers))
+            for headers in ({"a": 1}, {}):
+                await channel.default_exchange.publish(aio_pika.Message(b"", headers=headers), unique_name())
+            assert returned == [{"a": 1}, {}]
+            relatum.release(connection)
+            underlay = await channel.get_underlay_channel()
+            assert type(underlay.on_return_callbacks) is set
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("message", [{"user_id": "somebody else"}, {"exchange": "not there"}])
+def test_what_the_broker_refuses_of_a_message_is_a_rejection(amqp_url: str, message: dict[str, Any]) -> None:
+    """A definite 406 or 404 is `PublishRejected` and aiormq's own error: in no stream, and nothing to settle."""
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            relatum.intercept(connection)
+            channel = await connection.channel()
+            exchange = channel.default_exchange
+            if name := message.get("exchange"):
+                exchange = await channel.get_exchange(name, ensure=False)
+            published = aio_pika.Message(b"", user_id=message.get("user_id"))
+            with pytest.raises(ChannelClosed) as caught:
+                await exchange.publish(published, unique_name())
+            assert isinstance(caught.value, PublishRejected)
+            assert caught.value.in_stream is False
 
     run(scenario)
 

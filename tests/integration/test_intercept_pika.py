@@ -24,6 +24,7 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from tests.support import broker_connection, unique_name, wait_until
+from tests.support.callbacks import open_channel, running
 from tests.support.proxy import Proxy
 
 
@@ -210,6 +211,62 @@ def test_an_unroutable_message_comes_back_as_it_was_published(connection: Blocki
         assert caught.value.in_stream is False
         assert caught.value.messages[0].properties == (given or pika.BasicProperties())
         assert type(caught.value.__cause__) is pika.exceptions.UnroutableError
+
+
+def test_a_returned_message_is_shown_to_callbacks_as_it_was_published(connection: BlockingConnection) -> None:
+    """Without confirms, who is told of a returned message sees what was published, not what was added."""
+    channel = relatum.intercept(connection).channel()
+    returned: list[pika.BasicProperties] = []
+    channel.add_on_return_callback(lambda _channel, _method, properties, _body: returned.append(properties))
+    given = [
+        pika.BasicProperties(),
+        pika.BasicProperties(headers={"a": 1}),
+        pika.BasicProperties(message_id="mine"),
+        pika.BasicProperties(headers={"relatum_time": 1_000_000, "a": 2}),
+    ]
+    for properties in given:
+        channel.basic_publish("", unique_name(), b"body", properties, mandatory=True)
+    wait_until(lambda: connection.process_data_events(0) or len(returned) == len(given), what="all to come back")
+    assert returned == given
+
+
+def test_a_returned_receipt_is_shown_to_callbacks_as_it_was_published(amqp_url: str, database_url: str) -> None:
+    """On a callback channel, a message with a receipt comes back as it was published, and its receipt is decided."""
+    with running(amqp_url, database=database_url, recorder="external") as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        returned: list[pika.BasicProperties] = []
+        on_thread(channel.add_on_return_callback, lambda _c, _m, properties, _b: returned.append(properties))
+        given = pika.BasicProperties(headers={"a": 1})
+        receipt = on_thread(relatum.publish, channel, "", unique_name(), b"", given)
+        with pytest.raises(PublishUnroutable):
+            receipt.wait(timeout_s=20)
+        assert returned == [given]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [pika.BasicProperties(expiration="soon"), pika.BasicProperties(user_id="somebody else")],
+    ids=["expiration", "user"],
+)
+def test_what_the_broker_refuses_of_a_message_is_a_rejection(
+    connection: BlockingConnection, given: pika.BasicProperties
+) -> None:
+    """A definite 406 is `PublishRejected` and pika's own error: the message is in no stream, and nothing to settle."""
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
+        channel.basic_publish("", unique_name(), b"", given)
+    assert isinstance(caught.value, PublishRejected)
+    assert caught.value.in_stream is False
+
+
+def test_a_406_that_is_about_no_message_leaves_the_outcome_unknown(connection: BlockingConnection) -> None:
+    """An acknowledgement that the broker refuses says nothing of the message that was published behind it."""
+    channel = relatum.intercept(connection).channel()
+    channel.confirm_delivery()
+    channel.basic_ack(77)
+    with pytest.raises(PublishOutcomeUnknown):
+        channel.basic_publish("", unique_name(), b"")
 
 
 def test_a_nacked_message_is_both_errors(connection: BlockingConnection, amqp_url: str) -> None:

@@ -8,22 +8,23 @@ before and after, restored ones, the default one and direct use; instrumentation
 import asyncio
 import copy
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Any, Final
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.abc import DeliveredMessage as DeliveredMessage
-from aiormq.exceptions import AMQPConnectionError, DeliveryError
+from aiormq.exceptions import AMQPConnectionError, ChannelClosed, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
 
 from relatum._ids import MessageId
 from relatum._processes import of_one_process
-from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishUnroutable
+from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
 from relatum.interception._interception import ATTRIBUTE, Interception
 from relatum.interception._locate import Sent
 from relatum.interception._outcome import outcome
+from relatum.interception._refusals import refuses_publish
 from relatum.interception._settle import Unsettled, final_at
 from relatum.interception._stamp import Stamp, Stamper
 
@@ -44,6 +45,8 @@ class _Publisher:
         self._interception = interception
         self._stamper = stamper_of(interception, underlay)
         self._in_flight: dict[str, asyncio.Future[None]] = {}
+        self.stamps: dict[str, Stamp] = {}
+        """Of messages that are not confirmed yet, by `message_id`: one of them may come back."""
         of_one_process(self, "an intercepted connection")
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,6 +69,7 @@ class _Publisher:
     async def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
         tag = self._underlay.delivery_tag
         began_s = monotonic()
+        self.stamps[stamp.message_id] = stamp
         try:
             result = await self.__wrapped__(*args, **kwargs)
         except asyncio.CancelledError as error:
@@ -78,7 +82,12 @@ class _Publisher:
             # aiormq takes the tag back where the message was not handed over.
             if self._underlay.delivery_tag == tag or isinstance(error, (TypeError, ValueError)):
                 raise
+            is_last = self._underlay.delivery_tag == tag + 1
+            if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), kwargs.get("exchange", "")):
+                raise outcome(PublishRejected, error, in_stream=False) from error
             raise self._outcome(error, args, kwargs, stamp, began_s) from error
+        finally:
+            self.stamps.pop(stamp.message_id, None)
         if isinstance(result, DeliveredMessage):
             _strip(result, stamp)
         return result
@@ -144,6 +153,23 @@ class _Publisher:
         return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=settle)
 
 
+class _ReturnCallbacks(set[Callable[[Any], Any]]):
+    """Those whom an aiormq channel tells of messages that come back; what was added is taken out before."""
+
+    def __init__(self, present: Iterable[Callable[[Any], Any]], publisher: _Publisher) -> None:
+        super().__init__(present)
+        self.publisher = publisher
+
+    def __iter__(self) -> Iterator[Callable[[Any], Any]]:
+        yield self._restore
+        yield from super().__iter__()
+
+    def _restore(self, message: Any) -> None:
+        stamp = self.publisher.stamps.get(message.header.properties.message_id)
+        if stamp is not None:
+            _strip(message, stamp)
+
+
 class _UnderlayGetter:
     """Stands in for a channel's `get_underlay_channel`, and sees to it that what it gives is intercepted."""
 
@@ -200,6 +226,9 @@ def release(connection: Any) -> None:
         underlay = channel._channel.channel if channel._channel is not None else None
         if underlay is not None and isinstance(vars(underlay).get("basic_publish"), _Publisher):
             del underlay.basic_publish
+            callbacks = underlay.on_return_callbacks
+            if isinstance(callbacks, _ReturnCallbacks):
+                underlay.on_return_callbacks = set(set.__iter__(callbacks))
     present = vars(connection).get("channel")
     if isinstance(present, _ChannelOpener):
         if present.replaced is None:
@@ -243,7 +272,9 @@ def _intercept_underlay(underlay: Any, interception: Interception) -> None:
     if isinstance(present, _Publisher) and present._interception is interception:
         return
     wrapped = type(underlay).basic_publish.__get__(weakref.proxy(underlay))
-    underlay.basic_publish = _Publisher(underlay, wrapped, interception)
+    underlay.basic_publish = publisher = _Publisher(underlay, wrapped, interception)
+    present = set.__iter__(underlay.on_return_callbacks)
+    underlay.on_return_callbacks = _ReturnCallbacks(present, publisher)
 
 
 def _channels(connection: Any) -> Iterator[Any]:

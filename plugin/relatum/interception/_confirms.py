@@ -9,10 +9,13 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionBlockedTimeout, Con
 from pika.frame import Method
 from pika.spec import Basic
 
-from relatum.errors import ConfigurationError, PublishNacked, PublishOutcomeUnknown, PublishUnroutable
+from relatum._names import RECEIPT_HEADER
+from relatum.errors import ConfigurationError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
 from relatum.interception._locate import Sent
 from relatum.interception._pika import CountingPublisher
 from relatum.interception._receipt import Receipt
+from relatum.interception._refusals import refuses_publish
+from relatum.interception._returns import RETURNS, Returns
 from relatum.interception._settle import final_at
 
 _CONFIRMS: Final = "_relatum_confirms"
@@ -81,9 +84,12 @@ class Confirms:
             routed = None if receipt._sent.exchange else False
             receipt._decide(PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
-    def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
+    def _on_return(self, channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
         """A message comes back before its ack does: it is known by what we named it."""
-        names = ((properties.headers or {}).get("relatum_receipt"), properties.message_id)
+        returns = vars(channel).get(RETURNS)
+        # What was added is taken out by now, unless the connection was released meanwhile.
+        here = ((properties.headers or {}).get(RECEIPT_HEADER), properties.message_id)
+        names = returns.names if isinstance(returns, Returns) else here
         receipt = next((self._by_message[name] for name in names if name in self._by_message), None)
         if receipt is not None:
             receipt._decide(
@@ -100,7 +106,12 @@ class Confirms:
             until = None
         pending, self._pending = self._pending, {}
         self._by_message.clear()
-        for receipt in pending.values():
+        for tag, receipt in pending.items():
+            if tag == self._publisher.delivery_tag and _refuses(reason, receipt._sent):
+                refused = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}", in_stream=False)
+                refused.__cause__ = reason
+                receipt._decide(refused)
+                continue
             error = PublishOutcomeUnknown(
                 f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
                 in_stream=None,
@@ -108,6 +119,10 @@ class Confirms:
             )
             error.__cause__ = reason
             receipt._decide(error, until)
+
+
+def _refuses(reason: Exception, sent: Sent) -> bool:
+    return isinstance(reason, ChannelClosedByBroker) and refuses_publish(reason.reply_text, sent.exchange)
 
 
 def _name(sent: Sent) -> str:

@@ -27,6 +27,8 @@ from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, P
 from relatum.interception._interception import ATTRIBUTE, Interception
 from relatum.interception._locate import Sent
 from relatum.interception._outcome import outcome
+from relatum.interception._refusals import BLOCKING, MALFORMED, refuses_message
+from relatum.interception._returns import Returns, strip_returned
 from relatum.interception._settle import Unsettled, final_at
 from relatum.interception._stamp import Stamp
 from relatum.superstreams import Target
@@ -36,12 +38,6 @@ PUBLISHER: Final = "_relatum_publisher"
 
 _ARGUMENTS: Final = ("exchange", "routing_key", "body", "properties", "mandatory")
 """The arguments of `basic_publish` in their order."""
-
-_REFUSED: Final = frozenset({403, 404})
-"""Reply codes by which a broker refuses a publish: no permission, no such exchange.
-
-Nothing else that a blocking channel has under way is answered by them.
-"""
 
 _NOTHING: Final = object()
 
@@ -120,6 +116,8 @@ class Publisher:
             args = (*args[:3], properties, *args[4:])
         else:
             kwargs["properties"] = properties
+        if args[4] if count > 4 else kwargs.get("mandatory"):
+            self.expect_return(stamp)
         if self._watches:
             interception.watch(*_destination(args, kwargs))
         frames = self.connection.frames_sent
@@ -143,6 +141,10 @@ class Publisher:
             return given, stamp
         return copy_with(given, stamp.headers, stamp.message_id), stamp
 
+    def expect_return(self, stamp: Stamp) -> None:
+        """Remember what was added to a mandatory message: it may come back."""
+        Returns.of(implementation_of(self.channel)).expect(stamp)
+
     def _outcome(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp, began_s: float
     ) -> PublishError:
@@ -155,7 +157,7 @@ class Publisher:
             strip_returned(error, stamp)
             # One of several queues can refuse what another has taken.
             return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
-        if isinstance(error, ChannelClosedByBroker) and error.reply_code in _REFUSED:
+        if _is_refusal(error):
             return outcome(PublishRejected, error, in_stream=False)
         body = args[2] if len(args) > 2 else kwargs["body"]
         sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
@@ -227,6 +229,7 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
 def release(connection: "BlockingConnection | Connection") -> None:
     """Put back what was there before. What somebody else has wrapped since stays, and passes everything through."""
     for channel in _channels(connection):
+        Returns.put_back(implementation_of(channel))
         publisher = vars(channel).get(PUBLISHER)
         if isinstance(publisher, CountingPublisher) and publisher.delivery_tag is not None:
             # Stays, passes everything through and counts: the tags of later confirms could not be known otherwise.
@@ -236,12 +239,6 @@ def release(connection: "BlockingConnection | Connection") -> None:
         vars(channel).pop(PUBLISHER, None)
     _put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
-
-
-def strip_returned(error: "UnroutableError | NackError", stamp: Stamp) -> None:
-    """Take what was added out of the messages an error returns: the caller compares them with what it published."""
-    for message in error.messages:
-        restore(message.properties, stamp)
 
 
 def copy_with(
@@ -275,15 +272,11 @@ def copy_with(
     )
 
 
-def restore(properties: BasicProperties, stamp: Stamp) -> None:
-    """Take what was added out of properties that came back from the broker."""
-    if stamp.names_message:
-        properties.message_id = None
-    if properties.headers is not None:
-        for name in stamp.added:
-            properties.headers.pop(name, None)
-        if not properties.headers and not stamp.had_headers:
-            properties.headers = None
+def _is_refusal(error: Exception) -> bool:
+    """Whether what a blocking publish ended by says that the broker took the message into no stream."""
+    if isinstance(error, ChannelClosedByBroker):
+        return error.reply_code in BLOCKING or refuses_message(error.reply_text)
+    return isinstance(error, ConnectionClosedByBroker) and error.reply_code in MALFORMED
 
 
 def _intercept_channel(connection: "BlockingConnection | Connection") -> Callable[[Any], None]:
@@ -311,6 +304,12 @@ def _intercept_channel(connection: "BlockingConnection | Connection") -> Callabl
             )
 
     return put
+
+
+def implementation_of(channel: "BlockingChannel | Channel") -> Channel:
+    """The callback channel that a channel is, or is made of."""
+    implementation: Channel = channel._impl if isinstance(channel, BlockingChannel) else channel
+    return implementation
 
 
 def _implementation(connection: "BlockingConnection | Connection") -> Connection:

@@ -15,8 +15,9 @@ from relatum.errors import ConfigurationError
 from relatum.interception._confirms import Confirms
 from relatum.interception._interception import Interception
 from relatum.interception._locate import Sent
-from relatum.interception._pika import PUBLISHER, CountingPublisher, Publisher, strip_returned
+from relatum.interception._pika import PUBLISHER, CountingPublisher, Publisher
 from relatum.interception._receipt import Receipt
+from relatum.interception._returns import strip_returned
 from relatum.interception._stamp import Stamp
 from relatum.superstreams import Target
 
@@ -70,6 +71,9 @@ def publish(
         Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body),
         receipt=receipt_name or stamp.message_id,
     )
+
+    if mandatory:
+        publisher.expect_return(stamp)
 
     def send() -> None:
         channel.basic_publish(exchange, routing_key, body, stamped, mandatory, **kwargs)
