@@ -7,17 +7,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pika
 import psycopg
 import pytest
 
 from relatum.superstreams import delete_super_stream
 from tests.acceptance._command import Relatum, run
-from tests.support import delete_stream
+from tests.support import declare_stream, delete_stream, publish_plain
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-STREAMS = ("orders", "invoices", "parcels", "lines", "mails")
+STREAMS = ("orders", "invoices", "parcels", "lines", "mails", "requests", "replies")
 
 
 def example(name: str) -> str:
@@ -78,6 +79,32 @@ def test_the_first_look_of_a_new_user_is_answered_as_shown(
     assert shown, "the README shows it"
     assert (ended.returncode, ended.stdout) == (3, "")
     assert ended.stderr.split() == shown[1].split()
+
+
+def test_an_existing_service_gets_an_answer_as_shown(environment: dict[str, str], amqp_url: str) -> None:
+    """A plain publisher with correlation ids, the commands shown, and a pika consumer: each reply finds its request."""
+    for name in ("requests", "replies"):
+        declare_stream(amqp_url, name)
+    pairs = [(b"a?", b"b?"), (b"a!", b"b!")]
+    for stream, bodies in zip(("requests", "replies"), pairs, strict=True):
+        named = [(body, pika.BasicProperties(correlation_id=body.decode()[0])) for body in bodies]
+        publish_plain(amqp_url, stream, named)
+    shown = re.search(r"## For an existing service.*?```\n(.*?)```", README, re.DOTALL)
+    assert shown, "the README shows the commands"
+    migrate, define, record = (shlex.split(line)[1:] for line in shown[1].splitlines())
+    relatum = Relatum(
+        environment["RELATUM_BROKER_URL"], environment["RELATUM_STREAM_URL"], environment["RELATUM_DATABASE_URL"]
+    )
+    relatum.ok(*migrate)
+    relatum.ok(*define)
+    with relatum.start(*record) as recorder:
+        try:
+            for stream in ("requests", "replies"):
+                relatum.await_recorded(stream)
+            assert run_example("existing", environment) == ["a! answers a?", "b! answers b?"]
+        finally:
+            recorder.terminate()
+            recorder.communicate(timeout=30)
 
 
 def test_groups_come_whole_as_shown(environment: dict[str, str]) -> None:

@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import aio_pika
 import pika
@@ -27,14 +25,6 @@ def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
         yield made
 
 
-async def run_async(block: str, amqp_url: str, names: dict[str, Any]) -> None:
-    """Run a block that awaits, with a channel of aio-pika."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        here = {**names, "aio_pika": aio_pika, "channel": await connection.channel()}
-        exec("async def run():\n" + textwrap.indent(block, "    "), here)
-        await here["run"]()
-
-
 def test_what_the_page_shows_works(
     layout: Layout, amqp_url: str, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +35,8 @@ def test_what_the_page_shows_works(
     ]
     with broker_connection(amqp_url) as connection:
         names = {
+            "asyncio": asyncio,
+            "aio_pika": aio_pika,
             "relatum": relatum,
             "pika": pika,
             "connection": connection,
@@ -53,9 +45,6 @@ def test_what_the_page_shows_works(
         }
         try:
             for block in blocks:
-                if "await " in block:
-                    asyncio.run(run_async(block, amqp_url, names))
-                    continue
                 if "affinity_predecessor" in block:
                     names["router"] = relatum.AffinityRouter(layout.super_stream, database_url)
                 exec(block, names)

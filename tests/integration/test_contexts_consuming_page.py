@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def test_what_the_page_shows_of_consuming_works(
         "asyncio": asyncio,
         "DATABASE": database_url,
         "BROKER": amqp_url,
-        "BOOK": sa.text("INSERT INTO booked (account, body) VALUES (:account, :body)"),
+        "sa": sa,
         "send": lambda messages: sent.extend(message.body for message in messages),
     }
     with engine.begin() as connection:
@@ -41,11 +40,8 @@ def test_what_the_page_shows_of_consuming_works(
         bed.publish(1, "account 17", "closed")
         for block in re.findall(r"```python\n(.*?)```", CONSUMING, re.DOTALL):
             block = block.replace('"orders"', repr(bed.name)).replace("batches()", "batches(0.7)")
-            if "await" in block:
-                exec("async def run():\n" + textwrap.indent(block, "    "), names)
-                asyncio.run(names["run"]())
-            else:
-                exec(compile(block, "docs/contexts.md", "exec"), names)
+            block = block.replace("print(*[message.body for message in batch.messages])", "send(batch.messages)")
+            exec(compile(block, "docs/contexts.md", "exec"), names)
         streams = bed.streams
     assert sent == [b"opened", b"closed"]
     with engine.connect() as connection:

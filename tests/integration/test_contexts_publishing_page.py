@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,14 @@ PUBLISHING = PAGE.partition("\n## Publishing\n")[2].partition("\n## ")[0]
 
 def test_what_the_page_shows_of_publishing_works(amqp_url: str, stream_url: str, database_url: str) -> None:
     """The blocks run one after the other; a consumer gets what they publish, in order."""
-    names: dict[str, Any] = {"relatum": relatum, "pika": pika, "aio_pika": aio_pika, "DATABASE": database_url}
-
-    async def run_async(block: str) -> None:
-        async with await aio_pika.connect(amqp_url) as connection:
-            here = {**names, "channel": await connection.channel()}
-            exec("async def run():\n" + textwrap.indent(block, "    "), here)
-            await here["run"]()
+    names: dict[str, Any] = {"relatum": relatum, "pika": pika, "aio_pika": aio_pika, "asyncio": asyncio}
+    names |= {"BROKER": amqp_url, "DATABASE": database_url}
 
     with super_stream(amqp_url, stream_url, 3) as layout, broker_connection(amqp_url) as connection:
         names["connection"] = connection
         for block in re.findall(r"```python\n(.*?)```", PUBLISHING, re.DOTALL):
             block = block.replace('"orders"', repr(layout.super_stream))
-            if "await" in block:
-                asyncio.run(run_async(block))
-            else:
-                exec(compile(block, "docs/contexts.md", "exec"), names)
+            exec(compile(block, "docs/contexts.md", "exec"), names)
         relatum.release(connection)
         found = consumed(layout.super_stream, database_url, amqp_url, 5)
     assert found == {"account 17": [b"opened", b"credited", b"debited", b"closed", b"archived"]}

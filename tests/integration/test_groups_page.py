@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import textwrap
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,11 @@ def blocks(stream: str) -> list[str]:
     return [block.replace('"orders"', repr(stream)) for block in found]
 
 
-async def run_async(block: str, amqp_url: str, names: dict[str, Any]) -> None:
-    """Run a block that awaits, with a channel of aio-pika."""
-    async with await aio_pika.connect(amqp_url) as connection:
-        relatum.intercept(connection)
-        here = {**names, "channel": await connection.channel()}
-        exec("async def run():\n" + textwrap.indent(block, "    "), here)
-        await here["run"]()
-
-
 def begin_group(names: dict[str, Any], stream: str) -> None:
     """Leave a group behind as a publisher that failed does, for the block that goes on with it."""
     group = relatum.MessageGroup(names["channel"], "", stream)
-    group.put(names["lines"][0])
-    names["group_id"] = group.group_id
+    group.put(b"first line")
+    names["group"] = group
 
 
 def groups_of(stream_url: str, stream: str) -> list[list[Membership]]:
@@ -59,21 +49,18 @@ def test_what_the_page_shows_of_putting_works(
 ) -> None:
     """Each block runs after the one before; the groups they make are whole, where they put a last message."""
     names: dict[str, Any] = {
+        "asyncio": asyncio,
+        "BROKER": amqp_url,
         "relatum": relatum,
         "pika": pika,
         "aio_pika": aio_pika,
-        "URL": database_url,
-        "body": b"",
-        "lines": [b"1", b"2", b"3"],
+        "DATABASE": database_url,
     }
     with ExitStack() as stack:
         names["connection"] = stack.enter_context(broker_connection(amqp_url))
         names["relations"] = stack.enter_context(Relations(amqp_url, database_url, stream_url=stream_url))
         stack.callback(relatum.release, names["connection"])
         for block in blocks(stream_name):
-            if "async with" in block:
-                asyncio.run(run_async(block, amqp_url, names))
-                continue
             if "resume" in block:
                 begin_group(names, stream_name)
                 wait_recorded(amqp_url, engine, stream_name)  # the recorder has defined the key by then

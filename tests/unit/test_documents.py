@@ -1,0 +1,51 @@
+"""What README and docs show in Python can be run as it stands there: it compiles, and every name is introduced."""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+BLOCK = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
+"""`py` marks what a page's examples begin with: URLs and connections, which tests of the page have of their own."""
+
+
+def blocks(page: Path) -> Iterator[tuple[int, str]]:
+    """The page's Python, each block with its first line's number."""
+    text = page.read_text()
+    for found in BLOCK.finditer(text):
+        yield text.count("\n", 0, found.start()) + 2, found[1]
+
+
+def introduced(tree: ast.AST) -> set[str]:
+    """The names that a block imports, defines or assigns."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_compile_and_introduce_their_names(page: Path) -> None:
+    """No `await` outside a function, and no name that is not on the page before, where a reader would look for it."""
+    known = set(dir(builtins))
+    for line, block in blocks(page):
+        tree = ast.parse(block)
+        compile(tree, f"{page}:{line}", "exec")
+        known |= introduced(tree)
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert used <= known, f"{page.name}, line {line}: {sorted(used - known)}"
