@@ -79,7 +79,7 @@ def profile(pytestconfig: pytest.Config, docker_compose_file: str) -> Iterator[P
 
 
 def test_the_recorder_of_the_profile_records(profile: Profile) -> None:
-    """It builds, migrates, records what is published, tells its metrics to the host, and stops in order, not as root."""
+    """It builds, migrates, records, tells its metrics to the host, and stops in order; and it is not root."""
     relatum = profile.relatum
     wait_until(profile.metrics, UP_S, what="the metrics")
     relatum.ok("keys", "add", "order_id")

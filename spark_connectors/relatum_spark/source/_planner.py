@@ -12,6 +12,7 @@ what is kept between two calls is only what spares a question. Three rules make 
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced
@@ -21,7 +22,7 @@ from relatum_spark.source._admission import plan_end
 from relatum_spark.source._offsets import Slice, slices
 from relatum_spark.source._options import SourceOptions
 from relatum_spark.source._places import after, start_of
-from relatum_spark.source._ranges import check_named
+from relatum_spark.source._ranges import check_named, missing
 from relatum_spark.source._tails import Tails
 
 _log: Final = logging.getLogger("relatum.spark")
@@ -224,7 +225,7 @@ class StreamPlanner:
 
     def _existing(self, stream: str, bounds: StreamBounds | None) -> StreamBounds:
         if bounds is None:
-            raise StreamNotFound(f"there is no stream {stream!r}", stream=stream)
+            raise self._tails.ask(partial(missing, stream=stream))
         return bounds
 
     def close(self) -> None:

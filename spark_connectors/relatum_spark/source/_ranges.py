@@ -1,16 +1,17 @@
 """The offsets a batch reads of each stream, fixed on the driver before any task begins."""
 
 import logging
+from contextlib import suppress
 from typing import Final
 
-from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound
+from relatum.errors import InvalidInput, OffsetExpired, OffsetNotFound, RelatumError, StreamNotFound
 from relatum.reading import StreamBounds, StreamReader
 from relatum_spark.source._offsets import Slice
 from relatum_spark.source._options import Moment, Moments, Offsets, SourceOptions
 from relatum_spark.source._places import after, start_of
 
 _log: Final = logging.getLogger("relatum.spark")
-_REMEDY: Final = "set failOnDataLoss to false to read what there is"
+_REMEDY: Final = "; set failOnDataLoss to false to read what there is"
 
 
 def range_of(reader: StreamReader, stream: str, options: SourceOptions) -> Slice:
@@ -22,7 +23,11 @@ def range_of(reader: StreamReader, stream: str, options: SourceOptions) -> Slice
         OffsetNotFound: start or end lie beyond the end of the stream, and `failOnDataLoss` is true.
         InvalidInput: nothing was written at or after the starting moment; or an option says nothing of this stream.
     """
-    bounds = reader.bounds(stream)
+    try:
+        bounds = reader.bounds(stream)
+    except StreamNotFound as error:
+        raise missing(reader, stream) from error
+    remedy = _REMEDY if options.fail_on_data_loss else ""
     end = after(bounds)
     start = start_of(reader, stream, options.starting, bounds, strategy=options.starting_strategy)
     stop = _end_of(reader, stream, options, bounds)
@@ -31,21 +36,33 @@ def range_of(reader: StreamReader, stream: str, options: SourceOptions) -> Slice
     if bounds.first is not None and start < min(bounds.first, stop):
         lost = Slice(stream, start, min(bounds.first, stop))
         _lose(
-            lost, OffsetExpired(_dropped(lost, bounds.first), stream=stream, offset=start, first=bounds.first), options
+            lost,
+            OffsetExpired(_dropped(lost, bounds.first) + remedy, stream=stream, offset=start, first=bounds.first),
+            options,
         )
         start = lost.stop
     for wanted in (start, stop):
         if wanted > end:
-            message = f"offset {wanted} lies beyond the end of the stream {stream!r}, which is {end}; {_REMEDY}"
+            message = f"offset {wanted} lies beyond the end of the stream {stream!r}, which is {end}{remedy}"
             error = OffsetNotFound(message, stream=stream, offset=wanted, last=bounds.last)
             _lose(Slice(stream, end, wanted), error, options)
     return Slice(stream, min(start, end), min(stop, end))
 
 
+def missing(reader: StreamReader, stream: str) -> StreamNotFound:
+    """The error for a stream that is not there; it says where the name is that of a super stream."""
+    partitions: list[str] = []
+    if reader.transport == "stream":
+        with suppress(RelatumError):
+            partitions = reader.partitions(stream)
+    hint = f"; {stream!r} is a super stream: give it as the option superStream" if partitions else ""
+    return StreamNotFound(f"there is no stream {stream!r}{hint}", stream=stream)
+
+
 def _dropped(lost: Slice, first: int) -> str:
     return (
         f"retention has dropped the offsets {lost.start} to {lost.stop - 1} of the stream {lost.stream!r}; "
-        f"the first one available is {first}; {_REMEDY}"
+        f"the first one available is {first}"
     )
 
 

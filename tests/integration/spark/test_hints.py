@@ -1,0 +1,56 @@
+"""What a first attempt gets wrong, and what is said of it."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import SparkSession
+
+from relatum.reading import StreamReader
+from relatum.superstreams import declare_super_stream, delete_super_stream
+from relatum_spark.source._options import SourceOptions
+from relatum_spark.source._ranges import range_of
+from tests.support import publish_plain, unique_name
+
+
+@pytest.fixture
+def super_stream(amqp_url: str) -> Iterator[str]:
+    """A super stream of one partition."""
+    name = unique_name()
+    declare_super_stream(amqp_url, name, partitions=1)
+    yield name
+    delete_super_stream(amqp_url, name)
+
+
+def test_a_super_stream_given_as_a_stream_is_named(spark: SparkSession, super_stream: str, stream_url: str) -> None:
+    """`stream` with a super stream's name says that the option is `superStream`, for batches and for micro-batches."""
+    options = {"broker": stream_url, "stream": super_stream}
+    with pytest.raises(Exception, match="give it as the option superStream"):
+        spark.read.format("rabbitmq_streams").options(**options).load().count()
+    reading = spark.readStream.format("rabbitmq_streams").options(**options).load()
+    query = reading.writeStream.format("noop").trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="give it as the option superStream"):
+        query.awaitTermination(60)
+
+
+def test_a_loss_that_may_be_does_not_ask_for_the_option_that_is_set(
+    stream_name: str, amqp_url: str, stream_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `failOnDataLoss=false` the warning names what is lost, and not the option that is false already."""
+    publish_plain(amqp_url, stream_name, [b"x"])
+    given = {"broker": stream_url, "stream": stream_name, "endingOffsets": f'{{"{stream_name}": 9}}'}
+    with StreamReader.open(stream_url) as reader, caplog.at_level(logging.WARNING, "relatum.spark"):
+        range_of(reader, stream_name, SourceOptions.parse({**given, "failOnDataLoss": "false"}))
+        assert "are not there" in caplog.text
+        assert "failOnDataLoss" not in caplog.text
+        with pytest.raises(Exception, match="set failOnDataLoss to false"):
+            range_of(reader, stream_name, SourceOptions.parse(given))
+
+
+def test_inserting_into_a_view_is_refused(spark: SparkSession, stream_name: str, stream_url: str) -> None:
+    """As the page says: a view over a stream cannot be inserted into."""
+    options = {"broker": stream_url, "stream": stream_name}
+    spark.read.format("rabbitmq_streams").options(**options).load().createOrReplaceTempView("a_view")
+    with pytest.raises(AnalysisException):
+        spark.sql("INSERT INTO a_view SELECT * FROM a_view")
