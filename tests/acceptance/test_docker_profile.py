@@ -37,6 +37,10 @@ class Profile:
         assert ended.returncode == 0, f"{arguments}: {ended.stdout}\n{ended.stderr}"
         return ended.stdout
 
+    def recorder(self, *arguments: str) -> str:
+        """Run a command of Compose for the profile."""
+        return self.run("--profile", "recorder", *arguments)
+
     def metrics(self) -> str:
         """What the recorder's port says to somebody outside of its container; nothing while it is not there."""
         try:
@@ -48,7 +52,7 @@ class Profile:
 
 @pytest.fixture
 def profile(pytestconfig: pytest.Config, docker_compose_file: str) -> Iterator[Profile]:
-    """The profile, up."""
+    """The two servers, up: as the file says, the recorder's profile comes later."""
     if not pytestconfig.getoption("--docker"):
         pytest.skip("brings up Docker containers: --docker runs it (make test-docker)")
     if shutil.which("docker") is None:
@@ -57,7 +61,7 @@ def profile(pytestconfig: pytest.Config, docker_compose_file: str) -> Iterator[P
     ports = {"AMQP": amqp, "STREAM": amqp - 120, "MANAGEMENT": amqp + 1, "POSTGRESQL": amqp + 2, "METRICS": amqp + 3}
     password = "another"
     made = Profile(
-        ("docker", "compose", "-p", unique_name("relatum-profile"), "-f", docker_compose_file, "--profile", "recorder"),
+        ("docker", "compose", "-p", unique_name("relatum-profile"), "-f", docker_compose_file),
         {
             **os.environ,
             **{f"RELATUM_{name}_PORT": str(port) for name, port in ports.items()},
@@ -72,31 +76,35 @@ def profile(pytestconfig: pytest.Config, docker_compose_file: str) -> Iterator[P
         f"http://127.0.0.1:{amqp + 3}/metrics",
     )
     try:
-        made.run("up", "--build", "--detach")
+        made.run("up", "--detach", "--wait")
         yield made
     finally:
-        made.run("down", "--volumes", "--timeout", "60")
+        made.recorder("down", "--volumes", "--timeout", "60")
 
 
 def test_the_recorder_of_the_profile_records(profile: Profile) -> None:
     """It builds, migrates, records, tells its metrics to the host, and stops in order; and it is not root."""
     relatum = profile.relatum
-    wait_until(profile.metrics, UP_S, what="the metrics")
+    relatum.ok("migrate")
     relatum.ok("keys", "add", "order_id")
     for stream in STREAMS:
         declare_stream(relatum.broker_url, stream)
         publish_plain(relatum.broker_url, stream, [(b"x", {"order_id": number}) for number in range(3)])
+    profile.recorder("up", "--build", "--detach")
     counted = "SELECT stream, count(*) FROM relatum.relations GROUP BY stream ORDER BY stream"
     with psycopg.connect(relatum.database_url, autocommit=True) as database:
         rows = [(stream, 3) for stream in STREAMS]
-        wait_until(lambda: database.execute(counted).fetchall() == rows, 120, what="all rows")
+        try:
+            wait_until(lambda: database.execute(counted).fetchall() == rows, 120, what="all rows", every_s=0.5)
+        except AssertionError as error:
+            raise AssertionError(profile.recorder("logs", "recorder")) from error
     recorded = [f'relatum_recorded_offset{{stream="{stream}"}} 2.0' for stream in STREAMS]
     wait_until(lambda: all(line in profile.metrics() for line in recorded), 60, what="the recorded offsets")
     assert relatum.json("find", "order_id", "1")["status"] == "found"
-    wait_until(lambda: "(healthy)" in profile.run("ps", "recorder"), 120, what="the recorder's health")
-    assert profile.run("exec", "-T", "recorder", "id", "-u").strip() != "0"
-    container = profile.run("ps", "--all", "--quiet", "recorder").strip()
-    profile.run("stop", "recorder")
+    wait_until(lambda: "(healthy)" in profile.recorder("ps", "recorder"), 120, what="the recorder's health")
+    assert profile.recorder("exec", "-T", "recorder", "id", "-u").strip() != "0"
+    container = profile.recorder("ps", "--all", "--quiet", "recorder").strip()
+    profile.recorder("stop", "recorder")
     inspected = subprocess.run(
         ["docker", "inspect", "--format", EXIT_CODE, container], capture_output=True, text=True, check=True
     )

@@ -35,17 +35,14 @@ def range_of(reader: StreamReader, stream: str, options: SourceOptions) -> Slice
     stop = end if stop is None else stop
     if bounds.first is not None and start < min(bounds.first, stop):
         lost = Slice(stream, start, min(bounds.first, stop))
-        _lose(
-            lost,
-            OffsetExpired(_dropped(lost, bounds.first) + remedy, stream=stream, offset=start, first=bounds.first),
-            options,
-        )
+        message = _dropped(lost, bounds.first) + remedy
+        _lose(lost, OffsetExpired(message, stream=stream, offset=start, first=bounds.first), options)
         start = lost.stop
     for wanted in (start, stop):
         if wanted > end:
             message = f"offset {wanted} lies beyond the end of the stream {stream!r}, which is {end}{remedy}"
-            error = OffsetNotFound(message, stream=stream, offset=wanted, last=bounds.last)
-            _lose(Slice(stream, end, wanted), error, options)
+            beyond = OffsetNotFound(message, stream=stream, offset=wanted, last=bounds.last)
+            _lose(Slice(stream, end, wanted), beyond, options)
     return Slice(stream, min(start, end), min(stop, end))
 
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from relatum.reading import StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream
-from relatum_spark.source._options import SourceOptions
+from relatum_spark.source._options import parse_options
 from relatum_spark.source._ranges import range_of
 from tests.support import publish_plain, unique_name
 
@@ -41,11 +41,11 @@ def test_a_loss_that_may_be_does_not_ask_for_the_option_that_is_set(
     publish_plain(amqp_url, stream_name, [b"x"])
     given = {"broker": stream_url, "stream": stream_name, "endingOffsets": f'{{"{stream_name}": 9}}'}
     with StreamReader.open(stream_url) as reader, caplog.at_level(logging.WARNING, "relatum.spark"):
-        range_of(reader, stream_name, SourceOptions.parse({**given, "failOnDataLoss": "false"}))
+        range_of(reader, stream_name, parse_options({**given, "failOnDataLoss": "false"}))
         assert "are not there" in caplog.text
         assert "failOnDataLoss" not in caplog.text
         with pytest.raises(Exception, match="set failOnDataLoss to false"):
-            range_of(reader, stream_name, SourceOptions.parse(given))
+            range_of(reader, stream_name, parse_options(given))
 
 
 def test_inserting_into_a_view_is_refused(spark: SparkSession, stream_name: str, stream_url: str) -> None:
