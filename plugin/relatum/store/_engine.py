@@ -136,8 +136,10 @@ def close_engine(engine: sa.Engine, message: str) -> None:
     def refuse(*_: Any) -> None:
         raise UsedAfterClose(f"{message}; nothing was written")
 
-    sa.event.listen(engine, "do_connect", refuse, insert=True)
     engine.dispose()
+    # The pool's own, and no event: others connect by those.
+    pool: Any = engine.pool
+    pool.connect = refuse
 
 
 @contextmanager
