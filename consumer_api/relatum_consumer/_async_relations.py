@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -13,13 +14,14 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from relatum._arguments import checked_count, checked_seconds
-from relatum._deadline import LOOK_S, Deadline, in_thread, within
+from relatum._deadline import LOOK_S, Deadline, in_thread, left_s, within
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
 from relatum.errors import (
     AccessRefused,
     DatabaseUnavailable,
     NotFound,
+    ReadTimeout,
     RelatumError,
     UsedAfterClose,
 )
@@ -30,6 +32,7 @@ from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._limits import POOL_MAX
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import (
+    NOT_REACHED_YET,
     Agree,
     Bounds,
     Missing,
@@ -41,6 +44,7 @@ from relatum_consumer._requests import (
     Scan,
     Select,
     Steps,
+    Within,
 )
 from relatum_consumer._statements import Order
 from relatum_consumer.grouping._asyncio import AsyncGroupMethods
@@ -238,7 +242,10 @@ class AsyncRelations(AsyncGroupMethods):
         if type(request) is Read:
             return await self._read(request.ids)
         if type(request) is Pause:
-            return await asyncio.sleep(request.seconds)
+            return await asyncio.sleep(left_s(request.seconds))
+        if type(request) is Within:
+            with within(request.until - time.monotonic()):
+                return await self._carry_out(request.request)
         return await self._ask(await self._open_reader(), request)
 
     async def _ask(self, reader: AsyncStreamReader, request: Request) -> Any:
@@ -282,11 +289,18 @@ class AsyncRelations(AsyncGroupMethods):
 
     async def _open_reader(self) -> AsyncStreamReader:
         if self._reader is None:
-            async with self._lock:
+            try:
+                async with asyncio.timeout(left_s(self._timeout_s)):
+                    await self._lock.acquire()
+            except TimeoutError:
+                raise ReadTimeout(NOT_REACHED_YET) from None
+            try:
                 if self._is_closed:
                     raise UsedAfterClose(CLOSED)
                 if self._reader is None:
                     self._reader = await AsyncStreamReader.open(self._address, **self._options)
+            finally:
+                self._lock.release()
         assert self._reader is not None, "it was opened"
         return self._reader
 

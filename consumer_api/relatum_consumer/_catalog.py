@@ -72,6 +72,8 @@ class Catalog:
         self.vhost = vhost
         self.patience_s = patience_s
         self._snapshot: _Snapshot | None = None
+        # Seconds the last proof took that was made at the end of a wait.
+        self.proof_s = 0.0
 
     def forget(self) -> None:
         """Read anew at the next use."""
@@ -168,6 +170,14 @@ class Catalog:
             streams = tuple(sorted({stream for name in names for stream in snapshot.by_name.get(name, ())}))
         more = {stream for stream in found_in if stream not in snapshot.by_name}
         return tuple(sorted((*streams, *more))) if more else streams
+
+    def known(self, names: Sequence[str] | None) -> tuple[str, ...]:
+        """As `recorded`, without asking anything; names of which nothing is known stand for themselves."""
+        snapshot = self._snapshot
+        if names is None:
+            return () if snapshot is None else snapshot.streams
+        by_name = {} if snapshot is None else snapshot.by_name
+        return tuple(sorted({stream for name in names for stream in by_name.get(name, (name,))}))
 
     def nothing_recorded(self, gone: Sequence[str] = ()) -> Steps[NoReturn]:
         """Say that no stream is there of which anything could be known, once the broker was reached.

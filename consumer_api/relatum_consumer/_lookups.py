@@ -1,6 +1,7 @@
 """The look-ups by their public arguments: checked, and turned into steps. One for both faces."""
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
@@ -13,9 +14,10 @@ from relatum.reading import Message
 from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog, Wanted
 from relatum_consumer._moments import Moment, Search, Side, Window, beside, window
-from relatum_consumer._related import Question, answer, wait, without_values
+from relatum_consumer._related import Question, answer, without_values
 from relatum_consumer._requests import Steps
 from relatum_consumer._statements import Order
+from relatum_consumer._waiting import asked_at_least, wait
 
 Names: TypeAlias = str | Sequence[str] | None
 """One name, several, or None."""
@@ -50,8 +52,12 @@ class Lookups:
     ) -> Steps[Answer]:
         """The same, waiting for the first of them."""
         checked_seconds("timeout_s", timeout_s)
-        question = yield from self._question(message, to, by, limit, order)
-        return (yield from wait(self.catalog, question, timeout_s))
+        until = time.monotonic() + timeout_s
+        steps = self._question(message, to, by, limit, order)
+        if timeout_s == 0:
+            return (yield from answer(self.catalog, (yield from steps)))
+        question = yield from asked_at_least(until, steps)
+        return (yield from wait(self.catalog, question, until, timeout_s))
 
     def _question(self, message: Message, to: Names, by: Names, limit: int | None, order: Order) -> Steps[Question]:
         _check_message(message)

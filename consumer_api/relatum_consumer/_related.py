@@ -1,6 +1,5 @@
 """Look-ups by key, as steps: one probe of the index, one read of what it names, and proof where nothing is found."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
@@ -24,9 +23,9 @@ from relatum_consumer import _statements as statements
 from relatum_consumer._answer import Answer, Hit, Status
 from relatum_consumer._catalog import Catalog, Wanted
 from relatum_consumer._gathered import Gathered, check_count
-from relatum_consumer._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN
+from relatum_consumer._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer._proof import Evidence, evidence, replaced
-from relatum_consumer._requests import Partitions, Pause, Read, Select, Steps
+from relatum_consumer._requests import Partitions, Read, Select, Steps
 from relatum_consumer._statements import Order
 
 _Result = TypeVar("_Result")
@@ -355,31 +354,3 @@ def is_sure(error: RelatumError) -> bool:
     if isinstance(error, OffsetNotFound):
         return error.is_proven
     return isinstance(error, NotFound)
-
-
-# --- waiting ----------------------------------------------------------------------------------------------
-
-
-def wait(catalog: Catalog, question: Question, timeout_s: float) -> Steps[Answer]:
-    """Probe the index until it names a message or the time is over; then say what is known."""
-    yield from catalog.check_names(question.names)
-    deadline = time.monotonic() + timeout_s
-    pause = POLL_S_MIN
-    while question.wanted:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        found = yield from _probe_again(catalog, question)
-        if found.hits:
-            return (yield from recorded_answer(catalog, question.names, found.hits, found.expired, found.unread))
-        yield Pause(min(pause, max(0.0, left)))
-        pause = min(2 * pause, POLL_S_MAX)
-    return (yield from answer(catalog, question))
-
-
-def _probe_again(catalog: Catalog, question: Question) -> Steps[Found]:
-    """Probe; nothing where the stream is being replaced: the final look-up will say so if it stays like that."""
-    try:
-        return (yield from probe(catalog, question))
-    except StreamReplaced:
-        return Found()

@@ -12,10 +12,10 @@ from weakref import WeakSet
 import sqlalchemy as sa
 
 from relatum._arguments import checked_count, checked_seconds
-from relatum._deadline import within
+from relatum._deadline import left_s, within
 from relatum._ids import MessageId
 from relatum._processes import after_fork, leave_to_parent
-from relatum.errors import AccessRefused, NotFound, RelatumError, UsedAfterClose
+from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.reading import AuthMechanism, BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
 from relatum_consumer._answer import Answer
@@ -23,6 +23,7 @@ from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._limits import POOL_MAX
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import (
+    NOT_REACHED_YET,
     Agree,
     Bounds,
     Missing,
@@ -34,6 +35,7 @@ from relatum_consumer._requests import (
     Scan,
     Select,
     Steps,
+    Within,
     run,
 )
 from relatum_consumer._statements import Order
@@ -225,14 +227,15 @@ class Relations(GroupMethods):
             message: A message read from a stream.
             to: As for `related`.
             by: As for `related`.
-            timeout_s: Seconds to wait; 0 looks once.
+            timeout_s: Seconds to wait; 0 looks once, as `related` does.
             limit: As for `related`.
             order: As for `related`.
 
         Returns:
-            The messages recorded when the first was seen. When the time is over, the answer of `related` at that
-            moment: mostly without a message, `ABSENT`, `NOT_RECORDED_YET` or `UNPROVEN`. That is no error. A message
-            without any of the keys has no relata, and the answer is `ABSENT` at once.
+            The messages recorded when the first was seen. When the time is over, what is known: `ABSENT` where that
+            could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, where `unread` names what was found and could
+            not be read in time. That is no error, and comes within about 0.3 s of the time asked for. A message without
+            any of the keys has no relata, and the answer is `ABSENT` at once.
 
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
@@ -342,7 +345,10 @@ class Relations(GroupMethods):
         if type(request) is Read:
             return self._read(request.ids)
         if type(request) is Pause:
-            return time.sleep(request.seconds)
+            return time.sleep(left_s(request.seconds))
+        if type(request) is Within:
+            with within(request.until - time.monotonic()):
+                return self._carry_out(request.request)
         return self._ask(self._open_reader(), request)
 
     def _ask(self, reader: StreamReader, request: Request) -> Any:
@@ -372,12 +378,17 @@ class Relations(GroupMethods):
     def _open_reader(self) -> StreamReader:
         reader = self._reader
         if reader is None:
-            with self._lock:
+            # Who opens it may take all of its own time, if the broker is silent; others have theirs.
+            if not self._lock.acquire(timeout=left_s(self._timeout_s)):
+                raise ReadTimeout(NOT_REACHED_YET)
+            try:
                 if self._is_closed:
                     raise UsedAfterClose(CLOSED)
                 if self._reader is None:
                     self._reader = StreamReader.open(self._address, **self._options)
                 reader = self._reader
+            finally:
+                self._lock.release()
         return reader
 
     def statistics(self) -> ReaderStatistics:

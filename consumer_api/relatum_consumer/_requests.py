@@ -6,12 +6,15 @@ out, each in its own way, and do nothing else; so both give the same answers by 
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum._ids import MessageId
 from relatum.errors import RelatumError
 from relatum.reading import Message
 from relatum.store import Position
+
+NOT_REACHED_YET: Final = "The broker did not answer in time: another call still waits for the first connection to it."
+"""The error of those who wait for a reader that another call opens."""
 
 _Result = TypeVar("_Result")
 
@@ -86,7 +89,15 @@ class Pause:
     seconds: float
 
 
-Request: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Scan | Pause
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Carry out a request, waiting no longer than to a moment, as of `time.monotonic`. Answer: the request's."""
+
+    request: "Request"
+    until: float
+
+
+Request: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Scan | Pause | Within
 Steps: TypeAlias = Generator[Request, Any, _Result]
 
 

@@ -41,6 +41,7 @@ RelatumError
 │   ├── BrokerUnavailable
 │   │   ├── ConnectionLost        the connection ended while in use
 │   │   └── StreamUnavailable     the stream moves, or was deleted, under a reader
+│   │       └── StreamNotHere     no node that can be reached has a replica that answers (field: stream)
 │   ├── DatabaseUnavailable       PostgreSQL is away, read-only or full (field: reason)
 │   ├── ReadTimeout               no answer in time
 │   ├── ConnectionsInUse          a reader has as many connections as it may (fields: limit, waiting)
@@ -331,6 +332,15 @@ class StreamUnavailable(BrokerUnavailable):
     """The stream moves to another node, or was deleted, under a reader (field `stream`)."""
 
     stream: str
+
+
+class StreamNotHere(StreamUnavailable):
+    """No node that can be reached from here has a replica of the stream that answers (field `stream`).
+
+    It moves, or its nodes are down or advertise names that cannot be reached from here.
+    """
+
+    offset: int
 
 
 class DatabaseUnavailable(Transient):

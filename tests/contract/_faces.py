@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
+from contextvars import copy_context
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from relatum import MessageId
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, RecordBatch, StreamBounds, StreamReader
+
+_Result = TypeVar("_Result")
 
 FACES = ("blocking-stream", "blocking-amqp", "asyncio-stream", "asyncio-amqp")
 
@@ -59,8 +62,12 @@ class AsyncFace:
 
     def __init__(self, name: str, runner: asyncio.Runner, reader: AsyncStreamReader) -> None:
         self.name = name
-        self._run = runner.run
+        self._runner = runner
         self._reader = reader
+
+    def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        # In the context of the call: a runner has one of its own.
+        return self._runner.run(coroutine, context=copy_context())
 
     def read(self, stream: str, offset: int) -> Message:
         return self._run(self._reader.read(stream, offset))

@@ -8,6 +8,9 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
+SLOW_PART = 4096
+"""Bytes that come through at a time on a slow line."""
+
 
 class Proxy:
     """Forwards connections to one server.
@@ -22,6 +25,7 @@ class Proxy:
     Attributes:
         opened: Connections made through it so far.
         most: How many there were at once at most.
+        bytes_per_s: How fast the server's answers come through; None (default) as fast as they do.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -40,6 +44,7 @@ class Proxy:
         self.accepts = True
         self.opened = self.most = 0
         self.given = 0
+        self.bytes_per_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
 
@@ -113,12 +118,14 @@ class Proxy:
             self.most = max(self.most, len(self._peers) // 2)
 
     def _forward(self, one: socket.socket) -> None:
+        if self.bytes_per_s is not None and one in self._from_server:
+            select.select([self._wake_reader], [], [], SLOW_PART / self.bytes_per_s)
         with self._lock:
             peer = self._peers.get(one)
             if peer is None or self.mode == "frozen":
                 return
             try:
-                data = one.recv(65536)
+                data = one.recv(65536 if self.bytes_per_s is None else SLOW_PART)
                 dropped = self.mode == "blackhole" or (self.mode == "blackhole_replies" and one in self._from_server)
                 if data and not dropped:
                     peer.sendall(data)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from relatum._client_logs import own_connection
-from relatum._deadline import Patience
+from relatum._deadline import Patience, left_s
 from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
@@ -40,6 +40,7 @@ from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal
 from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 
@@ -51,6 +52,9 @@ except ImportError as error:  # pragma: no cover - the extra is installed in tes
 
 CANCELLED_LOOK_S: Final = 1.0
 """Seconds between looks whether the broker has cancelled a consumer."""
+
+GOODBYE_S: Final = 0.5
+"""Seconds the broker has to answer the close of a channel."""
 
 _Result = TypeVar("_Result")
 
@@ -88,7 +92,7 @@ class _Consumer:
 
     def __init__(self, connection: Any, timeout_s: float) -> None:
         self._connection = connection
-        self._timeout_s = timeout_s
+        self._limit_s = timeout_s
         self._channel: Any = None
         self._stream = ""
         self._deliveries: list[Delivery] = []
@@ -151,8 +155,12 @@ class _Consumer:
         if self._unsettled:
             await self._channel.basic_ack(self._unsettled, multiple=True)
             self._unsettled = 0
+        check_time()
         if not self._deliveries:
-            await self._wait(time.monotonic() + timeout_s)
+            await self._wait(time.monotonic() + left_s(timeout_s))
+            if not self._deliveries and self._failure is None:
+                # Cut short by the call's time, it would not be quiet: nothing is concluded from that.
+                check_time()
         if self._failure is not None and not self._deliveries:
             raise self._failure
         deliveries, self._deliveries = self._deliveries, []
@@ -177,8 +185,9 @@ class _Consumer:
         channel, self._channel = self._channel, None
         self._deliveries, self._unsettled = [], 0
         if channel is not None and not channel.is_closed:
-            with contextlib.suppress(aiormq.exceptions.AMQPError, ConnectionError, RuntimeError):
-                await channel.close()
+            with contextlib.suppress(aiormq.exceptions.AMQPError, ConnectionError, RuntimeError, TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await channel.close()
 
 
 def _code_of(error: Any) -> int:
@@ -209,7 +218,7 @@ class AsyncAmqp:
         if address.amqp_port is None:
             raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
         self._address = address
-        self._timeout_s = timeout_s
+        self._limit_s = timeout_s
         self._operations = AmqpOperations(timeout_s)
         self._connections: AsyncConnections[Any] = AsyncConnections(connections)
         self._connection: Any = None
@@ -227,7 +236,7 @@ class AsyncAmqp:
             raise UsedAfterClose("the reader was closed: open another one")
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
-                self._connection = await self._connect(timeout_s or self._timeout_s)
+                self._connection = await self._connect(connect_left_s(timeout_s or self._limit_s))
                 self._connections.note_opened()
             return self._connection
 
@@ -293,7 +302,7 @@ class AsyncAmqp:
         self, make: Callable[[], Generator[Any, Any, _Result]], deadline: float
     ) -> AsyncGenerator[Any, None]:
         while True:
-            consumer = _Consumer(await self._connected(), self._timeout_s)
+            consumer = _Consumer(await self._connected(), self._limit_s)
             has_yielded = False
             steps = make()
             try:

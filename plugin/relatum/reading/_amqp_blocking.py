@@ -26,7 +26,7 @@ from pika.exceptions import (
 )
 
 from relatum._client_logs import own_connection
-from relatum._deadline import Patience
+from relatum._deadline import Patience, left_s
 from relatum._ids import MessageId
 from relatum._peers import AMQP, ask_who, hint, is_another, unreached
 from relatum._processes import after_fork, leave_to_parent
@@ -60,6 +60,7 @@ from relatum.reading._message import Message
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal
 from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 
@@ -186,8 +187,10 @@ class PikaConnection:
     _timeout_s = Patience("_limit_s")
 
     @own_connection()
-    def __init__(self, address: BrokerAddress, parameters: pika.ConnectionParameters, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(
+        self, address: BrokerAddress, parameters: pika.ConnectionParameters, timeout_s: float, connect_s: float
+    ) -> None:
+        self._limit_s = timeout_s
         self._heartbeat_s = parameters.heartbeat if isinstance(parameters.heartbeat, int) else HEARTBEAT_S
         self._loop = _Loop()
         self._error: BaseException | None = None
@@ -207,8 +210,8 @@ class PikaConnection:
             on_close_callback=self._on_end,
             custom_ioloop=self._loop,
         )
-        # pika ends its own attempt after `timeout_s`, and must be left to do so.
-        self._until(lambda: self._is_open or self._error is not None, timeout_s + PIKA_GRACE_S)
+        # pika ends its own attempt after `connect_s`, and must be left to do so.
+        self._until(lambda: self._is_open or self._error is not None, connect_s + PIKA_GRACE_S)
         if not self._is_open:
             self._loop.close()
             raise connection_error(self._error, address) from self._error
@@ -316,7 +319,10 @@ class PikaConnection:
             self._channel.basic_ack(self._unsettled, multiple=True)
             self._unsettled = 0
         received = self._connection.bytes_received
-        while not self._wait(lambda: bool(self._deliveries), timeout_s):
+        check_time()
+        while not self._wait(lambda: bool(self._deliveries), left_s(timeout_s)):
+            # Cut short by the call's time, it would not be quiet: nothing is concluded from that.
+            check_time()
             # A large message on a slow line is on its way as long as bytes of it come: that is not quiet. Heartbeats
             # are.
             heartbeats = 2 + int(2 * timeout_s / max(1, self._heartbeat_s))
@@ -393,17 +399,21 @@ class BlockingAmqp:
         connections: int = CONNECTIONS_MAX,
     ) -> None:
         self._address = address
-        self._timeout_s = timeout_s
-        self._parameters = pika_parameters(address, timeout_s, heartbeat_s)
+        self._limit_s = timeout_s
+        self._heartbeat_s = heartbeat_s
         self._operations = AmqpOperations(timeout_s)
         self._connections: Connections[PikaConnection] = Connections(connections)
         self._is_closed = False
-        first_s = connect_s or self._timeout_s
-        connection = PikaConnection(address, pika_parameters(address, first_s, heartbeat_s), first_s)
+        connection = self._open(connect_s or timeout_s)
         self._connections.take(None, Use.ANSWER)
         self._connections.note_opened()
         self.server_properties = connection.server_properties
         self._release(connection, Use.ANSWER)
+
+    def _open(self, within_s: float) -> PikaConnection:
+        within_s = connect_left_s(within_s)
+        parameters = pika_parameters(self._address, within_s, self._heartbeat_s)
+        return PikaConnection(self._address, parameters, self._limit_s, within_s)
 
     def _acquire(self, use: Use) -> PikaConnection:
         if self._is_closed:
@@ -411,7 +421,7 @@ class BlockingAmqp:
         connection = self._connections.take(None, use)
         if connection is None:
             try:
-                connection = PikaConnection(self._address, self._parameters, self._timeout_s)
+                connection = self._open(self._limit_s)
             except BaseException:
                 self._connections.drop(use)
                 raise

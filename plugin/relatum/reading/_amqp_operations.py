@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from relatum._deadline import Patience
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -129,8 +130,10 @@ class AmqpOperations:
         timeout_s: Seconds until a wait for what must come ends as `ReadTimeout`.
     """
 
+    _timeout_s = Patience("_limit_s")
+
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self._limit_s = timeout_s
 
     def read(self, stream: str, offset: int) -> Generator[Command, Any, Message]:
         """The message at an offset."""

@@ -81,7 +81,7 @@ class AsyncStreamReader:
         within = ConnectingTime(left_s(timeout_s))
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
-            ask = partial(cluster_meant, address, choice, timeout_s=timeout_s)
+            ask = partial(cluster_meant, address, choice, timeout_s=left_s(timeout_s))
             meant = await asyncio.to_thread(ask)
             choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:

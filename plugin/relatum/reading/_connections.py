@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from relatum._processes import after_fork, leave_to_parent
+from relatum.reading._time import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, Waiter
 
 CONNECTIONS_KEPT: Final = 8
@@ -111,7 +112,9 @@ class Connections(_Kept[_Connection]):
 
         Raises:
             ConnectionsInUse: none came in time.
+            ReadTimeout: the call has no time left.
         """
+        check_time()
         line, asked_at, came = self._line, time.monotonic(), threading.Event()
         with self._lock:
             waiter = line.enter(use, came.set)
@@ -182,6 +185,7 @@ class AsyncConnections(_Kept[_Connection]):
     @asynccontextmanager
     async def turn(self, use: Use, deadline: float) -> AsyncIterator[None]:
         """Have a turn inside; see `Connections.turn`. Cancelled while it waits, it leaves the line."""
+        check_time()
         line, asked_at = self._line, time.monotonic()
         came = asyncio.get_running_loop().create_future()
         waiter = line.enter(use, partial(_set, came))

@@ -4,8 +4,8 @@ from collections.abc import Generator
 from enum import Enum
 from typing import Final
 
-from relatum.errors import AccessRefused, NotFound
-from relatum.reading._operations import Attach, StreamNotHere, StreamOperations
+from relatum.errors import AccessRefused, NotFound, StreamNotHere
+from relatum.reading._operations import Attach, StreamOperations
 from relatum.reading._plan import Density, Request, StreamPlan
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, records_at

@@ -23,6 +23,7 @@ from relatum.errors import (
     ProtocolError,
     RelatumError,
     StreamNotFound,
+    StreamNotHere,
     StreamUnavailable,
 )
 from relatum.limits import INTEGER_MAX
@@ -115,12 +116,6 @@ class Attach:
         """Raise what the answer to Subscribe amounts to."""
         if self.code != Code.OK:
             raise refusal(self.stream, self.code)
-
-
-class StreamNotHere(StreamUnavailable):
-    """The node has no replica of the stream; another may (field `stream`, in a batched read also `offset`)."""
-
-    offset: int
 
 
 def _answers_routes(version: str) -> bool:

@@ -113,7 +113,7 @@ class StreamReader:
         within = ConnectingTime(left_s(timeout_s))
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
-            meant = cluster_meant(address, choice, timeout_s=timeout_s)
+            meant = cluster_meant(address, choice, timeout_s=left_s(timeout_s))
             choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:
             try:

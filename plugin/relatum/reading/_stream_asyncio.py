@@ -18,6 +18,7 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
+    StreamNotHere,
     UsedAfterClose,
 )
 from relatum.reading._address import BrokerAddress
@@ -40,7 +41,6 @@ from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import (
     Scan,
-    StreamNotHere,
     StreamOperations,
     is_inside,
     not_there,
@@ -49,6 +49,7 @@ from relatum.reading._operations import (
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, login_for
 from relatum.reading._stream_blocking import batches_of, name_missing
+from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk
@@ -80,7 +81,7 @@ class AsyncStreams:
         node: Broker | None = None,
     ) -> None:
         self._address = address
-        self._timeout_s = timeout_s
+        self._limit_s = timeout_s
         self._connect_s = connect_s
         self._login = login_for(address, heartbeat_s, cluster_name)
         self._connections = connections if isinstance(connections, AsyncConnections) else AsyncConnections(connections)
@@ -123,8 +124,8 @@ class AsyncStreams:
             connection.abandon()
             await self._release(connection, use)
         try:
-            left_s = connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())
-            connection = await AsyncConnection.open(self._address, self._login, left_s)
+            within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
+            connection = await AsyncConnection.open(self._address, self._login, within_s)
         except BaseException:
             self._connections.drop(use)
             raise
@@ -200,6 +201,8 @@ class AsyncStreams:
             )
             await node.open()
         except (BrokerUnavailable, ReadTimeout) as error:
+            # That a call ran out of time says nothing of the node.
+            check_time()
             self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
             raise OutOfReach(message) from error
         # Another task may have been faster; what it made is used by others already.
@@ -259,7 +262,7 @@ class AsyncStreams:
             while True:
                 try:
                     if isinstance(step, Pause):
-                        await asyncio.sleep(step.seconds)
+                        await asyncio.sleep(left_s(step.seconds))
                         step = next(steps)
                         continue
                     bounds = await self._bounds_at(step.node, stream, any_node=step.any_node)
@@ -397,7 +400,8 @@ class AsyncStreams:
                         yield step
                         step = next(steps)
                         continue
-                    events = await connection.wait(idle_s)
+                    check_time()
+                    events = await connection.wait(left_s(idle_s))
                     if events is None:
                         yield None
                     step = steps.send(events or [])

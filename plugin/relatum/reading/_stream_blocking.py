@@ -22,6 +22,7 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
+    StreamNotHere,
     StreamUnavailable,
     UsedAfterClose,
 )
@@ -45,7 +46,6 @@ from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
 from relatum.reading._operations import (
     Scan,
-    StreamNotHere,
     StreamOperations,
     is_inside,
     not_there,
@@ -53,6 +53,7 @@ from relatum.reading._operations import (
 )
 from relatum.reading._plan import Density
 from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for
+from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.wire._chunk import Chunk, split
@@ -91,7 +92,7 @@ class BlockingStreams:
         node: Broker | None = None,
     ) -> None:
         self._address = address
-        self._timeout_s = timeout_s
+        self._limit_s = timeout_s
         self._login = login_for(address, heartbeat_s, cluster_name)
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._node = node
@@ -136,8 +137,8 @@ class BlockingStreams:
             connection.has_received = False
             return connection
         try:
-            left_s = connect_s or max(CONNECT_S_MIN, deadline - time.monotonic())
-            connection = SocketConnection.open(self._address, self._login, left_s)
+            within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
+            connection = SocketConnection.open(self._address, self._login, within_s)
         except BaseException:
             self._connections.drop(use)
             raise
@@ -238,6 +239,8 @@ class BlockingStreams:
                 node=broker,
             )
         except (BrokerUnavailable, ReadTimeout) as error:
+            # That a call ran out of time says nothing of the node.
+            check_time()
             self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
             raise OutOfReach(message) from error
         # Another thread may have been faster; what it made is used by others already.
@@ -299,7 +302,7 @@ class BlockingStreams:
             while True:
                 try:
                     if isinstance(step, Pause):
-                        time.sleep(step.seconds)
+                        time.sleep(left_s(step.seconds))
                         step = next(steps)
                         continue
                     bounds = self._bounds_at(step.node, stream, any_node=step.any_node)
@@ -436,7 +439,8 @@ class BlockingStreams:
                         yield step
                         step = next(steps)
                         continue
-                    events = connection.wait(idle_s)
+                    check_time()
+                    events = connection.wait(left_s(idle_s))
                     if events is None:
                         yield None
                     step = steps.send(events or [])

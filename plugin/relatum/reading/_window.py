@@ -6,10 +6,10 @@ from itertools import islice
 from typing import Any, Final
 
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, NotFound, OffsetNotFound
+from relatum.errors import AccessRefused, NotFound, OffsetNotFound, StreamNotHere
 from relatum.limits import INTEGER_MAX
 from relatum.reading._message import Message
-from relatum.reading._operations import StreamNotHere, check_integers, check_offset
+from relatum.reading._operations import check_integers, check_offset
 
 WINDOW_MESSAGES: Final = 1024
 """Ids planned together: the more, the more neighbours are found; a held message takes about 1 kB with its record."""

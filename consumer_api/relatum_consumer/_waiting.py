@@ -1,0 +1,190 @@
+"""Look-ups that wait: until there is a message, and no longer than asked. Running out of time is an answer.
+
+What an answer may say when the time is over takes a proof, which asks the broker for the streams' ends: that takes
+time, too, much of it where bodies are large. So the proof begins as long before the end as the last one took, and ends
+at most `GRACE_S` behind it. One that does not end in time is no proof: the answer is `unproven` then, or
+`not_recorded_yet` where that much is known, and never `absent`.
+"""
+
+import time
+from contextlib import closing
+from typing import Any, Final, TypeVar
+
+from relatum._ids import MessageId
+from relatum.errors import ReadTimeout, RelatumError, StreamReplaced, Transient
+from relatum_consumer._answer import Answer, Status
+from relatum_consumer._catalog import Catalog
+from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
+from relatum_consumer._proof import Evidence, evidence
+from relatum_consumer._related import Found, Question, concluded, probe, recorded_answer, without_values
+from relatum_consumer._requests import Pause, Read, Request, Steps, Within
+
+GRACE_S: Final = 0.25
+"""Seconds behind the end of a wait in which what was begun may still end: a proof takes a few milliseconds mostly."""
+
+COLD_S: Final = 1.0
+"""Seconds at least for what must be known before anything can be sought: keys and streams, over a new connection."""
+
+CLOSE_S: Final = 0.05
+"""Seconds before its limit from which on a passing error is taken for a question that ran out of time."""
+
+PROOF_FACTOR: Final = 1.5
+"""How much longer than the last one a proof is expected to take."""
+
+PROOF_S_MAX: Final = 5.0
+"""The longest time by which a proof begins before the end of a wait; no more than half of the wait either way."""
+
+_Result = TypeVar("_Result")
+
+
+class OutOfTime(Exception):
+    """The time of a wait is over.
+
+    Attributes:
+        unread: What was being read then.
+        error: What a question met that ran out of time; for a wait of which not even that can be said what it means.
+    """
+
+    def __init__(self, request: Request, met: Transient | None = None) -> None:
+        super().__init__()
+        self.unread: tuple[MessageId, ...] = tuple(request.ids) if type(request) is Read else ()
+        self.error = met or ReadTimeout("The time was over before anything could be asked.")
+
+
+def ended_at(until: float, steps: Steps[_Result]) -> Steps[_Result]:
+    """Take steps, each request no longer than to a moment.
+
+    Raises:
+        OutOfTime: they had not ended then. Other errors, and passing ones before that, are theirs.
+    """
+    with closing(steps):
+        answer: Any = None
+        error: RelatumError | None = None
+        while True:
+            try:
+                request = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                result: _Result = stop.value
+                return result
+            answer, error = None, None
+            if time.monotonic() >= until:
+                raise OutOfTime(request)
+            try:
+                answer = yield Within(request, until)
+            except Transient as met:
+                if time.monotonic() >= until - CLOSE_S:
+                    raise OutOfTime(request, met) from met
+                error = met
+            except RelatumError as met:
+                error = met
+
+
+def asked_at_least(until: float, steps: Steps[_Result]) -> Steps[_Result]:
+    """What must be known before anything can be sought.
+
+    Raises:
+        Transient: it could not be asked in time: nothing can be said at all.
+    """
+    try:
+        return (yield from ended_at(max(until + GRACE_S, time.monotonic() + COLD_S), steps))
+    except OutOfTime as out:
+        raise out.error from None
+
+
+def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -> Steps[Answer]:
+    """Probe the index until it names a message or the time is over; then say what is known.
+
+    Args:
+        catalog: Of the database.
+        question: What is sought.
+        until: When the wait ends, as of `time.monotonic`.
+        timeout_s: How long it is in all.
+    """
+    waiting = _Waiting(catalog, question, until, timeout_s)
+    try:
+        return (yield from ended_at(until + GRACE_S, waiting.run()))
+    except OutOfTime as out:
+        waiting.note_proof()
+        return waiting.out_of_time(out)
+
+
+class _Waiting:
+    """One wait."""
+
+    def __init__(self, catalog: Catalog, question: Question, until: float, timeout_s: float) -> None:
+        self._catalog = catalog
+        self._question = question
+        self._until = until
+        # Where the last proof took long, this one begins before the end.
+        self._proof_at = until - min(PROOF_FACTOR * catalog.proof_s, PROOF_S_MAX, timeout_s / 2)
+        self._proof_began: float | None = None
+        self._known: Evidence | None = None
+        self._was_replaced = False
+
+    def run(self) -> Steps[Answer]:
+        """Wait, and prove what there is to prove."""
+        catalog, question = self._catalog, self._question
+        yield from catalog.check_names(question.names)
+        if not question.wanted:
+            return (yield from without_values(catalog, question.names))
+        pause = POLL_S_MIN
+        while True:
+            found = yield from self._probed()
+            if found.hits:
+                return (yield from self._recorded(found))
+            now = time.monotonic()
+            if now >= self._proof_at and self._known is None:
+                self._known = yield from self._proof()
+            elif now >= self._until:
+                break
+            else:
+                next_at = self._until if self._known is not None else self._proof_at
+                yield Pause(max(0.0, min(pause, next_at - now)))
+                pause = min(2 * pause, POLL_S_MAX)
+        assert self._known is not None, "the proof comes before the end"
+        return (yield from concluded(catalog, self._known, (), found.expired, found.unread, was_read=False))
+
+    def _probed(self) -> Steps[Found]:
+        """Probe; nothing where the stream is being replaced: a proof, made anew once, says so if it stays like that."""
+        try:
+            return (yield from probe(self._catalog, self._question))
+        except StreamReplaced:
+            if self._known is not None and self._was_replaced:
+                raise
+            self._was_replaced, self._known = self._known is not None, None
+            return Found()
+
+    def _recorded(self, found: Found) -> Steps[Answer]:
+        names = self._question.names
+        return recorded_answer(self._catalog, names, found.hits, found.expired, found.unread)
+
+    def _proof(self) -> Steps[Evidence]:
+        """The evidence, once more where the recorder replaced the stream under our hands."""
+        self._proof_began = time.monotonic()
+        keys = [wanted.key_id for wanted in self._question.wanted]
+        try:
+            known = yield from evidence(self._catalog, self._question.names, keys)
+        except StreamReplaced:
+            known = yield from evidence(self._catalog, self._question.names, keys)
+        self.note_proof()
+        return known
+
+    def note_proof(self) -> None:
+        """Remember how long the proof took, or that it took longer than it had."""
+        if self._proof_began is not None and self._known is None:
+            self._catalog.proof_s = time.monotonic() - self._proof_began
+
+    def out_of_time(self, out: OutOfTime) -> Answer:
+        """What is known, without asking for more.
+
+        Raises:
+            Transient: what ran out of time, where no stream is known of which something could be said.
+        """
+        known = self._known
+        streams = self._catalog.known(self._question.names) if known is None else known.streams
+        if not streams:
+            raise out.error
+        status = Status.UNPROVEN
+        if known is not None:
+            status = known.status(is_found=False, was_read=False, has_expired=False, is_whole=False)
+        return Answer(status, streams=streams, unread=out.unread)

@@ -1,0 +1,20 @@
+"""How long a reader may take: what the call around it has left (`relatum._deadline`)."""
+
+from typing import Final
+
+from relatum._deadline import current, has_passed, left_s
+from relatum.errors import ReadTimeout
+
+CONNECT_S_LEAST: Final = 0.01
+"""Seconds for connecting where a call has none left: 0 would mean something else to sockets."""
+
+
+def check_time() -> None:
+    """Raise `ReadTimeout` where the call has no time left: before anything is asked, and between what comes."""
+    if has_passed():
+        raise ReadTimeout(f"The time of the call is over ({current()}).")
+
+
+def connect_left_s(most_s: float) -> float:
+    """Seconds for connecting: so many, or what the call has left."""
+    return max(CONNECT_S_LEAST, left_s(most_s))
