@@ -15,8 +15,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect
 
 from relatum.store import SCHEMA, as_engine, translated_errors
+from relatum_migrations import _roles
 
-__all__ = ["LOCK_S", "current", "downgrade", "head", "sql", "upgrade"]
+__all__ = ["LOCK_S", "current", "downgrade", "head", "missing_roles", "sql", "upgrade"]
 
 _LOCK = 0x72656C6174756D
 """The advisory lock a migration takes, so that several that start together run one after the other ("relatum")."""
@@ -40,6 +41,9 @@ def _config(connection: Connection | None = None) -> Config:
 def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: float = LOCK_S) -> None:
     """Make the schema, or bring it to a newer revision. Safe to call again and from several processes.
 
+    At the newest revision it makes the roles that lack, where the user may, and grants each what it needs; also where
+    there was nothing else to do. `missing_roles` says which could not be made.
+
     Args:
         database: A PostgreSQL URL, or an engine. The user must own the schema, or may create it.
         revision: Which revision to go to; the newest by default.
@@ -49,7 +53,7 @@ def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: f
         DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long: nothing was changed.
         AccessRefused: the user may not create the schema.
     """
-    _migrate(database, alembic_command.upgrade, revision, lock_timeout_s)
+    _migrate(database, alembic_command.upgrade, revision, lock_timeout_s, with_roles=revision in ("head", head()))
 
 
 def downgrade(database: str | Engine, revision: str) -> None:
@@ -61,12 +65,25 @@ def downgrade(database: str | Engine, revision: str) -> None:
     _migrate(database, alembic_command.downgrade, revision)
 
 
-def _migrate(database: str | Engine, run: object, revision: str, lock_timeout_s: float = LOCK_S) -> None:
+def _migrate(
+    database: str | Engine, run: object, revision: str, lock_timeout_s: float = LOCK_S, *, with_roles: bool = False
+) -> None:
     with as_engine(database, statement_s=_STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
         # Another migration is waited for: it ends.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
         run(_config(connection), revision)  # type: ignore[operator]
+        if with_roles:
+            _roles.grant_roles(connection)
+
+
+def missing_roles(database: str | Engine) -> list[str]:
+    """The roles that the server does not have: this user could not make them. Nobody may be granted their rights.
+
+    Whoever may makes them, and then calls `upgrade` again, which grants them what they need.
+    """
+    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+        return _roles.missing_roles(connection)
 
 
 def current(database: str | Engine) -> str | None:

@@ -60,9 +60,11 @@ def test_deleting_asks(relatum: Relatum, amqp_url: str, stream_url: str, name: s
             command, env=relatum.environment, input=answer, capture_output=True, text=True, timeout=60, check=False
         )
 
-    refused = answered("n\n")
-    assert refused.returncode == ExitCode.FAILED
-    assert f"{name}-0" in refused.stderr
+    for answer in ("n\n", ""):
+        refused = answered(answer)
+        assert refused.returncode == ExitCode.DECLINED
+        assert f"{name}-0" in refused.stderr
+        assert refused.stderr.endswith("[y/N]: \nnothing was done\n")
     assert len(describe_super_stream(amqp_url, name, stream_url=stream_url)) == 1
     assert relatum.run("super-stream", "delete", name, "--json").returncode == ExitCode.USAGE
     assert answered("y\n").returncode == ExitCode.OK

@@ -1,5 +1,6 @@
 """The command's own small parts: exit codes, log lines, and text on the terminal."""
 
+import io
 import json
 import logging
 import sys
@@ -14,7 +15,7 @@ from relatum.collecting import Outcome, OutcomeStatus
 from relatum.command import ExitCode, exit_code_of, parse_span, print_messages
 from relatum.command._logs import JsonFormatter, TextFormatter
 from relatum.command._outcome import print_outcomes
-from relatum.command._output import ranges_text, size_text
+from relatum.command._output import confirm, ranges_text, size_text
 from relatum.reading import Message
 
 
@@ -115,3 +116,22 @@ def test_what_is_no_span_is_refused(text: str) -> None:
     """One clear error of usage."""
     with pytest.raises(typer.BadParameter):
         parse_span(text)
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""], ids=["no", "default", "nobody"])
+def test_a_question_that_is_not_answered_by_yes_ends_the_command_on_a_line_of_its_own(
+    answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends with the code of that, and says that nothing was done."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    with pytest.raises(typer.Exit) as ended:
+        confirm("Forget it all?")
+    assert ended.value.exit_code == ExitCode.DECLINED
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "Forget it all? [y/N]: \nnothing was done\n")
+
+
+def test_a_question_that_is_answered_by_yes_lets_the_command_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Yes, and nothing else, returns."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    confirm("Forget it all?")

@@ -33,6 +33,8 @@ class ExitCode(IntEnum):
     """A message that was asked for failed, or is in the dead-letter stream."""
     UNPROVEN = 11
     """A look-up whose answer is `unproven`: nobody can prove from here that there is nothing, or nothing more."""
+    DECLINED = 12
+    """The command asked, and nobody said yes: nothing was done."""
 
 
 # The first class that fits counts, so leaves stand before their parents.
@@ -60,5 +62,5 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 EPILOG: Final = (
     "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
     "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
-    "11 unproven."
+    "11 unproven; 12 declined."
 )

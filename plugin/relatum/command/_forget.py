@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, require_database
-from relatum.command._output import console, print_json
+from relatum.command._output import confirm, console, print_json
 from relatum.reading import BrokerAddress
 from relatum.recording import ForgottenStream
 from relatum.recording import forget as run_forget
@@ -36,7 +36,7 @@ def forget(
         if as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         found = run_forget(url, streams, vhost=vhost, dry_run=True)
-        typer.confirm(f"Forget {_names(found)}: about {_rows(found):,} rows?", abort=True, err=True)
+        confirm(f"Forget {_names(found)}: about {_rows(found):,} rows?")
     done = run_forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
     if as_json:
         print_json([_document(each) for each in done])

@@ -6,13 +6,17 @@ is a program, or somebody who reads it later, whatever the width of the terminal
 
 import json
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final, Literal
 
+import typer
 from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
+
+from relatum.command._exits import ExitCode
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
 """A row is a line and a tab ends a cell: neither may stand in a cell."""
@@ -116,3 +120,20 @@ def size_text(count: float | None) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} TB"
+
+
+def confirm(question: str) -> None:
+    """Ask on stderr, and end the command unless the answer is yes; nobody to answer is no.
+
+    Raises:
+        typer.Exit: with `ExitCode.DECLINED`.
+    """
+    # Not by click, which writes a blank to stdout and ends with code 1.
+    typer.echo(f"{question} [y/N]: ", nl=False, err=True)
+    answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
+    if not (answer and sys.stdin.isatty()):
+        # A terminal has shown the end of the line that was typed; nothing else has.
+        typer.echo(err=True)
+    if answer.strip().lower() not in ("y", "yes"):
+        typer.echo("nothing was done", err=True)
+        raise typer.Exit(ExitCode.DECLINED)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from relatum.command._options import BrokerOption, JsonOption, StreamUrlOption, parse_span, require_broker
-from relatum.command._output import console, print_json, table_of
+from relatum.command._output import confirm, console, print_json, table_of
 from relatum.superstreams import (
     Layout,
     Partition,
@@ -127,7 +127,7 @@ def delete(
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         layout = describe_super_stream(url, name, stream_url=stream_url)
         streams = ", ".join(partition.stream for partition in layout)
-        typer.confirm(f"Delete {name} and all messages in {streams}?", abort=True, err=True)
+        confirm(f"Delete {name} and all messages in {streams}?")
     layout = delete_super_stream(url, name, stream_url=stream_url)
     if as_json:
         _print_layout(layout, as_json=True)

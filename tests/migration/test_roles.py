@@ -1,0 +1,110 @@
+"""Owners that may make no roles: what `relatum migrate` says, and that running it again is the way out."""
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+from typer.testing import CliRunner
+
+from relatum.command import complete_app
+from relatum.keys import as_definitions
+from relatum.local import LocalPostgreSQL
+from relatum.store import add_keys, make_engine
+from relatum_migrations import _roles, upgrade
+
+PASSWORD = "x"
+
+
+@pytest.fixture
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL of its own, since roles belong to the server: there are none of Relatum's."""
+    with LocalPostgreSQL(tmp_path_factory.mktemp("postgresql"), durable=False) as server:
+        yield server.database_url
+
+
+def owned(server_url: str, name: str) -> str:
+    """A new database of an owner of the same name, who may make no roles."""
+    with psycopg.connect(server_url, autocommit=True) as administrator:
+        named = sql.Identifier(name)
+        administrator.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(named, sql.Literal(PASSWORD)))
+        administrator.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(named, named))
+    return as_user(server_url, name, name)
+
+
+def as_user(url: str, user: str, database: str) -> str:
+    """The URL of a database for a user."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=f"{user}:{PASSWORD}@{parts.hostname}:{parts.port}", path=f"/{database}"))
+
+
+def migrate(url: str) -> str:
+    """`relatum migrate`, and what it said on stderr."""
+    done = CliRunner().invoke(complete_app(), ["migrate", "--database", url])
+    assert done.exit_code == 0, done.output
+    return done.stderr
+
+
+def granted(url: str) -> set[tuple[str, str, str, str]]:
+    """Who may do what: table or sequence of Relatum's schema, column, role, right. Without sequences of identities."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT c.relname, '', a.grantee::regrole::text, a.privilege_type "
+            "FROM pg_class c, aclexplode(c.relacl) a WHERE c.relnamespace = 'relatum'::regnamespace "
+            "AND (c.relkind <> 'S' OR c.relname = 'placement_epochs') AND a.grantee <> c.relowner "
+            "UNION ALL SELECT c.relname, t.attname, a.grantee::regrole::text, a.privilege_type "
+            "FROM pg_class c JOIN pg_attribute t ON t.attrelid = c.oid, aclexplode(t.attacl) a "
+            "WHERE c.relnamespace = 'relatum'::regnamespace AND a.grantee <> c.relowner "
+            "UNION ALL SELECT nspname, '', a.grantee::regrole::text, a.privilege_type "
+            "FROM pg_namespace, aclexplode(nspacl) a WHERE nspname = 'relatum' AND a.grantee <> nspowner"
+        ).fetchall()
+    return {(str(a), str(b), str(c), str(d)) for a, b, c, d in rows}
+
+
+def test_roles_that_could_not_be_made_are_named_and_granted_by_another_migrate(server_url: str) -> None:
+    """Without CREATEROLE the roles are named; with it, or made by hand, the next migrate grants what a first does."""
+    first, second = owned(server_url, "first"), owned(server_url, "second")
+    for url in (first, second, second):
+        said = migrate(url)
+        assert all(f"CREATE ROLE {role} NOLOGIN" in said for role in _roles.ROLES), said
+        assert granted(url) == set()
+    with psycopg.connect(server_url, autocommit=True) as administrator:
+        administrator.execute("CREATE ROLE relatum_router NOLOGIN")
+        said = migrate(first)
+        assert "relatum_recorder" in said
+        assert "relatum_router" not in said
+        administrator.execute("ALTER ROLE first CREATEROLE")
+    assert migrate(first) == ""
+    assert migrate(second) == ""
+    # The revisions grant too, where the roles are there from the start.
+    fresh = owned(server_url, "fresh")
+    assert migrate(fresh) == ""
+    assert granted(first) == granted(second) == granted(fresh)
+    before = granted(first)
+    upgrade(first)
+    assert granted(first) == before
+    _uses(server_url, second)
+
+
+def _uses(server_url: str, url: str) -> None:
+    """Whoever is in a role that was granted late may do what it is for."""
+    with psycopg.connect(server_url, autocommit=True) as administrator:
+        administrator.execute("CREATE ROLE somebody LOGIN PASSWORD 'x' IN ROLE relatum_recorder")
+    engine = make_engine(as_user(url, "somebody", "second"))
+    try:
+        add_keys(engine, as_definitions(["order"]))
+    finally:
+        engine.dispose()
+
+
+def test_each_table_is_some_roles(empty_database_url: str) -> None:
+    """What a revision adds is granted to somebody, in the list that each migrate goes by."""
+    upgrade(empty_database_url)
+    listed = {name for grants in _roles._GRANTS.values() for _, names in grants for name in names.split(", ")}
+    with psycopg.connect(empty_database_url) as connection:
+        rows = connection.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'relatum'::regnamespace AND (relkind IN ('r', 'p', 'v') "
+            "OR relname = 'placement_epochs')"
+        ).fetchall()
+    assert listed == {name for (name,) in rows}
