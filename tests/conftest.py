@@ -37,6 +37,9 @@ NEW_DATABASE = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'
 
 DOCKER_PASSWORD = "relatum"
 
+_ASKED_FOR = {"long": "takes long", "docker": "starts containers"}
+"""Markers whose tests run with the option of the same name alone, and why."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that choose Docker, and the long form of tests that have one."""
@@ -45,11 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `long`, unless asked for."""
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long") is not None:
-                item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
+    """Leave out what is marked `long` or `docker`, unless asked for."""
+    for marker, reason in _ASKED_FOR.items():
+        if not config.getoption(f"--{marker}"):
+            for item in items:
+                if item.get_closest_marker(marker) is not None:
+                    item.add_marker(pytest.mark.skip(reason=f"{reason}: --{marker} runs it"))
 
 
 @pytest.fixture(scope="session")
@@ -73,10 +77,17 @@ def docker_compose_file(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def docker_setup() -> list[str]:
-    """Start the two servers alone, on free ports, and wait until they are healthy."""
-    if shutil.which("docker") is None:
+def docker_command() -> str:
+    """The command `docker`, without which whoever asks for it fails."""
+    command = shutil.which("docker")
+    if command is None:
         pytest.fail("--docker needs a Docker engine and Compose v2, and there is no command `docker`", pytrace=False)
+    return command
+
+
+@pytest.fixture(scope="session")
+def docker_setup(docker_command: str) -> list[str]:
+    """Start the two servers alone, on free ports, and wait until they are healthy."""
     amqp = free_port((0, STREAM_OFFSET, 1, 2))
     os.environ["RELATUM_AMQP_PORT"] = str(amqp)
     os.environ["RELATUM_STREAM_PORT"] = str(amqp + STREAM_OFFSET)
