@@ -4,6 +4,7 @@ Whatever a caller gives goes to PostgreSQL, whose integers have 64 bits and whos
 broker, whose names are UTF-8, or into a wait, where a number of seconds past all calendars overflows.
 """
 
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from relatum.errors import InvalidInput
@@ -29,7 +30,7 @@ def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUN
         InvalidInput: it is no integer between the two.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInput(f"{argument}= takes a number from {least:,} to {most:,}{otherwise}, not {_shown(value)}")
+        raise InvalidInput(f"{argument}= takes a number from {least:,} to {most:,}{otherwise}, not {shown(value)}")
     return value
 
 
@@ -49,7 +50,7 @@ def checked_seconds(argument: str, value: Any, *, least: float = 0.0, most: floa
     # A comparison with what is not a number is false.
     if not is_number or not least <= value <= most or value == float("inf"):
         between = f"seconds, {least:g} or more" if most >= SECONDS_MAX else f"seconds from {least:g} to {most:g}"
-        raise InvalidInput(f"{argument}= takes {between}, not {_shown(value)}")
+        raise InvalidInput(f"{argument}= takes {between}, not {shown(value)}")
     seconds: float = value
     return seconds
 
@@ -60,14 +61,62 @@ def checked_name(argument: str, value: Any) -> str:
     Raises:
         InvalidInput: it is no text, an empty one, or one that neither the broker nor PostgreSQL can hold.
     """
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"{argument}= takes a name, not {_shown(value)}")
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidInput(f"{argument}= takes a name; {_shown(value)} has a NUL character or half a surrogate pair")
+    return checked_text(argument, value, least=1, what="a name")
+
+
+def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
+    """A text, such as a routing key.
+
+    Args:
+        argument: The argument's name.
+        value: What was given.
+        least: Characters at least.
+        what: What it is, for the error.
+
+    Raises:
+        InvalidInput: it is none, too short, or one that neither the broker nor PostgreSQL can hold.
+    """
+    if not isinstance(value, str) or len(value) < least:
+        raise InvalidInput(f"{argument}= takes {what}, not {shown(value)}")
+    is_half = not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
+    if "\0" in value or is_half:
+        raise InvalidInput(f"{argument}= takes {what}; {shown(value)} has a NUL character or half a surrogate pair")
     return value
 
 
-def _shown(value: Any) -> str:
+def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
+    """Several names.
+
+    Args:
+        argument: The argument's name.
+        value: What was given: an iterable of names; one text is none, since its characters would be taken for names.
+        least: Names at least.
+
+    Raises:
+        InvalidInput: it is no iterable of names, or has too few of them.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidInput(f"{argument}= takes a list of names, not {shown(value)}")
+    names = tuple(value)
+    if len(names) < least:
+        raise InvalidInput(f"{argument}= takes a list of {least} names or more, not of {len(names)}")
+    for name in names:
+        checked_name(argument, name)
+    return names
+
+
+def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
+    """One of some words.
+
+    Raises:
+        InvalidInput: it is none of them.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidInput(f"{argument}= takes one of {', '.join(map(repr, choices))}, not {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
     """A value for a message: its beginning, in characters that any terminal can write."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return f"an integer of {value.bit_length()} bits"

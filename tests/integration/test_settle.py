@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,11 +15,20 @@ import pytest
 from pika import BlockingConnection
 
 import relatum
+from relatum import MessageId
+from relatum._deadline import LEAST_S
 from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown, PublishRejected
 from relatum.interception._settle import Unsettled
 from relatum.local import LocalServers
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support.proxy import Proxy
+from tests.support.standstill import SLACK_S
+
+AT_ONCE = 200
+"""Messages that are settled at once."""
+
+CONNECTIONS_MAX = 16
+"""Connections of a reader, as docs/limits.md says."""
 
 LATE_S = 130.0
 """Seconds after which pika notices a silent link with RabbitMQ's default heartbeat of 60."""
@@ -76,7 +86,7 @@ def test_with_aio_pika_the_search_begins_before_the_send(amqp_url: str, stream_u
             with pytest.raises(PublishOutcomeUnknown) as caught:
                 await channel.default_exchange.publish(aio_pika.Message(b"second"), stream_name, timeout=0.5)
             settle: Any = caught.value.settle
-            unsettled = next(cell.cell_contents for cell in settle.__closure__)
+            unsettled = settle.__self__
             assert unsettled.sent.monotonic_s < began + 0.3
             (place,) = await settle()
             assert place.stream == stream_name
@@ -172,6 +182,86 @@ def test_while_the_broker_is_away_it_is_said_so_in_time(
             proxy.mode, proxy.accepts = "pass", True
         (place,) = unsettled.settle()
         assert place.stream == stream_name
+
+
+@pytest.mark.parametrize("transport", ["stream", "amqp"])
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_many_at_once_share_few_connections(
+    face: str, transport: str, amqp_url: str, stream_url: str, stream_name: str
+) -> None:
+    """After an outage hundreds are settled at once: each is found, over a handful of connections to the broker."""
+    by_streams = transport == "stream"
+    # Over AMQP 0.9.1 the end of a stream is what nothing comes behind for a moment.
+    at_once = AT_ONCE if by_streams else AT_ONCE // 4
+    with Proxy.to(stream_url if by_streams else amqp_url) as line:
+        where = (
+            {"broker_url": amqp_url, "stream_url": line.url(stream_url)}
+            if by_streams
+            else {"broker_url": line.url(amqp_url)}
+        )
+        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", **where)
+        line.most = 0
+        settle_all = _in_threads if face == "blocking" else _in_tasks
+        found = settle_all(unsettled, at_once)
+        assert {place.stream for (place,) in found} == {stream_name}
+        assert len(found) == at_once
+        assert 1 <= line.most <= CONNECTIONS_MAX
+        assert line.opened <= 2 * CONNECTIONS_MAX
+
+
+def _in_threads(unsettled: Unsettled, at_once: int) -> list[tuple[MessageId, ...]]:
+    together = threading.Barrier(at_once)
+
+    def settle(_: int) -> tuple[MessageId, ...]:
+        together.wait(60)
+        return unsettled.settle(60)
+
+    with ThreadPoolExecutor(at_once) as threads:
+        return list(threads.map(settle, range(at_once)))
+
+
+def _in_tasks(unsettled: Unsettled, at_once: int) -> list[tuple[MessageId, ...]]:
+    async def settle_all() -> list[tuple[MessageId, ...]]:
+        # With asyncio's default there are as few threads as the machine has processors, and as few connections.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(at_once))
+        return await asyncio.gather(*(unsettled.settle_async(60) for _ in range(at_once)))
+
+    return asyncio.run(settle_all())
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_many_at_once_end_in_time_where_the_broker_is_silent(
+    face: str, amqp_url: str, stream_url: str, stream_name: str
+) -> None:
+    """None waits for those before it, and those that are told so in asyncio settle again in asyncio."""
+    with Proxy.to(amqp_url) as amqp, Proxy.to(stream_url) as streams:
+        where = {"broker_url": amqp.url(amqp_url), "stream_url": streams.url(stream_url)}
+        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", **where)
+        amqp.mode = streams.mode = "frozen"
+        began = time.monotonic()
+
+        async def in_tasks() -> list[Any]:
+            settling = [unsettled.settle_async(1.0) for _ in range(40)]
+            return await asyncio.gather(*settling, return_exceptions=True)
+
+        if face == "asyncio":
+            ended = asyncio.run(in_tasks())
+        else:
+            with ThreadPoolExecutor(40) as threads:
+                ended = [each.exception() for each in [threads.submit(unsettled.settle, 1.0) for _ in range(40)]]
+        assert {type(error) for error in ended} == {BrokerUnavailable}
+        assert time.monotonic() - began < 1.0 + LEAST_S + SLACK_S
+
+
+def test_what_is_released_keeps_no_connection(amqp_url: str, stream_url: str, stream_name: str) -> None:
+    """What is settled after the connection was released leaves no connection open."""
+    with Proxy.to(stream_url) as line:
+        unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", stream_url=line.url(stream_url))
+        unsettled.locator.close()
+        for _ in range(2):
+            (place,) = unsettled.settle()
+            assert place.stream == stream_name
+        wait_until(lambda: not line._peers, what="the connections are closed")
 
 
 def test_a_broker_that_starts_is_waited_for(private_servers: LocalServers) -> None:

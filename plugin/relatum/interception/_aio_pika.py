@@ -18,7 +18,6 @@ from aiormq.exceptions import AMQPConnectionError, ChannelClosed, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
 
-from relatum._ids import MessageId
 from relatum._processes import of_one_process
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
 from relatum.interception._interception import ATTRIBUTE, Interception
@@ -145,12 +144,7 @@ class _Publisher:
         heartbeat = self._underlay.connection.connection_tune.heartbeat
         until = None if isinstance(error, TimeoutError) else final_at(heartbeat or 0, announced=False)
         unsettled = Unsettled(sent, self._interception.locator, until)
-
-        async def settle(timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
-            """See `Receipt.settle`; the reading runs in a thread."""
-            return await asyncio.to_thread(unsettled.settle, timeout_s, streams=streams)
-
-        return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=settle)
+        return outcome(PublishOutcomeUnknown, error, in_stream=None, settle=unsettled.settle_async)
 
 
 class _ReturnCallbacks(set[Callable[[Any], Any]]):

@@ -8,14 +8,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum._deadline import LEAST_S, within
 from relatum._ids import MessageId
 from relatum._names import BROKERS_OWN, TIME_HEADER
 from relatum._processes import after_fork
@@ -27,6 +27,7 @@ from relatum.errors import (
     NotFound,
     Transient,
 )
+from relatum.interception._lent import CONNECT_S, LentReader
 from relatum.interception._ports import Recorder
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.store import coverage, known_engine, make_engine, receipts, streams, translated_errors
@@ -41,11 +42,6 @@ ASK_AGAIN_S: Final = 30.0
 
 EXCHANGES_MAX: Final = 1000
 """Exchanges of which the streams are remembered."""
-
-CONNECT_S: Final = 10.0
-"""Seconds to reach the broker at most."""
-
-_CONNECT_LEAST_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +153,21 @@ class Locator:
         self._told = streams
         self._asked: dict[str, tuple[float, frozenset[str]]] = {}
         self._said: set[str] = set()
-        self._lock = threading.Lock()
-        self._reader: StreamReader | None = None
+        # One thread may come twice: garbage collection closes what belongs to dropped connections, wherever it runs.
+        self._lock = threading.RLock()
+        self._lent = LentReader(address)
         self._engine: sa.Engine | None = known_engine(database) if isinstance(database, sa.Engine) else None
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
         """In a child: the recorder is the parent's; places come from the table. Reader and engine see to themselves."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._recorder = None
 
     def close(self) -> None:
-        """Close what was opened for reading."""
+        """Close what was opened for reading; what is under way goes on to its end."""
+        self._lent.close()
         with self._lock:
-            reader, self._reader = self._reader, None
-            if reader is not None:
-                reader.close()
             if self._engine is not None and self._engine is not self._database:
                 self._engine.dispose()
                 self._engine = None
@@ -243,12 +238,12 @@ class Locator:
         return bound
 
     def _ask(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
-        with self._lock:
-            return self._with_reader(question, min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s)))
+        with within(max(LEAST_S, timeout_s)), self.reader() as reader:
+            return question(reader)
 
-    def reader(self, timeout_s: float) -> StreamReader:
-        """A reader of the caller's own, connected within about `timeout_s` seconds."""
-        return StreamReader.open(self._address, timeout_s=min(CONNECT_S, max(_CONNECT_LEAST_S, timeout_s)))
+    def reader(self) -> AbstractContextManager[StreamReader]:
+        """The reader that all who look for messages of this connection share, for one look; see `LentReader.lend`."""
+        return self._lent.lend()
 
     def ends(self, streams: frozenset[str]) -> dict[str, int]:
         """The offset of each stream's last message, -1 where there is none; streams that cannot be asked are left out.
@@ -256,9 +251,9 @@ class Locator:
         Of a message that is confirmed, it says up to where it can be.
         """
         found: dict[str, int] = {}
-        with suppress(Transient, NotFound, AccessRefused), self._lock:
+        with suppress(Transient, NotFound, AccessRefused), self.reader() as reader:
             for stream in streams:
-                last = self._with_reader(partial(_last, stream), CONNECT_S)
+                last = reader.bounds(stream).last
                 found[stream] = -1 if last is None else last
         return found
 
@@ -309,17 +304,6 @@ class Locator:
         """The asyncio twin of `outcomes`."""
         return AsyncOutcomes(self._database_engine())
 
-    def _with_reader(self, question: Callable[[StreamReader], Any], timeout_s: float) -> Any:
-        """Ask through the open reader, and once more through a new one where that has lost its connection."""
-        if self._reader is not None:
-            try:
-                return question(self._reader)
-            except Transient:
-                self._reader.close()
-                self._reader = None
-        self._reader = StreamReader.open(self._address, timeout_s=timeout_s)
-        return question(self._reader)
-
     def _database_engine(self) -> sa.Engine:
         with self._lock:
             if self._engine is None:
@@ -332,7 +316,3 @@ class Locator:
 def _name(given: Any) -> str:
     """A name as the client takes it: as text or as bytes."""
     return given.decode(errors="replace") if isinstance(given, bytes) else str(given)
-
-
-def _last(stream: str, reader: StreamReader) -> int | None:
-    return reader.bounds(stream).last

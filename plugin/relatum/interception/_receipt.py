@@ -100,7 +100,7 @@ class Receipt:
         A blocking connection is not served meanwhile: with a long time-out its heartbeats are missed.
 
         Args:
-            timeout_s: Seconds to wait in all. Where a server does not even refuse, it may take some seconds more.
+            timeout_s: Seconds to wait in all. Where a server does not answer, it takes a second more at most.
 
         Returns:
             One message id for each stream the exchange routed it to, by the stream's name. None at all where the
@@ -132,7 +132,8 @@ class Receipt:
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
             look = Look(self._locator, self._sent, timeout_s)
-            self._where = look.begin()
+            with within(max(LEAST_S, deadline - time.monotonic())):
+                self._where = look.begin()
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
@@ -279,7 +280,8 @@ class AsyncReceipt:
         unsubscribe = self._locator.subscribe(self._sent, on_arrival)
         try:
             look = Look(self._locator, self._sent, timeout_s)
-            self._where = await in_thread(None, look.begin)
+            with within(max(LEAST_S, deadline - time.monotonic())):
+                self._where = await in_thread(None, look.begin)
             pause = POLL_FIRST_S
             while True:
                 arrived.clear()
@@ -316,6 +318,5 @@ class AsyncReceipt:
         return await self._locator.async_outcomes().wait(self.message_id, timeout_s, collector=collector)
 
     async def settle(self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()) -> tuple[MessageId, ...]:
-        """Find the message by reading its streams; see `Receipt.settle`. The reading runs in a thread."""
-        unsettled = Unsettled(self._sent, self._locator, None)
-        return await asyncio.to_thread(unsettled.settle, timeout_s, streams=streams)
+        """Find the message by reading its streams; see `Receipt.settle`. The reading runs in threads."""
+        return await Unsettled(self._sent, self._locator, None).settle_async(timeout_s, streams=streams)

@@ -5,16 +5,21 @@ any more; after that, the stream's end was taken from its leader; and all from b
 Whatever lacks one of them leaves the outcome unknown.
 """
 
+import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
+from relatum._arguments import checked_seconds
+from relatum._deadline import LEAST_S, in_thread, within
 from relatum._ids import MessageId
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
+    ConnectionsInUse,
     NotAStream,
     NotFound,
     PublishOutcomeUnknown,
@@ -70,7 +75,8 @@ class Unsettled:
         """Find out by reading the streams whether the message is in them.
 
         Args:
-            timeout_s: Seconds to look for it; None (default) as long as it takes to be sure, at least `WAIT_S`.
+            timeout_s: Seconds to look for it; None (default) as long as it takes to be sure, at least `WAIT_S`. It ends
+                half a second later at most.
             streams: Where to look; by default, where exchange and routing key lead, as far as that is known.
 
         Returns:
@@ -85,70 +91,126 @@ class Unsettled:
             StreamNotFound: until the end there was no such stream.
             ConfigurationError: the streams cannot be known, name them; or it is no stream.
         """
-        if timeout_s is None:
-            timeout_s = WAIT_S if self.final_at is None else max(WAIT_S, self.final_at + 5 - time.monotonic())
-        deadline = time.monotonic() + timeout_s
-        searches = {name: _Search(self.sent, name) for name in streams}
-        is_exact = bool(streams)
-        pause_s = _POLL_FIRST_S
+        looks = _Looks(self, timeout_s, streams, again=self.settle)
         while True:
-            is_final = self.final_at is not None and time.monotonic() >= self.final_at
-            failure: RelatumError | None = None
-            was_found = any(search.place for search in searches.values())
-            try:
-                if not searches:
-                    where = self._whereabouts(deadline)
-                    searches, is_exact = {name: _Search(self.sent, name) for name in where.streams}, where.is_exact
-                self._look(searches, deadline)
-            except (Transient, NotFound) as error:
-                # A broker that starts says "no such stream" as well.
-                failure = error
-            found = tuple(sorted(search.place for search in searches.values() if search.place))
-            # The broker routes a message to all its streams at once: what a later look does not find, is not there.
-            if searches and (len(found) == len(searches) or (was_found and not is_exact and failure is None)):
+            with within(looks.left_s):
+                found = looks.look()
+            if found:
                 return found
-            is_sure = is_final and failure is None and all(search.is_known for search in searches.values())
-            if is_sure and (found or is_exact):
-                return found or self._raise_absent()
-            if time.monotonic() >= deadline:
-                return found or self._raise_unknown(timeout_s, failure, searches)
-            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
-            pause_s = min(2 * pause_s, _POLL_LAST_S)
+            time.sleep(looks.pause_s())
 
-    def _look(self, searches: "dict[str, _Search]", deadline: float) -> None:
-        """Read on in all streams, to their ends as they are now."""
-        with self.locator.reader(deadline - time.monotonic()) as reader:
-            for search in searches.values():
-                search.go_on(reader, deadline)
+    async def settle_async(
+        self, timeout_s: float | None = None, *, streams: tuple[str, ...] = ()
+    ) -> tuple[MessageId, ...]:
+        """As `settle`: each look runs in a thread, and nothing between them. Cancelling it leaves nothing behind."""
+        looks = _Looks(self, timeout_s, streams, again=self.settle_async)
+        while True:
+            with within(looks.left_s):
+                found = await in_thread(None, looks.look)
+            if found:
+                return found
+            await asyncio.sleep(looks.pause_s())
 
-    def _whereabouts(self, deadline: float) -> Whereabouts:
-        where = self.locator.destinations(self.sent, deadline - time.monotonic())
+
+class _Looks:
+    """The looks of one call of `settle`, and what they come to. It waits for nothing but the broker.
+
+    Args:
+        unsettled: The message.
+        timeout_s: As of `settle`.
+        streams: As of `settle`.
+        again: What settles it again, for who is told that it is still unknown.
+    """
+
+    def __init__(
+        self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
+    ) -> None:
+        now = time.monotonic()
+        if timeout_s is None:
+            final = unsettled.final_at
+            timeout_s = WAIT_S if final is None else max(WAIT_S, final + 5 - now)
+        self._sent, self._locator, self._final_at = unsettled.sent, unsettled.locator, unsettled.final_at
+        self._timeout_s = checked_seconds("timeout_s", timeout_s)
+        self._deadline = now + timeout_s
+        self._again = again
+        self._searches = {name: _Search(self._sent, name) for name in streams}
+        self._is_exact = bool(streams)
+        self._pause_s = _POLL_FIRST_S
+        self._has_answered = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for the next look."""
+        return max(LEAST_S, self._deadline - time.monotonic())
+
+    def pause_s(self) -> float:
+        """Seconds until the next look."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _POLL_LAST_S)
+        return min(pause_s, max(0.0, self._deadline - time.monotonic()))
+
+    def look(self) -> tuple[MessageId, ...]:
+        """Look in all streams once. The places, if that is settled now; none where to look again; else as `settle`."""
+        is_final = self._final_at is not None and time.monotonic() >= self._final_at
+        failure: RelatumError | None = None
+        was_found = any(search.place for search in self._searches.values())
+        try:
+            if not self._searches:
+                where = self._whereabouts()
+                self._searches = {name: _Search(self._sent, name) for name in where.streams}
+                self._is_exact = where.is_exact
+            with self._locator.reader() as reader:
+                for search in self._searches.values():
+                    search.go_on(reader, self._deadline)
+        except (Transient, NotFound) as error:
+            # A broker that starts says "no such stream" as well.
+            failure = error
+        searches = self._searches
+        found = tuple(sorted(search.place for search in searches.values() if search.place))
+        # The broker routes a message to all its streams at once: what a later look does not find, is not there.
+        if searches and (len(found) == len(searches) or (was_found and not self._is_exact and failure is None)):
+            return found
+        is_sure = is_final and failure is None and all(search.is_known for search in searches.values())
+        if is_sure and (found or self._is_exact):
+            return found or self._raise_absent()
+        if time.monotonic() >= self._deadline:
+            # A last look that the end cut short says nothing of a broker that answered the one before.
+            was_cut_short = self._has_answered and isinstance(failure, ReadTimeout)
+            return found or self._raise_unknown(None if was_cut_short else failure)
+        self._has_answered = failure is None
+        return ()
+
+    def _whereabouts(self) -> Whereabouts:
+        where = self._locator.destinations(self._sent, self._deadline - time.monotonic())
         if not where.streams:
             raise ConfigurationError(
-                f"the streams that exchange {self.sent.exchange!r} leads to cannot be known here: settle(streams=…), "
+                f"the streams that exchange {self._sent.exchange!r} leads to cannot be known here: settle(streams=…), "
                 "or intercept(…, streams=[…])"
             )
         return where
 
     def _raise_absent(self) -> Any:
         raise PublishRejected(
-            f"the message {self.sent.message_id} is in no stream and cannot arrive any more: publish it again",
+            f"the message {self._sent.message_id} is in no stream and cannot arrive any more: publish it again",
             in_stream=False,
         )
 
-    def _raise_unknown(self, timeout_s: float, failure: RelatumError | None, searches: "dict[str, _Search]") -> Any:
-        name = self.sent.message_id
+    def _raise_unknown(self, failure: RelatumError | None) -> Any:
+        name, searches = self._sent.message_id, self._searches
         if isinstance(failure, NotAStream) or (isinstance(failure, NotFound) and not searches):
             raise ConfigurationError(f"the message {name} cannot be read again: {failure}") from failure
         if isinstance(failure, NotFound):
             raise failure
-        if isinstance(failure, Transient) and not isinstance(failure, _OutOfTime):
+        if isinstance(failure, Transient) and not isinstance(failure, (_OutOfTime, ConnectionsInUse)):
             raise BrokerUnavailable(
-                f"the message {name} could not be looked for within {timeout_s:.1f} s, settle it again: {failure}"
+                f"the message {name} could not be looked for within {self._timeout_s:.1f} s, settle it again: {failure}"
             ) from failure
         why = next((search.doubt for search in searches.values() if search.doubt), "it may still arrive")
+        if isinstance(failure, ConnectionsInUse):
+            why = f"others were looked for by all {failure.limit} connections, settle it again"
         raise PublishOutcomeUnknown(
-            f"the message {name} was not found within {timeout_s:.1f} s; {why}", in_stream=None, settle=self.settle
+            f"the message {name} was not found within {self._timeout_s:.1f} s; {why}",
+            in_stream=None,
+            settle=self._again,
         ) from failure
 
 

@@ -5,12 +5,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from relatum._arguments import checked_count, checked_name, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading._login import AuthMechanism, BrokerLogin
 from relatum.reading._login_query import login_of_query
 
 AMQP_TO_STREAM_PORT: Final = 120
 """How far RabbitMQ's default stream ports lie below its AMQP ports: 5672 and 5552, 5671 and 5551."""
+
+PORT_MAX: Final = 65_535
+"""The highest port of TCP."""
 
 _PORTS: Final = {"amqp": 5672, "amqps": 5671, "rabbitmq-stream": 5552, "rabbitmq-stream+tls": 5551}
 _TLS: Final = frozenset({"amqps", "rabbitmq-stream+tls"})
@@ -37,6 +41,7 @@ class BrokerAddress:
 
     Raises:
         ConfigurationError: `login` asks for TLS, and neither port has it.
+        InvalidInput: a name is no text, or a port no number.
     """
 
     host: str
@@ -52,6 +57,16 @@ class BrokerAddress:
     login: BrokerLogin = field(default_factory=BrokerLogin)
 
     def __post_init__(self) -> None:
+        checked_name("host", self.host)
+        for name in ("user", "vhost", "stream_host"):
+            checked_text(name, getattr(self, name))
+        if not _can_be_sent(self.password):
+            raise InvalidInput("password= takes text without NUL characters and halves of surrogate pairs")
+        for name in ("amqp_port", "stream_port"):
+            if getattr(self, name) is not None:
+                checked_count(name, getattr(self, name), least=0, most=PORT_MAX, otherwise=", or None")
+        if not isinstance(self.login, BrokerLogin):
+            raise InvalidInput(f"login= takes a BrokerLogin, not {shown(self.login)}")
         if self.login.is_of_tls and not (self.amqp_tls or self.stream_tls):
             raise ConfigurationError(
                 "options of TLS need a URL with TLS: amqps:// or rabbitmq-stream+tls://, not "
@@ -84,7 +99,7 @@ class BrokerAddress:
         elif isinstance(broker, BrokerAddress):
             address = broker
         else:
-            raise InvalidInput(f"broker is a URL or a BrokerAddress, not {broker!r}")
+            raise InvalidInput(f"broker= takes a URL or a BrokerAddress, not {shown(broker)}")
         asked: dict[str, Any] = {"ssl_context": ssl_context, "mechanism": auth_mechanism}
         asked = {name: value for name, value in asked.items() if value is not None}
         if asked:
@@ -166,7 +181,14 @@ class BrokerAddress:
         return f"{scheme}://{user}{self.host}:{port}{'' if self.vhost == '/' else '/' + self.vhost}"
 
 
+def _can_be_sent(password: Any) -> bool:
+    """Asked without an error that would show it."""
+    return isinstance(password, str) and "\0" not in password and password == password.encode(errors="ignore").decode()
+
+
 def _split(url: str) -> tuple[SplitResult, int]:
+    if not isinstance(url, str):
+        raise ConfigurationError(f"A broker's URL is text, not {type(url).__name__}.")
     try:
         parts = urlsplit(url)
         port = parts.port

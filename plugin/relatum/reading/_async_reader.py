@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
-from relatum._arguments import checked_count, checked_seconds
+from relatum._arguments import checked_count, checked_name, checked_names, checked_seconds, checked_text
 from relatum._deadline import current, has_passed, left_s
 from relatum._ids import MessageId
 from relatum._processes import of_one_process
@@ -19,10 +19,10 @@ from relatum.reading._choice import Choice, ConnectingTime, TransportName, choos
 from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan
-from relatum.reading._reader import CREDIT, IDLE_S, NOT_BY_STREAMS, credit_of
+from relatum.reading._operations import Scan, check_offset
+from relatum.reading._reader import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
 from relatum.reading._socket import HEARTBEAT_S
-from relatum.reading._start import Start, beginning
+from relatum.reading._start import Start
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
@@ -72,7 +72,7 @@ class AsyncStreamReader:
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
         """A reader that is connected; see `StreamReader.open`. AMQP 0.9.1 needs the extra `aio`."""
-        auth_mechanism = auth_mechanism or mechanism
+        auth_mechanism = mechanism if auth_mechanism is None else auth_mechanism
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
@@ -115,16 +115,20 @@ class AsyncStreamReader:
 
     async def read(self, stream: str, offset: int) -> Message:
         """The message at an offset; see `StreamReader.read`."""
+        checked_name("stream", stream)
+        check_offset(stream, offset)
         return await self._transport.read(stream, offset)
 
     def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> AsyncGenerator[Result, None]:
         """The messages of many ids, in the order of the ids; see `StreamReader.read_many`."""
         checked_count("window", window, most=WINDOW_MAX)
-        return self._transport.read_many(ids, window, Use.LENT)
+        return self._transport.read_many(checked_ids(ids), window, Use.LENT)
 
     async def read_all(self, ids: Iterable[MessageId]) -> list[Result]:
         """As `read_many`, all at once; see `StreamReader.read_all`."""
-        async with contextlib.aclosing(self._transport.read_many(ids, WINDOW_MESSAGES, Use.ANSWER)) as results:
+        async with contextlib.aclosing(
+            self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER)
+        ) as results:
             return [result async for result in results]
 
     async def iterate(
@@ -137,7 +141,7 @@ class AsyncStreamReader:
         idle_timeout_s: float | None = None,
     ) -> AsyncGenerator[Message, None]:
         """The messages of a stream from a point on; see `StreamReader.iterate`."""
-        scan = Scan(beginning(start), stop, follow, CREDIT)
+        scan = checked_scan(stream, start, stop, follow=follow, idle_s=idle_timeout_s)
         use = Use.FOLLOW if follow else Use.LENT
         async with contextlib.aclosing(self._iterate(stream, scan, idle_timeout_s, use)) as messages:
             async for message in messages:
@@ -161,25 +165,26 @@ class AsyncStreamReader:
 
     async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
         """What a function makes of the messages from an offset to before another; see `StreamReader.scan`."""
-        scan = Scan(beginning(start), stop, follow=False, credit=CREDIT)
+        scan = checked_scan(stream, start, stop, follow=False)
         async with contextlib.aclosing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
             return [taken async for message in messages if (taken := take(message)) is not None]
 
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
-        return await self._transport.bounds(stream)
+        return await self._transport.bounds(checked_name("stream", stream))
 
     async def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not; see `StreamReader.missing`."""
-        return await self._transport.missing(streams)
+        return await self._transport.missing(checked_names("streams", streams))
 
     async def partitions(self, super_stream: str) -> list[str]:
         """The streams of a super stream in their order; see `StreamReader.partitions`."""
-        return await self._transport.partitions(super_stream)
+        return await self._transport.partitions(checked_name("super_stream", super_stream))
 
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         """The streams an exchange routes a key to; see `StreamReader.routes`."""
-        return await self._transport.routes(exchange, routing_key)
+        checked_text("exchange", exchange)
+        return await self._transport.routes(exchange, checked_text("routing_key", routing_key))
 
     def batches(
         self,
@@ -193,7 +198,8 @@ class AsyncStreamReader:
     ) -> AsyncGenerator[RecordBatch | None, None]:
         """The stream's records in batches, undecoded; see `StreamReader.batches`."""
         use = Use.FOLLOW if follow else Use.LENT
-        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s, use)
+        scan = checked_scan(stream, start, stop, follow=follow, credit=credit, idle_s=checked_seconds("idle_s", idle_s))
+        return self._transport.batches(stream, scan, idle_s, use)
 
     def statistics(self) -> ReaderStatistics:
         """The connections to the broker; see `StreamReader.statistics`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from relatum._arguments import checked_name, checked_text, shown
 from relatum.errors import ConfigurationError
 
 AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
@@ -64,13 +65,20 @@ class BrokerLogin:
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:
-            raise ConfigurationError(f"a broker is logged in to by PLAIN or EXTERNAL, not by {self.mechanism!r}")
+            raise ConfigurationError(f"auth_mechanism= takes 'PLAIN' or 'EXTERNAL', not {shown(self.mechanism)}")
         if self.ssl_context is not None and not isinstance(self.ssl_context, ssl.SSLContext):
-            raise ConfigurationError(f"ssl_context is an ssl.SSLContext, not {type(self.ssl_context).__name__}")
+            raise ConfigurationError(f"ssl_context= takes an ssl.SSLContext, not {type(self.ssl_context).__name__}")
         for name in ("ca", "ca_directory", "certificate", "key"):
             given = getattr(self, name)
             if isinstance(given, os.PathLike):
-                object.__setattr__(self, name, os.fspath(given))
+                given = os.fspath(given)
+                object.__setattr__(self, name, given)
+            if given is not None:
+                checked_name(name, given)
+        if self.key_password is not None and not isinstance(self.key_password, str | bytes):
+            raise ConfigurationError("key_password= takes text")
+        if self.server_name is not None:
+            checked_text("server_name", self.server_name)
         if self.ssl_context is not None and self._has_files:
             raise ConfigurationError("TLS is told by an ssl_context or by files and options, not by both")
         if self.key is not None and self.certificate is None:

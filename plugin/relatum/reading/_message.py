@@ -12,10 +12,11 @@ from uuid import UUID
 
 from pika.compat import long as pika_long
 
+from relatum._arguments import checked_count, checked_name, shown
 from relatum._ids import MessageId
 from relatum._names import TIME_HEADER
-from relatum.errors import UndecodableMessage
-from relatum.limits import TIME_US_MAX, TIME_US_MIN
+from relatum.errors import InvalidInput, UndecodableMessage
+from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.wire import _amqp10 as amqp10
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -114,7 +115,17 @@ class Message:
 
     @classmethod
     def from_amqp(cls, stream: str, offset: int, properties: Any, body: bytes) -> Self:
-        """The message of an AMQP 0.9.1 delivery; `properties` has pika's or aiormq's attributes."""
+        """The message of an AMQP 0.9.1 delivery; `properties` has pika's or aiormq's attributes.
+
+        Raises:
+            InvalidInput: one of them cannot be: an offset that is no integer, properties that have no headers.
+        """
+        checked_name("stream", stream)
+        checked_count("offset", offset, least=0, most=INTEGER_MAX)
+        if not hasattr(properties, "headers"):
+            raise InvalidInput(f"properties= takes the properties of a delivery, not {shown(properties)}")
+        if not isinstance(body, bytes | bytearray | memoryview):
+            raise InvalidInput(f"body= takes bytes, not {shown(body)}")
         return cls(stream, offset, None, None, lambda: _from_basic(properties, body))
 
     @property

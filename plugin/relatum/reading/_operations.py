@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Final
 
+from relatum._arguments import shown
 from relatum._names import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.errors import (
     AccessRefused,
@@ -487,9 +488,11 @@ def check_integers(offsets: Iterable[int]) -> None:
     """
     for offset in offsets:
         try:
-            index(offset)
+            is_integer = index(offset) is not None and not isinstance(offset, bool)
         except TypeError:
-            raise InvalidInput(f"An offset is an integer, not {ascii(offset)[:80]}.") from None
+            is_integer = False
+        if not is_integer:
+            raise InvalidInput(f"An offset is an integer, not {shown(offset)}.")
 
 
 def check_offset(stream: str, offset: int) -> None:
@@ -499,7 +502,8 @@ def check_offset(stream: str, offset: int) -> None:
         InvalidInput: It is no integer.
         OffsetNotFound: It is none of 0 to 2^63 - 1.
     """
-    check_integers((offset,))
+    if type(offset) is not int:
+        check_integers((offset,))
     if not 0 <= offset <= INTEGER_MAX:
         raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None, is_proven=True)
 

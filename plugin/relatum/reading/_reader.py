@@ -3,13 +3,15 @@
 import contextlib
 import ssl
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from operator import index
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 
-from relatum._arguments import checked_count, checked_seconds
+from relatum._arguments import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum._deadline import current, has_passed, left_s
 from relatum._ids import MessageId
 from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
+from relatum.limits import INTEGER_MAX
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -17,7 +19,7 @@ from relatum.reading._choice import Choice, ConnectingTime, TransportName, choos
 from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan
+from relatum.reading._operations import Scan, check_offset
 from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
@@ -30,6 +32,9 @@ CREDIT: Final = 16
 
 NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken)
 """Errors that are final where the stream port was given, and say of a guessed one that it is another's."""
+
+CREDIT_MAX: Final = 0x7FFF
+"""The most chunks the protocol can grant at once."""
 
 IDLE_S: Final = 60.0
 """Seconds after which a reader that waits for ever looks up; nothing depends on it."""
@@ -104,7 +109,7 @@ class StreamReader:
             ConfigurationError: The URL does not fit the transport, or a file of TLS cannot be used.
             InvalidInput: `connections_max` is no number from 2 on.
         """
-        auth_mechanism = auth_mechanism or mechanism
+        auth_mechanism = mechanism if auth_mechanism is None else auth_mechanism
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
         check_limit(connections_max)
@@ -147,6 +152,8 @@ class StreamReader:
             OffsetExpired: Retention has dropped it; `first` is the first one retained.
             OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
         """
+        checked_name("stream", stream)
+        check_offset(stream, offset)
         return self._transport.read(stream, offset)
 
     def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> Iterator[Result]:
@@ -160,14 +167,14 @@ class StreamReader:
             window: Ids planned together.
         """
         checked_count("window", window, most=WINDOW_MAX)
-        return self._transport.read_many(ids, window, Use.LENT)
+        return self._transport.read_many(checked_ids(ids), window, Use.LENT)
 
     def read_all(self, ids: Iterable[MessageId]) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
 
         Unlike an iteration it holds no connection while its caller does something else.
         """
-        return list(self._transport.read_many(ids, WINDOW_MESSAGES, Use.ANSWER))
+        return list(self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER))
 
     def iterate(
         self,
@@ -191,7 +198,7 @@ class StreamReader:
         Raises:
             ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
         """
-        scan = Scan(beginning(start), stop, follow, CREDIT)
+        scan = checked_scan(stream, start, stop, follow=follow, idle_s=idle_timeout_s)
         return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
     def _iterate(self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use) -> Iterator[Message]:
@@ -219,13 +226,13 @@ class StreamReader:
         Raises:
             ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
         """
-        scan = Scan(beginning(start), stop, follow=False, credit=CREDIT)
+        scan = checked_scan(stream, start, stop, follow=False)
         messages = self._iterate(stream, scan, None, Use.ANSWER)
         return [taken for message in messages if (taken := take(message)) is not None]
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
-        return self._transport.bounds(stream)
+        return self._transport.bounds(checked_name("stream", stream))
 
     def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not, all asked for together.
@@ -235,14 +242,14 @@ class StreamReader:
         Args:
             streams: Their names.
         """
-        return self._transport.missing(streams)
+        return self._transport.missing(checked_names("streams", streams))
 
     def partitions(self, super_stream: str) -> list[str]:
         """The streams of a super stream in their order; empty where there is no super stream of that name.
 
         Of any other exchange: the streams that are bound to it directly.
         """
-        return self._transport.partitions(super_stream)
+        return self._transport.partitions(checked_name("super_stream", super_stream))
 
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         """The streams an exchange routes a key to; None where that cannot be asked.
@@ -255,7 +262,7 @@ class StreamReader:
         Raises:
             NotFound: There is no such exchange.
         """
-        return self._transport.routes(exchange, routing_key)
+        return self._transport.routes(checked_text("exchange", exchange), checked_text("routing_key", routing_key))
 
     def batches(
         self,
@@ -286,7 +293,8 @@ class StreamReader:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
         use = Use.FOLLOW if follow else Use.LENT
-        return self._transport.batches(stream, Scan(beginning(start), stop, follow, credit_of(credit)), idle_s, use)
+        scan = checked_scan(stream, start, stop, follow=follow, credit=credit, idle_s=checked_seconds("idle_s", idle_s))
+        return self._transport.batches(stream, scan, idle_s, use)
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""
@@ -305,8 +313,34 @@ class StreamReader:
         self.close()
 
 
-def credit_of(credit: int) -> int:
-    """A credit that the protocol can say."""
-    if not 1 <= credit <= 0x7FFF:
-        raise InvalidInput(f"A credit is 1 to 32,767 chunks, not {credit}.")
-    return credit
+def checked_ids(ids: Iterable[MessageId]) -> Iterable[MessageId]:
+    """Ids that can be gone through; each is looked at in its turn.
+
+    Raises:
+        InvalidInput: they cannot.
+    """
+    given: object = ids
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
+    return ids
+
+
+def checked_scan(
+    stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT, idle_s: float | None = None
+) -> Scan:
+    """What a scan reads, all of it checked before anything is asked.
+
+    Raises:
+        InvalidInput: an argument cannot be.
+    """
+    checked_name("stream", stream)
+    if stop is not None:
+        try:
+            is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
+        except TypeError:
+            is_offset = False
+        if not is_offset:
+            raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
+    if idle_s is not None:
+        checked_seconds("idle_s", idle_s)
+    return Scan(beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
+from relatum._arguments import shown
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.wire import _frames as frames
@@ -14,6 +15,7 @@ Start = int | datetime | Literal["first", "last", "next"]
 last chunk; or what is published from now on."""
 
 _NAMED: Final = {"first": frames.FIRST, "last": frames.LAST, "next": frames.NEXT}
+_NO_START: Final = "A start is an offset, a datetime, 'first', 'last' or 'next', not {}."
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -43,7 +45,7 @@ def beginning(start: Start) -> Beginning:
     """
     if isinstance(start, str):
         if start not in _NAMED:
-            raise InvalidInput(f"A start is an offset, a datetime, 'first', 'last' or 'next', not {start!r}.")
+            raise InvalidInput(_NO_START.format(shown(start)))
         return Beginning(0, None, _NAMED[start], start)
     if isinstance(start, datetime):
         moment = start if start.tzinfo is not None else start.replace(tzinfo=UTC)
@@ -54,5 +56,5 @@ def beginning(start: Start) -> Beginning:
         spec = StartSpec(frames.Start.TIMESTAMP, max(0, time_ms - 1000))
         return Beginning(0, time_ms, spec, moment)
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= INTEGER_MAX:
-        raise InvalidInput(f"{start!r} is no offset.")
+        raise InvalidInput(_NO_START.format(shown(start)))
     return Beginning(start, None, StartSpec(frames.Start.OFFSET, start), start)

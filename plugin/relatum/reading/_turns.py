@@ -12,7 +12,8 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from relatum.errors import ConnectionsInUse, InvalidInput
+from relatum._arguments import checked_count
+from relatum.errors import ConnectionsInUse
 
 CONNECTIONS_MAX: Final = 16
 """Connections a reader has at most unless the caller says otherwise: about what keeps one broker node busy."""
@@ -26,9 +27,7 @@ NEVER_LENT: Final = 4
 
 def check_limit(connections_max: int) -> None:
     """Raise `InvalidInput` for a limit that is no whole number from 2 on."""
-    is_number = isinstance(connections_max, int) and not isinstance(connections_max, bool)
-    if not is_number or connections_max < CONNECTIONS_MIN:
-        raise InvalidInput(f"connections_max= takes a whole number from {CONNECTIONS_MIN} on, not {connections_max!r}")
+    checked_count("connections_max", connections_max, least=CONNECTIONS_MIN)
 
 
 class Use(Enum):

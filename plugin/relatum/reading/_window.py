@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
+from relatum._arguments import checked_name
 from relatum._ids import MessageId
-from relatum.errors import AccessRefused, NotFound, OffsetNotFound, StreamNotHere
+from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
 from relatum.limits import INTEGER_MAX
 from relatum.reading._message import Message
 from relatum.reading._operations import check_integers, check_offset
@@ -64,11 +65,16 @@ class Window:
             asked.append(self._waiting.popleft())
         asked.extend(islice(self._source, self._part - len(asked)))
         results: dict[str, dict[int, _Held | None]] = {}
-        for stream, offset in asked:
-            if stream in results:
-                results[stream][offset] = None
-            else:
-                results[stream] = {offset: None}
+        try:
+            for stream, offset in asked:
+                if stream in results:
+                    results[stream][offset] = None
+                else:
+                    results[stream] = {offset: None}
+        except (TypeError, ValueError):
+            raise InvalidInput("ids= takes pairs of a stream's name and an offset (MessageId)") from None
+        for stream in results:
+            checked_name("stream", stream)
         self._results = results
         self._lacking = sum(map(len, results.values()))
         if self._lacking < len(asked):
