@@ -89,3 +89,14 @@ def test_who_stands_by_tells_nothing_of_the_lag(clock: Clock, progress: Progress
     clock.now += 5
     progress.is_standby = False
     assert progress.lag_s == 5.0
+
+
+def test_a_hole_is_told_of_for_a_day(clock: Clock, progress: Progress) -> None:
+    """From the start there is a number, which is 0; each hole counts for a day after it was noticed."""
+    assert progress.hole_offsets == 0
+    progress.lost([(10.0, 5), (80_000.0, 7)])
+    assert progress.hole_offsets == 12
+    clock.now += 10_000
+    assert progress.hole_offsets == 5
+    clock.now += 80_000
+    assert progress.hole_offsets == 0

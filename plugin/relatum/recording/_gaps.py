@@ -19,6 +19,7 @@ from relatum._failures import QUESTION_S, backoff
 from relatum._outages import Outages
 from relatum.errors import CoverageConflict, StreamNotFound
 from relatum.recording._fill import Filler
+from relatum.recording._holes import late_holes
 from relatum.recording._housekeeping import Housekeeping, Place
 from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, gaps
@@ -125,7 +126,10 @@ class GapCloser:
         filler = Filler(self._engine, reader, row, definitions, stop=self._stop)
         with suppress(CoverageConflict, StreamNotFound):
             # Somebody else works on it, or it is another stream now, which its recorder notices.
-            return work(filler, row)
+            has_done = work(filler, row)
+            with translated_errors(), self._engine.begin() as connection:
+                place.progress.lost(late_holes(connection, row.stream_id))
+            return has_done
         return False
 
     def _read_again(self, range_: CoverageRow, filler: Filler, row: StreamRow) -> bool:

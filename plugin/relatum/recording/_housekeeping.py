@@ -209,6 +209,7 @@ class Housekeeping:
         found = self._ask(wanted, returned)
         lost: list[Writer] = []
         with self._changed:
+            stood_by = {place.name for place in wanted if place.progress.is_standby}
             self._given_back -= returned
             for place in wanted:
                 writer = self._settle(place, found)
@@ -223,6 +224,11 @@ class Housekeeping:
             writer.end(StreamReplaced(f"stream {name!r} is recorded by another process now", stream=name))
         for place in standing_by:
             self._outages.over(place.who)
+            row = found.rows[place.name]
+            if row is not None and place.name not in stood_by:
+                holder = found.holders.get(row.stream_id)
+                extra = {"stream": place.name, "holder": holder}
+                logger.info("standing by: %s records stream %r", holder, place.name, extra=extra)
         key_ids = [key.key_id for key in found.definitions]
         for place, writer in writers:
             if place.row is not None:

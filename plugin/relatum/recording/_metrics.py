@@ -18,6 +18,11 @@ _OF_STREAMS: Final[tuple[tuple[str, str, Callable[[Progress], float | None]], ..
     ("relatum_recorded_offset", "Last recorded offset", lambda each: each.recorded),
     ("relatum_stream_offset", "Offset of the last message in the stream", lambda each: each.end),
     ("relatum_lag_offsets", "Offsets between the stream's end and the last recorded", lambda each: each.lag_offsets),
+    (
+        "relatum_hole_offsets",
+        "Offsets lost to retention before they were recorded, as noticed within a day",
+        lambda each: each.hole_offsets,
+    ),
     ("relatum_lag_seconds", "Age of the oldest unrecorded message, at most", lambda each: each.lag_s),
 )
 """Name, meaning and value of what is told of each stream; None tells nothing of one."""

@@ -7,7 +7,7 @@ is compared with what lay there.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
 from relatum.reading import Agreement, StreamBounds, StreamReader, agreement
+from relatum.recording._holes import late_holes
 from relatum.store import (
     CoverageRow,
     Position,
@@ -50,6 +51,8 @@ class Opened:
     definitions: tuple[KeyDefinition, ...]
     high_us: int | None
     last: int | None
+    holes: list[tuple[float, int]]
+    """Those noticed lately, see `late_holes`."""
 
 
 def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Opened:
@@ -77,7 +80,11 @@ def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Ope
         tail = _continued(connection, stream, tail, definitions, bounds, reads)
         _set_bounds(connection, stream, bounds)
         high_us = _latest_time(connection, stream.stream_id)
-    return Opened(stream, tail, definitions, high_us, bounds.last)
+        holes = late_holes(connection, stream.stream_id)
+    if stream.first_offset is None:
+        # Of one that was never opened: what retention had dropped before is no gap that somebody has to close.
+        stream = replace(stream, first_offset=bounds.first)
+    return Opened(stream, tail, definitions, high_us, bounds.last, holes)
 
 
 def indexes_time(stream: StreamRow, reader: StreamReader) -> bool:

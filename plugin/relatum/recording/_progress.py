@@ -2,7 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from relatum.recording._holes import LATELY_S
 
 
 class Progress:
@@ -28,6 +30,7 @@ class Progress:
         """Whether another process recorded the stream the last time the database was asked: the lag is its to tell."""
         self.recorded: int | None = None
         """The last offset that this process knows to be recorded; -1 where that is none, None where it knows none."""
+        self._holes: list[tuple[float, int]] = []
         self.end: int | None = None
         """The offset of the stream's last message, as it was seen last; -1 where it is empty."""
 
@@ -61,6 +64,17 @@ class Progress:
         with self._lock:
             self.is_standby, self.recorded, self.end, self._lacking = True, None, None, None
             self._whole_at = self._clock()
+
+    def lost(self, holes: Iterable[tuple[float, int]]) -> None:
+        """Note which holes there are: how many seconds ago each was noticed, and how many offsets it has."""
+        now = self._clock()
+        self._holes = [(now - age_s, offsets) for age_s, offsets in holes]
+
+    @property
+    def hole_offsets(self) -> int:
+        """Offsets that retention took before they were recorded, as far as that was noticed within a day."""
+        since = self._clock() - LATELY_S
+        return sum(offsets for noticed_at, offsets in self._holes if noticed_at > since)
 
     def written(self, recorded: int, at: float) -> None:
         """Note that all up to an offset is recorded, and when what lies there was written: what lacks is younger."""

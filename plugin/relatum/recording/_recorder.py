@@ -121,6 +121,8 @@ class Recorder:
             self._group.stop()
             if self._owns_engine:
                 self._engine.dispose()
+            if stop.is_set():
+                logger.info("the recorder has ended, as it was told to")
 
     def _define_keys(self, stop: threading.Event) -> None:
         """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""

@@ -183,6 +183,7 @@ class TailRecorder:
             shared.keeper.release(self._place)  # A new generation: begin again with a lease of its own.
             return
         self._was_missing = False
+        self._progress.lost(opened.holes)
         shared.outages.answered(Server.BROKER, Server.DATABASE)
         shared.outages.over(self._who)
         start = opened.tail.to_offset
@@ -209,7 +210,8 @@ class TailRecorder:
             writer.finish()
         except RelatumError as error:
             extra = {"stream": self._stream}
-            logger.info("last batch of stream %r not written: %s", self._stream, ended(error), extra=extra)
+            text = "the last batch of stream %r was not written; it is read and written again later: %s"
+            logger.info(text, self._stream, ended(error), extra=extra)
 
     def _follow(self, reader: StreamReader, writer: Writer, row: StreamRow, stop: threading.Event) -> None:
         """Read from the coverage's end until there is a reason to open anew."""
