@@ -1,6 +1,8 @@
 """Owners that may make no roles: what `relatum migrate` says, and that running it again is the way out."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -15,6 +17,7 @@ from relatum.store import add_keys, make_engine
 from relatum_migrations import _roles, upgrade
 
 PASSWORD = "x"
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @pytest.fixture
@@ -96,6 +99,33 @@ def _uses(server_url: str, url: str) -> None:
         add_keys(engine, as_definitions(["order"]))
     finally:
         engine.dispose()
+
+
+def test_the_block_of_the_page_is_all_that_a_server_needs(server_url: str) -> None:
+    """Roles, logins and database as shown; then the owner migrates without a warning, and each login reads its own."""
+    parts = urlsplit(server_url)
+
+    def url(user: str) -> str:
+        return urlunsplit(parts._replace(netloc=f"{user}:secret@{parts.hostname}:{parts.port}", path="/relatum"))
+
+    with psycopg.connect(server_url, autocommit=True) as administrator:
+        for statement in block("CREATE ROLE relatum_owner").split(";"):
+            if statement.strip():
+                administrator.execute(statement.encode())
+    assert migrate(url("relatum_owner")) == ""
+    with psycopg.connect(url("relatum_owner")) as owner:
+        owner.execute("SELECT nextval('relatum.placement_epochs')")
+        assert owner.execute(block("SELECT setval").encode()).fetchone() == (1,)
+    for user, table in {"consumer": "relations", "collector": "collectors", "publisher": "placements"}.items():
+        with psycopg.connect(url(f"{user}_user")) as connection:
+            assert connection.execute(f"SELECT count(*) FROM relatum.{table}".encode()).fetchone() == (0,)
+
+
+def block(first: str) -> str:
+    """The block of SQL that begins so on the page about operations."""
+    found = re.search(rf"```sql\n\s*({first}.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found, first
+    return found[1]
 
 
 def test_each_table_is_some_roles(empty_database_url: str) -> None:

@@ -1,8 +1,15 @@
 """The lag that a recorder tells: what the broker has and the table has not, as far as it can know."""
 
-import pytest
+import logging
+import threading
 
+import pytest
+from prometheus_client import generate_latest
+
+from relatum._outages import Outages
+from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._progress import Progress
+from tests.support.alerts import documented_alerts, fires
 
 
 class Clock:
@@ -100,3 +107,15 @@ def test_a_hole_is_told_of_for_a_day(clock: Clock, progress: Progress) -> None:
     assert progress.hole_offsets == 5
     clock.now += 80_000
     assert progress.hole_offsets == 0
+
+
+def test_the_documented_alert_of_holes_fires_on_a_hole_and_not_before() -> None:
+    """The series is there from the moment a stream is named, and what the page shows looks at it."""
+    metrics = RecorderMetrics(Outages(logging.getLogger("relatum.recorder"), stop=threading.Event()))
+    metrics.named(["orders"])
+    expression = documented_alerts()["RelatumHole"]
+    page = generate_latest(metrics.registry).decode()
+    assert 'relatum_hole_offsets{stream="orders"} 0.0' in page
+    assert not fires(expression, page)
+    metrics.stream("orders").lost([(1.0, 5)])
+    assert fires(expression, generate_latest(metrics.registry).decode())
