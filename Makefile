@@ -26,6 +26,8 @@ spark := .venv/.made-spark
 export TMPDIR := $(CURDIR)/.venv/tmp
 export PIP_NO_CACHE_DIR := 1
 export PYTHON
+# Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-long test-docker check bench bench-spark clean rabbitmq java pgbouncer
 .DELETE_ON_ERROR:
@@ -34,7 +36,7 @@ demo: $(made) rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
 test: $(spark) rabbitmq java pgbouncer
-	$(bin)/python -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
+	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
 test-long: $(spark) rabbitmq java pgbouncer
 	$(bin)/python -m pytest --long --override-ini timeout=14400 $(TEST)

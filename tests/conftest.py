@@ -62,6 +62,12 @@ def is_long(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("--long"))
 
 
+@pytest.fixture(scope="session")
+def kills(is_long: bool) -> int:
+    """How often a party is killed at random moments: a few times, which a long run makes as many as can be told of."""
+    return 20 if is_long else 6
+
+
 @dataclass(frozen=True)
 class Broker:
     """A broker's two URLs."""

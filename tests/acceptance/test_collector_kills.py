@@ -37,7 +37,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-KILLS = 20
 FREEZES = 8
 BROKER_KILLS = 3
 PUBLISHED_A_SECOND = 400
@@ -257,7 +256,7 @@ def own(private_servers: LocalServers, tmp_path: Path) -> Servers:
     ).make()
 
 
-def test_members_killed_twenty_times_lose_and_double_nothing(shared: Servers) -> None:
+def test_members_killed_at_random_moments_lose_and_double_nothing(shared: Servers, kills: int) -> None:
     """The other member takes over what the dead one had, and each message ends once."""
     working = 0
     with running(shared) as (members, _), Load(shared) as load:
@@ -270,10 +269,10 @@ def test_members_killed_twenty_times_lose_and_double_nothing(shared: Servers) ->
             working += bool(busy)
             members[index] = replace_by(members[index], lambda: shared.start_member(FACES[index]))
 
-        kill_at_random(KILLS, 1.5, kill)
+        kill_at_random(kills, 1.5, kill)
         load.stop()
         assert assert_all_accounted_for(shared) == load.published
-    assert working >= KILLS // 4, "some died with a bulk at their executor"
+    assert working >= kills // 4, "some died with a bulk at their executor"
 
 
 def test_members_frozen_for_longer_than_their_lease_double_nothing(shared: Servers) -> None:
@@ -298,7 +297,7 @@ def test_members_frozen_for_longer_than_their_lease_double_nothing(shared: Serve
     assert taken_over > 0, "some were frozen with a bulk at their executor"
 
 
-def test_the_executors_process_killed_twenty_times_loses_nothing(shared: Servers) -> None:
+def test_the_executors_process_killed_at_random_moments_loses_nothing(shared: Servers, kills: int) -> None:
     """What it did not answer for is sent again; what it answered for is told to the producer."""
     with running(shared) as (_, ledgers), Load(shared) as load:
         wait_until(lambda: shared.ledger.exists() and shared.ledger.read_text(), limit_s=30, what="the first results")
@@ -306,7 +305,7 @@ def test_the_executors_process_killed_twenty_times_loses_nothing(shared: Servers
         def kill(chance: random.Random) -> None:
             ledgers[0] = replace_by(ledgers[0], shared.start_ledger)
 
-        kill_at_random(KILLS, 0.6, kill)
+        kill_at_random(2 * kills, 0.6, kill)
         load.stop()
         assert assert_all_accounted_for(shared) == load.published
     again = "SELECT message_id FROM relatum.collected_messages WHERE attempts > 1"
@@ -314,7 +313,9 @@ def test_the_executors_process_killed_twenty_times_loses_nothing(shared: Servers
     assert len(column(shared, again)) > planned, "some attempts failed because the process was away"
 
 
-def test_a_database_killed_twenty_times_loses_and_doubles_nothing(own: Servers, private_servers: LocalServers) -> None:
+def test_a_database_killed_at_random_moments_loses_and_doubles_nothing(
+    own: Servers, private_servers: LocalServers, kills: int
+) -> None:
     """Collecting goes on when PostgreSQL is back; a commit whose answer was lost is found, not repeated."""
     with running(own), Load(own) as load:
         wait_until(lambda: column(own, "SELECT message_id FROM booked"), limit_s=30, what="the first results")
@@ -323,7 +324,7 @@ def test_a_database_killed_twenty_times_loses_and_doubles_nothing(own: Servers, 
             private_servers.postgresql.kill()
             private_servers.postgresql.restart()
 
-        kill_at_random(KILLS, 0.8, kill)
+        kill_at_random(kills, 0.8, kill)
         load.stop()
         assert assert_all_accounted_for(own) == load.published
 

@@ -34,7 +34,6 @@ from tests.support import (
 )
 from tests.support.groups import Plain, group_id, of_group, whole_group
 
-KILLS = 20
 MEMBERS = 3
 GROUPS_A_SECOND = 60
 SIZE = 4
@@ -126,8 +125,8 @@ class Members:
 
 
 @pytest.mark.timeout(300)
-def test_members_killed_twenty_times_lose_and_double_nothing(
-    amqp_url: str, database_url: str, stream_name: str, tmp_path: Path
+def test_members_killed_at_random_moments_lose_and_double_nothing(
+    amqp_url: str, database_url: str, stream_name: str, kills: int, tmp_path: Path
 ) -> None:
     """SIGKILL at random moments while groups come; the members that are left do all that is to be done."""
     engine = make_engine(database_url)
@@ -135,7 +134,7 @@ def test_members_killed_twenty_times_lose_and_double_nothing(
     try:
         with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
             with Load(amqp_url, stream_name) as load:
-                kill_at_random(members)
+                kill_at_random(members, kills)
             wait_recorded(amqp_url, engine, stream_name)
             assert len(load.complete) > 100
             # They end by themselves when nothing has come for some seconds, which is longer than any lease.
@@ -151,15 +150,15 @@ def test_members_killed_twenty_times_lose_and_double_nothing(
     assert max(done.values()) == 1
     assert states_of(database_url) == dict.fromkeys(load.complete, "done") | dict.fromkeys(load.incomplete, "open")
     # A member killed between its acknowledgement and the line that says so leaves one line less.
-    assert len(load.complete) - KILLS <= len(done) <= len(load.complete)
+    assert len(load.complete) - kills <= len(done) <= len(load.complete)
 
 
-def kill_at_random(members: Members) -> None:
+def kill_at_random(members: Members, times: int) -> None:
     """Kill one after the other while they work, and start another for each."""
     chance = random.Random(11)
     for _ in range(MEMBERS):
         members.start()
-    for _ in range(KILLS):
+    for _ in range(times):
         before = len(members.lines("done"))
         wait_until(lambda before=before: len(members.lines("done")) > before, limit_s=60, what="they work")
         time.sleep(chance.random() * 0.2)  # Not a wait for a condition: the moment of death is the test.
