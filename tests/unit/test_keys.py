@@ -170,3 +170,29 @@ def test_errors_keep_their_fields_through_pickle() -> None:
     error = errors.OffsetExpired("gone", stream="s", offset=3, first=7)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.args, copy.stream, copy.offset, copy.first) == (type(error), error.args, "s", 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("definition", "code", "hint"),
+    [
+        (KeyDefinition("order_id"), "KeyDefinition('order_id', source='header:order_id')", False),
+        (KeyDefinition("message_id"), "KeyDefinition('message_id', source='header:message_id')", True),
+        (KeyDefinition("id", source="type"), "KeyDefinition('id', source='header:type')", True),
+        (KeyDefinition("id", source="header:type"), "KeyDefinition('id', source='header:type')", False),
+        (KeyDefinition("type", source="property:type"), "KeyDefinition('type', source='property:type')", False),
+        (
+            KeyDefinition("n", source=("a", "property:type"), type="integer"),
+            "KeyDefinition('n', source=('header:a', 'property:type'), type='integer')",
+            False,
+        ),
+        (KeyDefinition("type", source=len), "KeyDefinition('type', source='header:type')", False),
+    ],
+)
+def test_a_definition_is_written_as_code_and_hints_at_properties(
+    definition: KeyDefinition, code: str, hint: bool
+) -> None:
+    """The code means the same; a hint comes where a bare name became a header's and a property has it."""
+    assert definition.code == code
+    assert eval(code, {"KeyDefinition": KeyDefinition}).sources == definition.sources
+    assert bool(definition.hint) is hint
+    assert not hint or f"--source property:{definition.components[0].name}" in definition.hint

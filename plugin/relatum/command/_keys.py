@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_database
-from relatum.command._output import console, print_json
+from relatum.command._output import console, errors, print_json
 from relatum.keys import KeyDefinition, KeyType
 from relatum.reading import BrokerAddress
 from relatum.recording import set_record_time
@@ -44,13 +44,17 @@ def add(
 ) -> None:
     """Define keys. They are recorded from now on; `relatum backfill` records them in older messages.
 
-    `--json` prints one document: the list of the keys as stored.
+    A bare NAME is a header; where a property has that name, too, a hint on stderr says so. `--json` prints one
+    document: the list of the keys as stored.
     """
     if source and len(names) > 1:
         raise typer.BadParameter("--source is for one key at a time")
     wanted = [KeyDefinition(name, source=tuple(source) if source else None, type=key_type) for name in names]
     with as_engine(require_database(database)) as engine:
         stored = add_keys(engine, wanted)
+    for key in wanted:
+        if key.hint:
+            errors.print(f"hint: {key.hint}", markup=False, soft_wrap=True)
     if as_json:
         print_json([_document(key) for key in stored])
         return

@@ -96,6 +96,31 @@ class KeyDefinition:
         return [str(component) for component in self.components]
 
     @property
+    def meaning(self) -> str:
+        """Where the value comes from, and its type, in words."""
+        return f"{' + '.join(self.sources)}, {self.value_type}"
+
+    @property
+    def code(self) -> str:
+        """The definition as it is written in code."""
+        source = self.sources[0] if len(self.components) == 1 else tuple(self.sources)
+        key_type = "" if self.value_type is KeyType.TEXT else f", type={self.value_type.value!r}"
+        return f"KeyDefinition({self.name!r}, source={source!r}{key_type})"
+
+    @property
+    def hint(self) -> str:
+        """What may be meant instead, where a bare name became a header's and a property has it; empty elsewhere."""
+        source = self.name if self.source is None else self.source
+        if callable(source):
+            return ""
+        texts = [source] if isinstance(source, str) else source
+        names = [text for text in texts if text in PROPERTIES]
+        if not names:
+            return ""
+        other = f"there is an AMQP property of that name: --source property:{names[0]}"
+        return f"key {self.name!r} is taken from the header {names[0]!r}; {other}"
+
+    @property
     def value_type(self) -> KeyType:
         """The type as the enumeration's member."""
         return KeyType(self.type)

@@ -1,5 +1,6 @@
 """Key definitions and streams as the database holds them, so that everybody agrees on them."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,8 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
 from relatum.store._tables import keys, streams
 from relatum.store._translation import translated_errors
+
+logger = logging.getLogger("relatum.keys")
 
 FORGOTTEN: Final = "forgotten"
 """The state of a stream whose rows are being deleted because somebody said so; it is in force no more."""
@@ -90,6 +93,9 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
             rows = [{"name": key.name, "sources": key.sources, "type": str(key.type)} for key in missing]
             connection.execute(sa.insert(keys), rows)
         stored = {definition.name: definition for definition in key_definitions(connection)}
+    for definition in missing:
+        hint = f" ({definition.hint})" if definition.hint else ""
+        logger.info("defined key %r (new): %s%s", definition.name, definition.meaning, hint)
     return [stored[definition.name] for definition in definitions]
 
 
@@ -111,8 +117,9 @@ def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
         return
     if (wanted.sources, wanted.type) != (existing.sources, existing.type):
         raise KeyDefinitionConflict(
-            f"key {wanted.name!r} is defined already, from {existing.sources} as {existing.type}; "
-            "remove it first, or use another name",
+            f"key {wanted.name!r} is defined already, as {existing.meaning}, and was asked for now as "
+            f"{wanted.meaning}: write {existing.code} to use it as it is, use another name, or remove it first "
+            f"(`relatum keys remove`)",
             key=wanted.name,
         )
 
