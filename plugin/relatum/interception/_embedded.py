@@ -2,12 +2,15 @@
 
 They outlive connections: what was published just before a connection was closed, or lost, is recorded too. They are
 daemon threads, so they never keep a process alive; another process, or the next start, takes over from the coverage.
+What a process leaves unrecorded as it ends, as far as it knows, is a warning: `release` would have recorded it.
 """
 
+import atexit
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import URL, Engine
 
@@ -15,6 +18,11 @@ from relatum._processes import after_fork, leave_to_parent
 from relatum.interception._ports import KeyKeeper, Recorder
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress
+
+logger = logging.getLogger("relatum.recorder")
+
+TOLD_MAX: Final = 5
+"""Streams named in the last warning of a process."""
 
 _Key = tuple[BrokerAddress | None, int | None, object, tuple[tuple[str, ...], ...]]
 _Kept = TypeVar("_Kept", bound=KeyKeeper)
@@ -52,6 +60,20 @@ class EmbeddedRecorders:
             return found
 
     @classmethod
+    def warn_at_exit(cls) -> None:
+        """Say what recorders that nobody has closed leave unrecorded. It waits for nobody."""
+        left: dict[str, int | None] = {}
+        for kept, _ in list(cls._used.values()):
+            # Who only watches keys records nothing.
+            left |= kept.left() if hasattr(kept, "left") else {}
+        if left:
+            logger.warning(
+                "the process ends with messages that are not recorded: %s; relatum.release(connection) records them "
+                "before it ends, and so does the next recorder of these streams",
+                _told(left),
+            )
+
+    @classmethod
     def renew(cls) -> None:
         """In a child: the recorders are the parent's, whose threads are not here. Who intercepts here gets others."""
         cls._lock = threading.Lock()
@@ -73,6 +95,17 @@ class EmbeddedRecorders:
 
 
 after_fork(EmbeddedRecorders, lambda recorders: recorders.renew())
+atexit.register(EmbeddedRecorders.warn_at_exit)
+
+
+def _told(left: dict[str, int | None]) -> str:
+    """Streams and how many messages, the first of them."""
+    told = [
+        f"of {stream!r} perhaps some (it was not looked at yet)" if count is None else f"{count} of {stream!r}"
+        for stream, count in left.items()
+    ]
+    more = len(told) - TOLD_MAX
+    return ", ".join(told[:TOLD_MAX]) + (f", and of {more} more" if more > 0 else "")
 
 
 def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, ...], ...]:

@@ -29,5 +29,8 @@ class Recorder(KeyKeeper, Protocol):
             What ends the subscription.
         """
 
+    def left(self) -> dict[str, int | None]:
+        """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
+
     def close(self) -> None:
         """Finish the batch at hand and stop."""

@@ -116,6 +116,12 @@ class EmbeddedRecorder:
             for listener in listeners:
                 listener(MessageId(stream, offset))
 
+    def left(self) -> dict[str, int | None]:
+        """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
+        with self._changed:
+            new = self._watched.new
+        return dict.fromkeys(new) | self._group.left()
+
     def close(self) -> None:
         """Record what was published until now, and stop: within two seconds, whatever the servers do.
 

@@ -112,6 +112,11 @@ class RecorderGroup:
         ):
             time.sleep(DRAIN_LOOK_S)
 
+    def left(self) -> dict[str, int | None]:
+        """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
+        counts = {stream: recorder.left for stream, (recorder, _) in list(self._running.items())}
+        return {stream: count for stream, count in counts.items() if count != 0}
+
     def end(self) -> None:
         """Tell all threads to finish the batches under way and end; none is waited for."""
         self._stop.set()

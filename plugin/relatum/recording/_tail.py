@@ -97,6 +97,17 @@ class TailRecorder:
             return self._is_hopeful and not self._place.is_refused
         return writer.recorded_to < offset
 
+    @property
+    def left(self) -> int | None:
+        """Messages that are not recorded, of those that this recorder knows of; None where it has not looked yet.
+
+        0 also where another process records the stream, or an error was told that keeps this one from it.
+        """
+        if self._progress.is_standby or self._place.is_refused:
+            return 0
+        known = self._progress.lag_offsets
+        return known if known is not None or self._is_hopeful else 0
+
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set; the batch under way is committed. Errors are logged, never raised."""
         pauses = backoff(QUESTION_S)

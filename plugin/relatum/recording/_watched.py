@@ -75,6 +75,11 @@ class Watched:
         return max(0.0, min((state.due for state in self._states.values()), default=now + ASK_S[1]) - now)
 
     @property
+    def new(self) -> list[str]:
+        """The names that have never been asked about."""
+        return [subject.name for subject, state in self._states.items() if not state.tries]
+
+    @property
     def has_new(self) -> bool:
         """Whether something has never been asked about."""
         return any(not state.tries for state in self._states.values())
