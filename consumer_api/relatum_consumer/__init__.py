@@ -5,7 +5,7 @@ messages with a `Status`. What their methods for groups take and give is here, t
 `relatum_consumer.grouping`.
 """
 
-from relatum_consumer._answer import Answer, Hit, LeftOut, Status
+from relatum_consumer._answer import Answer, Hit, Lacking, LeftOut, Status
 from relatum_consumer._async_relations import AsyncRelations
 from relatum_consumer._relations import Relations
 from relatum_consumer.grouping import (
@@ -32,6 +32,7 @@ __all__ = [
     "GroupConsumerStatus",
     "Hit",
     "IncompleteGroupReport",
+    "Lacking",
     "LeftOut",
     "OpenGroup",
     "Relations",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, overload
+from typing import Final, NamedTuple, overload
 
 from relatum._ids import MessageId
 from relatum.reading import Message
@@ -16,7 +16,8 @@ class Status(StrEnum):
     """There is at least one message, and each was read and checked."""
     ABSENT = "absent"
     """There is none: every message that the streams named in the answer retain was recorded, or read just now, and none
-    is meant. Never said of no stream."""
+    is meant. Never said of no stream. Where `lacking` names keys, nothing was looked for: the message has
+    none of them."""
     NOT_RECORDED_YET = "not_recorded_yet"
     """None was found, but a part of the streams is not recorded: there may be one. Ask with `complete=True`."""
     EXPIRED = "expired"
@@ -54,6 +55,17 @@ class LeftOut(NamedTuple):
     reason: str
 
 
+class Lacking(NamedTuple):
+    """A key that was asked by and that the message in hand cannot share: its name, and why."""
+
+    key: str
+    reason: str
+
+
+NAMED_MAX: Final = 5
+"""Keys or streams named in an explanation; it counts the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer(Sequence[Message]):
     """The messages a look-up found, in the order asked for, and its status. It does not change.
@@ -71,6 +83,10 @@ class Answer(Sequence[Message]):
         unread: Where messages lie that the index names and that could not be read, without a proof that they are gone.
         left_out: Recorded streams that this user may not read, where none was named: the answer does not hold over
             them, and where they could hold one it is unproven.
+        lacking: The keys asked by, each with the reason, where the message in hand has no value of any of them: then
+            nothing was looked for, and `ABSENT` says no more than that no message can share what is not there.
+        unattended: With `NOT_RECORDED_YET`, the streams of which a part is not recorded and that nobody records now:
+            asking later does not help. Of the others a recorder is behind.
     """
 
     status: Status
@@ -79,6 +95,19 @@ class Answer(Sequence[Message]):
     streams: tuple[str, ...] = field(default=(), kw_only=True)
     unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
     left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
+    lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
+    unattended: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def explanation(self) -> str:
+        """Why nothing was looked for, or who would have to record, in words for a log; empty where neither is so."""
+        if self.lacking:
+            keys = _some([f"{key} ({reason})" for key, reason in self.lacking])
+            return f"this message has no value of {keys}: nothing was looked for"
+        if self.unattended:
+            names = _some([repr(stream) for stream in self.unattended])
+            return f"nobody records {names}: relatum record {' '.join(self.unattended[:NAMED_MAX])}"
+        return ""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -111,4 +140,11 @@ class Answer(Sequence[Message]):
         return self.hits[index].message
 
     def __repr__(self) -> str:
-        return f"<Answer {self.status}: {len(self.hits)} messages of {len(self.streams)} streams>"
+        why = f"; {self.explanation}" if self.explanation else ""
+        return f"<Answer {self.status}: {len(self.hits)} messages of {len(self.streams)} streams{why}>"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of names, and how many more there are."""
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")

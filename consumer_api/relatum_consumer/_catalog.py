@@ -4,13 +4,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
-from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
+from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded, StreamNotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import _statements as statements
+from relatum_consumer._answer import Lacking
 from relatum_consumer._limits import CATALOG_AGE_S
 from relatum_consumer._requests import Bounds, Partitions, Reach, Select, Steps
 
@@ -41,6 +43,13 @@ class Wanted:
         return value_of(self.definition, message) == self.value
 
 
+class Values(NamedTuple):
+    """What a message has of some keys: the values, and the keys it has none of, each with the reason."""
+
+    wanted: tuple[Wanted, ...]
+    lacking: tuple[Lacking, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
     definitions: Mapping[str, KeyDefinition]
@@ -51,10 +60,17 @@ class _Snapshot:
 
 def value_of(definition: KeyDefinition, message: Message) -> str | None:
     """The key's canonical value in a message; None where it has none, or one that cannot be recorded."""
+    value = _look(definition, message)
+    return None if isinstance(value, Lacking) else value
+
+
+def _look(definition: KeyDefinition, message: Message) -> str | Lacking:
+    """The key's canonical value in a message, or why there is none that could be recorded."""
     try:
-        return definition.value_of(message.headers, partial(getattr, message.properties))
-    except InvalidValue:
-        return None
+        value = definition.value_of(message.headers, partial(getattr, message.properties))
+    except InvalidValue as error:
+        return Lacking(definition.name, f"{' + '.join(definition.sources)} cannot be a value: {error.reason}")
+    return Lacking(definition.name, f"no {' + '.join(definition.sources)}") if value is None else value
 
 
 class Catalog:
@@ -74,10 +90,17 @@ class Catalog:
         self._snapshot: _Snapshot | None = None
         # Seconds the last proof took that was made at the end of a wait.
         self.proof_s = 0.0
+        self._told: set[str] = set()
 
     def forget(self) -> None:
         """Read anew at the next use."""
         self._snapshot = None
+
+    def is_news(self, unattended: Iterable[str]) -> bool:
+        """Whether some of the streams, which nobody records, have not been told of before; they are now."""
+        new = set(unattended) - self._told
+        self._told |= new
+        return bool(new)
 
     def _current(self, *, fresh: bool = False) -> Steps[_Snapshot]:
         snapshot = self._snapshot
@@ -102,10 +125,11 @@ class Catalog:
         try:
             return snapshot.definitions[key]
         except KeyError:
-            raise KeyNotDefined(f"no key {key!r} is defined; see `relatum keys list`", key=key) from None
+            meant = _meant(key, snapshot.definitions)
+            raise KeyNotDefined(f"no key {key!r} is defined{meant}; see `relatum keys list`", key=key) from None
 
-    def values_of(self, message: Message, keys: Sequence[str] | None) -> Steps[tuple[Wanted, ...]]:
-        """The message's own values of the keys, or of every key defined where None; keys it has no value of left out.
+    def values_of(self, message: Message, keys: Sequence[str] | None) -> Steps[Values]:
+        """The message's own values of the keys, or of every key defined where None; and the keys it has no value of.
 
         Raises:
             KeyNotDefined: no key of that name is in force, or none at all.
@@ -121,8 +145,11 @@ class Catalog:
             definitions = []
             for key in dict.fromkeys(keys):
                 definitions.append((yield from self.definition(key)))
-        found = ((definition, value_of(definition, message)) for definition in definitions)
-        return tuple(Wanted(definition, value) for definition, value in found if value is not None)
+        found = [(definition, _look(definition, message)) for definition in definitions]
+        return Values(
+            tuple(Wanted(definition, value) for definition, value in found if isinstance(value, str)),
+            tuple(value for _, value in found if isinstance(value, Lacking)),
+        )
 
     def value_sought(self, key: str, value: Any) -> Steps[Wanted]:
         """A value someone asks for.
@@ -152,7 +179,11 @@ class Catalog:
         snapshot = yield from self._current(fresh=True)
         for name in names:
             if name not in snapshot.by_name and not (yield Partitions(name)):
-                yield Bounds(name)
+                try:
+                    yield Bounds(name)
+                except StreamNotFound as error:
+                    meant = _meant(name, snapshot.by_name)
+                    raise StreamNotFound(f"{error}{meant}", stream=error.stream) from error
 
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> Steps[tuple[str, ...]]:
         """The names of the recorded streams meant, in order, by the snapshot in hand: without a statement.
@@ -207,6 +238,12 @@ class Catalog:
         count = None if names is None else len(names)
         rows = yield Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
         return [PresentStream(*row) for row in rows]
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    """A question for the name that is known and most like another, if one is."""
+    close = get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _definitions(rows: Iterable[Sequence[Any]]) -> dict[str, KeyDefinition]:

@@ -12,7 +12,7 @@ from relatum.keys import InvalidValue, timestamp_us
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message
 from relatum_consumer._answer import Answer
-from relatum_consumer._catalog import Catalog, Wanted
+from relatum_consumer._catalog import Catalog, Values
 from relatum_consumer._moments import Moment, Search, Side, Window, beside, window
 from relatum_consumer._related import Question, answer, without_values
 from relatum_consumer._requests import Steps
@@ -63,8 +63,8 @@ class Lookups:
         _check_message(message)
         names, keys = names_of("to", to), names_of("by", by)
         _check_limit(limit, order)
-        wanted = yield from self.catalog.values_of(message, keys)
-        return Question(wanted, names, order, limit, beside=message.id)
+        wanted, lacking = yield from self.catalog.values_of(message, keys)
+        return Question(wanted, names, order, limit, beside=message.id, lacking=lacking)
 
     def find(
         self,
@@ -99,8 +99,8 @@ class Lookups:
         """The message next to a moment."""
         at = _moment(moment)
         search = yield from self._search(moment, stream, by)
-        if search is None:
-            return (yield from without_values(self.catalog, [stream]))
+        if isinstance(search, Values):
+            return (yield from without_values(self.catalog, [stream], search.lacking))
         sides = tuple(Side(side.direction, side.inclusive or inclusive) for side in _SIDES[where])
         return (yield from beside(search, at, sides, complete=complete))
 
@@ -120,13 +120,13 @@ class Lookups:
         checked_seconds("after_s", after_s, most=math.inf)
         at = _moment(moment)
         search = yield from self._search(moment, stream, by)
-        if search is None:
-            return (yield from without_values(self.catalog, [stream]))
+        if isinstance(search, Values):
+            return (yield from without_values(self.catalog, [stream], search.lacking))
         span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), at.id)
         return (yield from window(search, span, complete=complete))
 
-    def _search(self, moment: Message | datetime, stream: str, by: str | None) -> Steps[Search | None]:
-        """Where to look; None where the message has no value of the key."""
+    def _search(self, moment: Message | datetime, stream: str, by: str | None) -> Steps[Search | Values]:
+        """Where to look; the lack of values where the message has none of the key."""
         if not isinstance(stream, str):
             raise InvalidInput("a look-up by time takes the name of one stream or super stream")
         checked_name("stream", stream)
@@ -136,12 +136,12 @@ class Lookups:
             raise InvalidInput("a look-up by time takes one key by its name")
         if not isinstance(moment, Message):
             raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
-        wanted: tuple[Wanted, ...] = yield from self.catalog.values_of(moment, [by])
-        if wanted:
-            return Search(self.catalog, stream, wanted[0])
+        values: Values = yield from self.catalog.values_of(moment, [by])
+        if values.wanted:
+            return Search(self.catalog, stream, values.wanted[0])
         # No message can share a value that is not there; the stream must exist all the same.
         yield from self.catalog.check_names([stream])
-        return None
+        return values
 
 
 def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
@@ -157,7 +157,11 @@ def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
 
 def _check_message(message: Any) -> None:
     if not isinstance(message, Message):
-        raise InvalidInput(f"a message read from a stream is needed, not {type(message).__name__}")
+        raise InvalidInput(
+            f"a message read from a stream is needed, not {type(message).__name__}: "
+            "Message.from_amqp(stream, offset, properties, body) of relatum.reading makes one of a delivery, "
+            "relations.read(stream, offset) reads one"
+        )
 
 
 def _check_limit(limit: int | None, order: Order) -> None:

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable
+from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, Message, StreamBounds, UnreadableRecord
 from relatum.store import CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum_consumer import _statements as statements
@@ -74,6 +74,15 @@ class Evidence:
 
         for each in self.uncovered:
             yield Scan(each.stream, each.start, each.stop, look)
+
+    def unattended(self, catalog: Catalog) -> Steps[tuple[str, ...]]:
+        """Those of the streams of which something is not recorded that nobody records now."""
+        names = sorted({each.stream for each in self.uncovered})
+        try:
+            recorded = yield from attended(catalog, names)
+        except Transient:
+            return ()  # A hint is no reason to fail.
+        return tuple(name for name in names if name not in recorded)
 
     def status(self, *, is_found: bool, was_read: bool, has_expired: bool, is_whole: bool) -> Status:
         """What an answer may say; the rule is told where this module begins.
@@ -189,6 +198,14 @@ def all_ends(streams: Sequence[str], *, is_named: bool) -> Steps[dict[str, Strea
     for stream in streams:
         found[stream] = None if stream in gone else (yield from ends_of(stream, is_named=is_named))
     return found
+
+
+def attended(catalog: Catalog, streams: Sequence[str]) -> Steps[set[str]]:
+    """Those of the streams that some process records now."""
+    if not streams:
+        return set()
+    rows = yield Select(statements.attended(), {"vhost": catalog.vhost, "streams": list(streams)})
+    return {name for (name,) in rows}
 
 
 def gaps(

@@ -20,7 +20,7 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store import TIME
 from relatum_consumer import _statements as statements
-from relatum_consumer._answer import Answer, Hit, Status
+from relatum_consumer._answer import Answer, Hit, Lacking, Status
 from relatum_consumer._catalog import Catalog, Wanted
 from relatum_consumer._gathered import Gathered, check_count
 from relatum_consumer._limits import ANSWER_MESSAGES_MAX
@@ -46,6 +46,7 @@ class Question:
         since: Times from this on, microseconds since 1970; None for no bound.
         until: Times before this; None for no bound.
         beside: The message whose relata are sought, which is none of them.
+        lacking: The keys asked by that this message has no value of.
     """
 
     wanted: tuple[Wanted, ...]
@@ -55,6 +56,7 @@ class Question:
     since: int | None = None
     until: int | None = None
     beside: MessageId | None = None
+    lacking: tuple[Lacking, ...] = ()
 
     @property
     def is_bounded(self) -> bool:
@@ -121,19 +123,20 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> S
     """Answer a question, once more from the start where the recorder replaced the stream under our hands."""
     yield from catalog.check_names(question.names)
     if not question.wanted:
-        return (yield from without_values(catalog, question.names))
+        return (yield from without_values(catalog, question.names, question.lacking))
     try:
         return (yield from _answer(catalog, question, complete=complete))
     except StreamReplaced:
         return (yield from _answer(catalog, question, complete=complete))
 
 
-def without_values(catalog: Catalog, names: Sequence[str] | None) -> Steps[Answer]:
+def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Steps[Answer]:
     """The answer for a message that has no value to be shared: no message of any stream can share it.
 
     Args:
         catalog: Of the database.
         names: Streams and super streams that are there; None for all that are recorded.
+        lacking: The keys asked by, and why the message has none of them.
     """
     streams: set[str] = set((yield from catalog.recorded(names)))
     for name in names or ():
@@ -141,7 +144,7 @@ def without_values(catalog: Catalog, names: Sequence[str] | None) -> Steps[Answe
             streams.update((yield Partitions(name)) or [name])
     if not streams:
         yield from catalog.nothing_recorded()
-    return Answer(Status.ABSENT, streams=tuple(sorted(streams)))
+    return Answer(Status.ABSENT, streams=tuple(sorted(streams)), lacking=lacking)
 
 
 def _answer(catalog: Catalog, question: Question, *, complete: bool) -> Steps[Answer]:
@@ -206,7 +209,8 @@ def concluded(
     # What was recorded of a stream that is gone has expired: the answer holds over it, too.
     gone = {where.stream for where in expired}.intersection(known.gone)
     streams = tuple(sorted((*known.streams, *gone))) if gone else known.streams
-    return Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out)
+    unattended = (yield from known.unattended(catalog)) if status is Status.NOT_RECORDED_YET else ()
+    return Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out, unattended=unattended)
 
 
 def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:

@@ -166,7 +166,8 @@ class Relations(GroupMethods):
         Returns:
             The messages, each read and checked, the status, and the streams it holds over. `FOUND` says what is
             recorded; with `complete` it is all there is. `ABSENT` is said only when every retained message of those
-            streams was recorded for all the keys asked by, or read; `UNPROVEN` where that cannot be known.
+            streams was recorded for all the keys asked by, or read; `UNPROVEN` where that cannot be known. For a
+            message that has none of the keys nothing is looked for: `ABSENT`, and `lacking` names them with the reason.
 
         Raises:
             KeyNotDefined: no key of that name is defined, or, by every key, none at all.
@@ -234,8 +235,8 @@ class Relations(GroupMethods):
         Returns:
             The messages recorded when the first was seen. When the time is over, what is known: `ABSENT` where that
             could be proven in time, `NOT_RECORDED_YET`, or `UNPROVEN`, where `unread` names what was found and could
-            not be read in time. That is no error, and comes within about 0.3 s of the time asked for. A message without
-            any of the keys has no relata, and the answer is `ABSENT` at once.
+            not be read in time. That is no error, and comes within about 0.3 s of the time asked for. For a message
+            that has none of the keys nothing is looked for: the answer is `ABSENT` at once, and `lacking` says why.
 
         Raises:
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.

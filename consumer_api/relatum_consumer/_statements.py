@@ -69,6 +69,16 @@ def present_streams(names: int | None) -> str:
 
 
 @lru_cache
+def attended() -> str:
+    """Those of the streams of these names that some process records now: their names."""
+    names = sa.bindparam("streams", type_=postgresql.ARRAY(sa.Text))
+    statement = sa.select(streams.c.name).where(
+        streams.c.vhost == _VHOST, streams.c.name == sa.any_(names), streams.c.replaced_at.is_(None)
+    )
+    return compiled(statement.where(streams.c.lease_expires_at >= sa.func.clock_timestamp()))
+
+
+@lru_cache
 def other_vhosts() -> str:
     """Virtual hosts other than `vhost` that have recorded streams: name, number of streams; a few at most."""
     statement = sa.select(streams.c.vhost, sa.func.count()).where(

@@ -6,6 +6,7 @@ at most `GRACE_S` behind it. One that does not end in time is no proof: the answ
 `not_recorded_yet` where that much is known, and never `absent`.
 """
 
+import logging
 import time
 from contextlib import closing
 from typing import Any, Final, TypeVar
@@ -35,6 +36,8 @@ PROOF_S_MAX: Final = 5.0
 """The longest time by which a proof begins before the end of a wait; no more than half of the wait either way."""
 
 _Result = TypeVar("_Result")
+
+logger = logging.getLogger("relatum.relations")
 
 
 class OutOfTime(Exception):
@@ -102,10 +105,13 @@ def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -
     """
     waiting = _Waiting(catalog, question, until, timeout_s)
     try:
-        return (yield from ended_at(until + GRACE_S, waiting.run()))
+        answer = yield from ended_at(until + GRACE_S, waiting.run())
     except OutOfTime as out:
         waiting.note_proof()
         return waiting.out_of_time(out)
+    if catalog.is_news(answer.unattended):
+        logger.warning("waited in vain for what is not recorded: %s", answer.explanation)
+    return answer
 
 
 class _Waiting:
@@ -126,7 +132,7 @@ class _Waiting:
         catalog, question = self._catalog, self._question
         yield from catalog.check_names(question.names)
         if not question.wanted:
-            return (yield from without_values(catalog, question.names))
+            return (yield from without_values(catalog, question.names, question.lacking))
         pause = POLL_S_MIN
         while True:
             found = yield from self._probed()

@@ -185,7 +185,10 @@ def _print(answer: Answer, as_json: bool) -> None:
         if answer and answer.status is Status.UNPROVEN:
             console.print("unproven: there may be more, which nobody can prove or rule out")
         elif not answer:
-            console.print(_WORDS[answer.status])
+            nothing = f"absent: {answer.explanation}" if answer.lacking else _WORDS[answer.status]
+            console.print(nothing, markup=False)
+            if answer.unattended:
+                console.print(answer.explanation, markup=False)
         if answer.unread:
             console.print(f"could not be read: {_some([str(place) for place in answer.unread])}", markup=False)
         for each in answer.left_out:
@@ -209,6 +212,8 @@ def _document(answer: Answer) -> dict[str, Any]:
         "expired": [{"stream": place.stream, "offset": place.offset} for place in answer.expired],
         "unread": [{"stream": place.stream, "offset": place.offset} for place in answer.unread],
         "left_out": [each._asdict() for each in answer.left_out],
+        "lacking": [each._asdict() for each in answer.lacking],
+        "unattended": list(answer.unattended[:STREAMS_LISTED]),
         "streams": list(answer.streams[:STREAMS_LISTED]),
         "streams_count": len(answer.streams),
     }

@@ -25,7 +25,6 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "giving back": (statements.give_back("ready"), ONE),
     "asking for one": (statements.state_of(), ONE),
     "who has some": (statements.holders(), {"consumer_id": 1}),
-    "what is recorded now": (statements.recorded_now(), {"stream_ids": [1, 2]}),
     "what is scanned": (statements.scans(), {"consumer_id": 1, "stream_ids": [1, 2]}),
     "writing down": (
         statements.write_down(),

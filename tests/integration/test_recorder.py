@@ -277,9 +277,9 @@ def test_what_is_no_stream_is_waited_for_and_not_written(
             declare_stream(amqp_url, missing)
             publish_plain(amqp_url, missing, orders(3))
             wait_recorded(amqp_url, engine, missing, limit_s=90)
-        assert {each.stream: each.state for each in status(amqp_url, engine)} == dict.fromkeys(
-            (missing, stream_name), "recording"
-        )
+            assert {each.stream: each.state for each in status(amqp_url, engine)} == dict.fromkeys(
+                (missing, stream_name), "recording"
+            )
         assert (len(told(missing)), len(told(queue))) == (1, 1)
     finally:
         delete_stream(amqp_url, missing)

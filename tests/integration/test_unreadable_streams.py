@@ -65,7 +65,7 @@ def test_status_prune_and_verify_go_on_with_the_others(reader_url: str, owner_ur
     assert (closed.stream, closed.state, closed.lag_offsets, closed.last) == (CLOSED, "refused", None, None)
     assert isinstance(closed.error, AccessRefused)
     assert closed.rows > 0
-    assert (opened.stream, opened.state, opened.lag_offsets, opened.error) == (OPEN, "recording", 0, None)
+    assert (opened.stream, opened.state, opened.lag_offsets, opened.error) == (OPEN, "unattended", 0, None)
     with engine.begin() as connection:
         # As if retention had dropped them: the streams begin at 0.
         connection.execute(sa.text("UPDATE relatum.relationships SET stream_offset = -1 WHERE value = 'both'"))
@@ -149,7 +149,7 @@ def test_a_recorded_stream_that_is_a_queue_now_stops_no_other(
         connection.channel().queue_declare(name, durable=True)
     try:
         found = {each.stream: each for each in status(amqp_url, engine)}
-        assert (found[name].state, found[stream_name].state) == ("not_a_stream", "recording")
+        assert (found[name].state, found[stream_name].state) == ("not_a_stream", "unattended")
         assert isinstance(found[name].error, NotAStream)
         assert list(prune(amqp_url, engine).failed) == [name]
         with Relations(amqp_url, database_url) as relations:

@@ -11,15 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum import MessageId
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, StreamReplaced, StreamUnavailable
+from relatum.errors import (
+    InvalidInput,
+    KeyNotDefined,
+    OffsetExpired,
+    OffsetNotFound,
+    StreamNotFound,
+    StreamReplaced,
+    StreamUnavailable,
+)
 from relatum.reading import Agreement, Message, Properties, StreamBounds, UnreadableRecord
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
-from relatum_consumer import Answer, Hit, Status
+from relatum_consumer import Answer, Hit, Lacking, Status
+from relatum_consumer import _statements as statements
 from relatum_consumer._catalog import Catalog
+from relatum_consumer._lookups import Lookups
 from relatum_consumer._proof import Evidence, Uncovered, _check_identity, gaps
 from relatum_consumer._related import first_retained, is_sure
-from relatum_consumer._requests import Agree, Pause, Scan
+from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Request, Scan, Select, run
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
@@ -217,3 +227,41 @@ def test_a_node_that_cannot_prove_anything_is_not_waited_for() -> None:
     assert identity(bounds, Agreement.UNKNOWN) == [Agree("s", POSITION)]
     with pytest.raises(StreamReplaced):
         identity(bounds, Agreement.OTHER)
+
+
+def test_what_is_no_message_is_told_how_to_make_one() -> None:
+    """The error of look-ups that are given a client's properties names both ways."""
+    with pytest.raises(InvalidInput, match=r"not Properties: Message\.from_amqp\(.*relations\.read\("):
+        next(Lookups("/").related(Properties(), None, None, None, "oldest", complete=False))  # type: ignore[arg-type]
+
+
+def test_misspelt_names_are_told_what_may_be_meant() -> None:
+    """Keys and streams that are known are at hand; a name like none of them gets no question."""
+
+    def carry_out(request: Request) -> Any:
+        if isinstance(request, Bounds):
+            raise StreamNotFound("no such stream", stream=request.stream)
+        if isinstance(request, Partitions):
+            return []
+        assert isinstance(request, Select)
+        is_of_keys = request.sql == statements.definitions()
+        return [(1, "order_id", ["header:order_id"], "text", None)] if is_of_keys else [(1, "payments", None, True)]
+
+    with pytest.raises(KeyNotDefined, match=r"'orderid' is defined \(did you mean 'order_id'\?\)"):
+        run(Catalog("/").definition("orderid"), carry_out)
+    with pytest.raises(KeyNotDefined) as caught:
+        run(Catalog("/").definition("zzz"), carry_out)
+    assert "did you mean" not in str(caught.value)
+    with pytest.raises(StreamNotFound, match=r"\(did you mean 'payments'\?\)") as missed:
+        run(Catalog("/").check_names(["payment"]), carry_out)
+    assert missed.value.stream == "payment"
+
+
+def test_an_explanation_is_short_however_much_is_lacking() -> None:
+    """Five are named, the others counted; in a pickled answer, too."""
+    lacking = tuple(Lacking(f"k{n}", f"no header:k{n}") for n in range(7))
+    answer = pickle.loads(pickle.dumps(Answer(Status.ABSENT, streams=("s",), lacking=lacking)))
+    assert answer.explanation.endswith("k4 (no header:k4) and 2 more: nothing was looked for")
+    assert "k5" not in repr(answer)
+    answer = Answer(Status.NOT_RECORDED_YET, streams=("s",), unattended=tuple("abcdef"))
+    assert answer.explanation == "nobody records 'a', 'b', 'c', 'd', 'e' and 1 more: relatum record a b c d e"

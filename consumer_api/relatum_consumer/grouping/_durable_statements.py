@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import coverage, group_consumers, group_scans, group_states, streams
+from relatum.store import coverage, group_consumers, group_scans, group_states
 from relatum_consumer._statements import compiled
 
 _CONSUMER: Final = sa.bindparam("consumer_id", type_=sa.Integer)
@@ -88,16 +88,6 @@ def scans() -> str:
         scanned.consumer_id == _CONSUMER, scanned.stream_id == sa.any_(ids)
     )
     return compiled(statement.order_by(scanned.stream_id, scanned.from_offset))
-
-
-@lru_cache
-def recorded_now() -> str:
-    """Those of the streams `stream_ids` that some process records now: their numbers."""
-    ids = sa.bindparam("stream_ids", type_=postgresql.ARRAY(sa.Integer))
-    statement = sa.select(streams.c.stream_id).where(
-        streams.c.stream_id == sa.any_(ids), streams.c.lease_expires_at >= _NOW
-    )
-    return compiled(statement)
 
 
 @lru_cache

@@ -8,9 +8,8 @@ from typing import Final
 from relatum.errors import AccessRefused, NotFound, Transient
 from relatum.store import CoverageRow
 from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import all_names, coverage_by_stream
-from relatum_consumer._requests import Bounds, Select
-from relatum_consumer.grouping import _durable_statements as statements
+from relatum_consumer._proof import all_names, attended, coverage_by_stream
+from relatum_consumer._requests import Bounds
 from relatum_consumer.grouping._requests import GroupSteps
 
 logger = logging.getLogger("relatum.groups")
@@ -72,9 +71,7 @@ class Unrecorded:
     def _find(self) -> GroupSteps[dict[str, int]]:
         """How many messages lie behind what is recorded of streams that nobody records, where there are any."""
         present = yield from self._catalog.streams(self._names)
-        rows = yield Select(statements.recorded_now(), {"stream_ids": [stream.stream_id for stream in present]})
-        attended = {stream_id for (stream_id,) in rows}
-        told = self._told | {stream.name for stream in present if stream.stream_id in attended}
+        told = self._told | (yield from attended(self._catalog, [stream.name for stream in present]))
         ends: dict[str, tuple[int, int]] = {}
         for name in (yield from all_names(present, self._names)):
             if name not in told and (end := (yield from _end(name))) is not None:

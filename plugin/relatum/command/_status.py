@@ -76,10 +76,16 @@ def _check_known(wanted: list[str], found: list[StreamStatus]) -> None:
 
 def _print(stream: StreamStatus) -> None:
     name = stream.stream if not stream.super_stream else f"{stream.stream} (partition of {stream.super_stream})"
-    table = Table(title=Text(f"{name}: {stream.state}", style="bold"), title_justify="left", show_header=False)
+    table = Table(title=Text(f"{name}: {_head(stream)}", style="bold"), title_justify="left", show_header=False)
     for label, value in _facts(stream):
         table.add_row(label, Text(value))
     console.print(table)
+
+
+def _head(stream: StreamStatus) -> str:
+    if stream.state == "unattended":
+        return f"unattended: nobody records it now; relatum record {stream.super_stream or stream.stream}"
+    return stream.state
 
 
 def _facts(stream: StreamStatus) -> list[tuple[str, str]]:

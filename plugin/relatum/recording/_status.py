@@ -52,8 +52,9 @@ class StreamEvent:
 class StreamStatus:
     """One stream: what the broker holds and what the table holds of it.
 
-    `state` is `recording`, `not_recorded` (the database has none of it), or why it cannot be read: `missing` (the
-    broker has no such stream), `not_a_stream` (a queue of another kind), `refused` (this user may not read it),
+    `state` is `recording`, `unattended` (some of it is recorded, and nobody records it now: what is published stays
+    unrecorded until a recorder runs), `not_recorded` (the database has none of it), or why it cannot be read: `missing`
+    (the broker has no such stream), `not_a_stream` (a queue of another kind), `refused` (this user may not read it),
     `unavailable` (no leader, a node that starts: it passes) or `unreadable` (bad data). `error` is the error that says
     so, None where it is read. `first` and `last` are retained offsets, None where the stream is empty or cannot be
     read. `covered` gives the recorded ranges by key name, `time` among them; `holes` are ranges retention took first,
@@ -174,11 +175,12 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> Stream
     if error is None:
         lag_offsets, lag_s, error = _lag(reader, stream.name, bounds, recorded_to, open_gaps)
     count = facts.rows.get(stream.stream_id, 0)
+    recorder = facts.holders.get(stream.stream_id)
     return StreamStatus(
         stream=stream.name,
         super_stream=stream.super_stream,
         generation=stream.generation,
-        state=_state_of(error) or ("recording" if rows else "not_recorded"),
+        state=_state_of(error) or _recording_state(recorder, rows),
         first=bounds.first,
         last=bounds.last,
         recorded_to=recorded_to,
@@ -190,7 +192,7 @@ def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> Stream
         bytes=round(count * facts.row_bytes),
         skipped=facts.skipped[stream.stream_id],
         events=facts.events[stream.stream_id],
-        recorder=facts.holders.get(stream.stream_id),
+        recorder=recorder,
         gaps=open_gaps,
         error=error,
     )
@@ -202,6 +204,13 @@ _STATES: Final[tuple[tuple[type[RelatumError], str], ...]] = (
     (AccessRefused, "refused"),
     (Transient, "unavailable"),
 )
+
+
+def _recording_state(recorder: str | None, rows: Sequence[CoverageRow]) -> str:
+    """The state of a stream that can be read."""
+    if not rows:
+        return "not_recorded"
+    return "unattended" if recorder is None else "recording"
 
 
 def _state_of(error: RelatumError | None) -> str | None:
