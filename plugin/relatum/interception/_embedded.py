@@ -64,8 +64,7 @@ class EmbeddedRecorders:
         """Say what recorders that nobody has closed leave unrecorded. It waits for nobody."""
         left: dict[str, int | None] = {}
         for kept, _ in list(cls._used.values()):
-            # Who only watches keys records nothing.
-            left |= kept.left() if hasattr(kept, "left") else {}
+            left |= kept.left()
         if left:
             logger.warning(
                 "the process ends with messages that are not recorded: %s; relatum.release(connection) records them "

@@ -12,6 +12,9 @@ class KeyKeeper(Protocol):
 
     agreement: KeyAgreement
 
+    def left(self) -> dict[str, int | None]:
+        """How many messages of which streams are left for it to record; None where nobody knows. Asks no server."""
+
     def close(self) -> None:
         """Stop."""
 
@@ -28,9 +31,6 @@ class Recorder(KeyKeeper, Protocol):
         Returns:
             What ends the subscription.
         """
-
-    def left(self) -> dict[str, int | None]:
-        """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
 
     def close(self) -> None:
         """Finish the batch at hand and stop."""

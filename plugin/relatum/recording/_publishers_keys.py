@@ -108,6 +108,10 @@ class KeyWatcher:
         self._thread = threading.Thread(target=self._run, name="relatum-keys", daemon=True)
         self._thread.start()
 
+    def left(self) -> dict[str, int | None]:
+        """Nothing: it records nothing."""
+        return {}
+
     def _run(self) -> None:
         pauses = backoff(QUESTION_S)
         while not self._stop.is_set():
