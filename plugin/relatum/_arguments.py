@@ -4,10 +4,11 @@ Whatever a caller gives goes to PostgreSQL, whose integers have 64 bits and whos
 broker, whose names are UTF-8, or into a wait, where a number of seconds past all calendars overflows.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
-from relatum.errors import InvalidInput
+from relatum.errors import ConfigurationError, InvalidInput
 
 COUNT_MAX: Final = 1_000_000_000
 """The largest number of things that can be asked for: more fit into no memory; PostgreSQL counts to 2^63 - 1."""
@@ -34,7 +35,9 @@ def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUN
     return value
 
 
-def checked_seconds(argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX) -> float:
+def checked_seconds(
+    argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX, zero: bool = True
+) -> float:
     """A number of seconds.
 
     Args:
@@ -42,14 +45,19 @@ def checked_seconds(argument: str, value: Any, *, least: float = 0.0, most: floa
         value: What was given.
         least: The shortest time that can be meant.
         most: The longest; whatever it is, infinity and what is no number are refused.
+        zero: False where 0 cannot be meant.
 
     Raises:
         InvalidInput: it is no number of seconds between the two.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     # A comparison with what is not a number is false.
-    if not is_number or not least <= value <= most or value == float("inf"):
-        between = f"seconds, {least:g} or more" if most >= SECONDS_MAX else f"seconds from {least:g} to {most:g}"
+    if not is_number or not least <= value <= most or value == float("inf") or (value == 0 and not zero):
+        between = (
+            f"seconds, {f'{least:g} or more' if zero else 'more than 0'}"
+            if most >= SECONDS_MAX
+            else f"seconds from {least:g} to {most:g}"
+        )
         raise InvalidInput(f"{argument}= takes {between}, not {shown(value)}")
     seconds: float = value
     return seconds
@@ -103,6 +111,53 @@ def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ..
     for name in names:
         checked_name(argument, name)
     return names
+
+
+def checked_weights(argument: str, value: Any) -> dict[str, float]:
+    """Weights by name.
+
+    Raises:
+        InvalidInput: it is no mapping of names to numbers from 0 on.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{argument}= takes a mapping of streams' names to numbers, not {shown(value)}")
+    for name, weight in value.items():
+        checked_name(f"{argument}= by stream; a stream", name)
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight < float("inf"):
+            raise InvalidInput(f"{argument}= takes a number from 0 for {shown(name)}, not {shown(weight)}")
+    return dict(value)
+
+
+def checked_callable(argument: str, value: Any) -> Callable[..., Any]:
+    """A function that is to be called later.
+
+    Raises:
+        InvalidInput: it cannot be called.
+    """
+    if not callable(value):
+        raise InvalidInput(f"{argument}= takes a function; {shown(value)} cannot be called")
+    function: Callable[..., Any] = value
+    return function
+
+
+def checked_event(argument: str, value: Any) -> None:
+    """What tells to stop: an Event of threading, of asyncio or of multiprocessing.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    if not callable(getattr(value, "is_set", None)) or not callable(getattr(value, "wait", None)):
+        raise InvalidInput(f"{argument}= takes an Event, not {shown(value)}")
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Where a wrong argument is an option of what is made: `ConfigurationError`."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:

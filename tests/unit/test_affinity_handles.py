@@ -11,7 +11,7 @@ from relatum import AffinityHandle, SuperStream
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.superstreams import Layout
 
-TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n"), min_size=1, max_size=20)
+TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n\0"), min_size=1, max_size=20)
 
 
 class Channel:

@@ -3,8 +3,8 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
+from relatum._arguments import as_options, checked_weights
 from relatum.errors import ConfigurationError
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
 
@@ -21,9 +21,9 @@ class SetBalance:
     """
 
     def __init__(self, balance: BalanceName | Balance, weights: Mapping[str, float] | None = None) -> None:
-        for stream, weight in (weights or {}).items():
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
-                raise ConfigurationError(f"the weight of {stream!r} is a number from 0, not {weight!r}")
+        if weights is not None:
+            with as_options():
+                checked_weights("weights", weights)
         if weights is not None and isinstance(balance, str) and balance != "weighted":
             raise ConfigurationError(f"weights are for the rule 'weighted', or a function, not for {balance!r}")
         self._rule = balance_of(balance)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from pika import BasicProperties
 
+from relatum._arguments import as_options, checked_count, checked_seconds
 from relatum._names import AFFINITY_HEADER
 from relatum.affinity._balancing import MessageBalance, SetBalance
 from relatum.affinity._headers import NO_WISH, wish_of
 from relatum.affinity._keeping import Keeping
-from relatum.errors import ConfigurationError
+from relatum.limits import INTEGER_MAX
 from relatum.placement._async_router import AsyncRouter
 from relatum.placement._core import RouterOptions
 from relatum.placement._model import PartitionRow
@@ -320,8 +321,8 @@ class AsyncAffinityRouter(AsyncRouter):
 
 
 def _check(idle_s: float | None, known_sets_max: int, predecessors_max: int) -> None:
-    if idle_s is not None and (isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not idle_s > 0):
-        raise ConfigurationError(f"idle_s is a number of seconds above 0, or None, not {idle_s!r}")
-    for name, value, least in (("known_sets_max", known_sets_max, 1), ("predecessors_max", predecessors_max, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigurationError(f"{name} is a number from {least}, not {value!r}")
+    with as_options():
+        if idle_s is not None:
+            checked_seconds("idle_s", idle_s, zero=False)
+        checked_count("known_sets_max", known_sets_max, most=INTEGER_MAX)
+        checked_count("predecessors_max", predecessors_max, least=0, most=INTEGER_MAX)

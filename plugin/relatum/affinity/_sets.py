@@ -9,9 +9,17 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._arguments import (
+    checked_count,
+    checked_name,
+    checked_names,
+    checked_seconds,
+    checked_text,
+    checked_weights,
+)
 from relatum._names import CONTEXT_HEADER
 from relatum.affinity._upkeep import close_idle
-from relatum.errors import InvalidInput, PlacementNotFound, SuperStreamConflict
+from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.placement._model import Placement, PlacementState
 from relatum.placement._names import check_name
 from relatum.placement._store import PlacementStore
@@ -72,6 +80,7 @@ class AffinitySets:
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
     ) -> None:
+        checked_name("super_stream", super_stream)
         address: BrokerAddress | None = None
         if broker is not None:
             address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
@@ -107,8 +116,11 @@ class AffinitySets:
             partition: Only sets in this stream; None: in all.
             limit: How many at most; None: all of them.
         """
-        if limit is not None and limit < 1:
-            raise InvalidInput(f"limit is a number from 1, or None, not {limit}")
+        checked_text("prefix", prefix)
+        if partition is not None:
+            checked_name("partition", partition)
+        if limit is not None:
+            checked_count("limit", limit, otherwise=", or None")
         found = []
         for placement in self._placements(prefix, partition):
             if not placement.name.startswith(prefix):
@@ -153,8 +165,7 @@ class AffinitySets:
         Raises:
             SuperStreamConflict: serialization contexts are placed there, which are not closed; nothing was changed.
         """
-        if isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not idle_s > 0:
-            raise InvalidInput(f"idle_s is a number of seconds above 0, not {idle_s!r}")
+        checked_seconds("idle_s", idle_s, zero=False)
         self._check_closes()
         return close_idle(self._store, idle_s)
 
@@ -163,10 +174,8 @@ class AffinitySets:
 
         Routers that are up take it over within 15 seconds; nothing is closed by it in the first 30.
         """
-        if idle_s is not None and (
-            isinstance(idle_s, bool) or not isinstance(idle_s, int | float) or not 0 < idle_s < float("inf")
-        ):
-            raise InvalidInput(f"idle_s is a number of seconds above 0, or None, not {idle_s!r}")
+        if idle_s is not None:
+            checked_seconds("idle_s", idle_s, zero=False)
         self._check_closes()
         self._store.set_idle(idle_s)
 
@@ -177,6 +186,7 @@ class AffinitySets:
             StreamNotFound: there is no such partition; nothing was changed.
             InvalidInput: a weight is negative or no number; nothing was changed.
         """
+        weights = checked_weights("weights", weights)
         self._store.set_weights(weights)
 
     def move(self, names: Collection[str], to: str, *, progress: Progress | None = None) -> Sequence[Move]:
@@ -191,6 +201,8 @@ class AffinitySets:
             PlacementNotFound: one of them is not open; nothing was moved.
             MoveConflict: one of them moves already.
         """
+        names = checked_names("names", names)
+        checked_name("to", to)
         with SerializationContexts(
             self._super_stream,
             self._store.engine,

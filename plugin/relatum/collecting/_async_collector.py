@@ -9,6 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from relatum._arguments import checked_event, checked_name
 from relatum._failures import backoff
 from relatum.collecting._async_executing import AsyncExecutor
 from relatum.collecting._async_following import AsyncFollower
@@ -18,7 +19,7 @@ from relatum.collecting._async_workers import AsyncWorker
 from relatum.collecting._base import CollectorBase
 from relatum.collecting._collector import CLOSE_S, END_S
 from relatum.collecting._core import Verdict
-from relatum.collecting._options import CollectorLimits, check_seconds, check_text
+from relatum.collecting._options import CollectorLimits, check_seconds
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._state import logger
@@ -97,7 +98,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def outcome(self, message_id: str) -> Outcome:
         """What became of a message of this collector, by any member."""
-        check_text("message_id", message_id)
+        checked_name("message_id", message_id)
         return (await asyncio.to_thread(self._shared.store.outcomes_of, [message_id]))[message_id]
 
     # --- its life -------------------------------------------------------------------------------------------------
@@ -257,6 +258,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         Raises:
             RelatumError: what waiting would not cure; see `start`.
         """
+        checked_event("stop", stop)
         who = self._shared.who("starting")
         for pause in backoff():
             try:

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_callable, checked_name, checked_names, shown
 from relatum._dead_letters import DeadLetters
 from relatum._failures import log_failure
 from relatum._processes import of_one_process
@@ -24,10 +25,8 @@ from relatum.collecting._options import (
     CollectorLimits,
     ExecutorOptions,
     WhenFull,
-    check_callable,
     check_count,
     check_seconds,
-    check_text,
 )
 from relatum.collecting._ports import Store
 from relatum.collecting._prune import KEEP_S
@@ -89,8 +88,8 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
             check_count("keep_s", keep_s)
             check_seconds("keep_s", keep_s)
         if dead_letter_stream is not None:
-            check_text("dead_letter_stream", dead_letter_stream)
-        check_callable("type_of", type_of)
+            checked_name("dead_letter_stream", dead_letter_stream)
+        checked_callable("type_of", type_of)
         self.name = _checked_name(name)
         self._address: BrokerAddress | None = None
         if broker is not None:
@@ -245,10 +244,10 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         Raises:
             InvalidInput: Both a type and a message id were given, or one of the arguments cannot be one.
         """
-        check_callable("handler", handler)
+        checked_callable("handler", handler)
         for name, value in (("type", type), ("message_id", message_id)):
             if value is not None:
-                check_text(name, value)
+                checked_name(name, value)
         if type is not None and message_id is not None:
             raise InvalidInput("a result handler is of a type, of a message, or of all: not of two of them")
         self._shared.handlers.register(handler, type=type, message_id=message_id)
@@ -266,7 +265,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
 
     def _check_flushed(self, type_: str | None) -> None:
         """Refuse to flush a type nobody consumes here: a misspelt one would leave its bulk open."""
-        if type_ is not None and type_ not in self._executors:
+        if type_ is not None and checked_name("type", type_) not in self._executors:
             raise InvalidInput(f"type {type_!r} has no executor in this collector: there is no bulk of it to flush")
 
     def _leave(self) -> None:
@@ -321,8 +320,8 @@ def _as_of(owner: type, function: FunctionType) -> FunctionType:
 
 
 def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name or "\0" in name or len(name.encode()) > NAME_BYTES_MAX:
-        raise InvalidInput(f"a collector's name is a text of 1 to {NAME_BYTES_MAX} bytes, not {name!r}")
+    if len(checked_name("name", name).encode()) > NAME_BYTES_MAX:
+        raise InvalidInput(f"name= takes a name of at most {NAME_BYTES_MAX} bytes, not {shown(name)}")
     return name
 
 
@@ -331,16 +330,11 @@ NAME_BYTES_MAX: Final = 255
 
 
 def _checked_streams(streams: Sequence[str]) -> list[str]:
-    if isinstance(streams, str) or not isinstance(streams, Iterable):
-        raise InvalidInput(f"streams is a list of names, not {streams!r}")
-    names = list(streams)
-    for name in names:
-        check_text("each of streams", name)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(checked_names("streams", streams)))
 
 
 def _checked_start(start: StartAt) -> StartAt:
     is_offset = isinstance(start, int) and not isinstance(start, bool) and 0 <= start <= INTEGER_MAX
     if start not in ("first", "next") and not is_offset:
-        raise InvalidInput(f"a collector starts at 'first', 'next' or an offset, not {start!r}")
+        raise InvalidInput(f"start= takes 'first', 'next' or an offset, not {shown(start)}")
     return start

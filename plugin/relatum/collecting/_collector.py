@@ -7,6 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
+from relatum._arguments import checked_event, checked_name
 from relatum._failures import backoff
 from relatum.collecting._async_executing import is_coroutine_function
 from relatum.collecting._base import CollectorBase
@@ -19,7 +20,6 @@ from relatum.collecting._options import (
     CollectorLimits,
     ExecutorOptions,
     check_seconds,
-    check_text,
 )
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
@@ -174,7 +174,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
 
     def outcome(self, message_id: str) -> Outcome:
         """What became of a message of this collector, by any member."""
-        check_text("message_id", message_id)
+        checked_name("message_id", message_id)
         return self._shared.store.outcomes_of([message_id])[message_id]
 
     # --- its life -------------------------------------------------------------------------------------------------
@@ -329,6 +329,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         Raises:
             RelatumError: what waiting would not cure; see `start`.
         """
+        checked_event("stop", stop)
         who = self._shared.who("starting")
         for pause in backoff():
             try:

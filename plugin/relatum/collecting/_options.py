@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from relatum._arguments import checked_choice, checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
+from relatum.limits import INTEGER_MAX
 
 WhenFull = Literal["block", "refuse", "spill"]
 """What happens to a message when there is no room: `collect` waits for it; it is refused; or bodies of bulks that wait
@@ -32,9 +34,6 @@ CRASHES_MAX: Final = 10
 
 ATTEMPTS_MAX: Final = 1000
 """Attempts a message may be given."""
-
-SECONDS_MAX: Final = 2**31 - 1
-"""Seconds any time span may have, about 68 years: what a PostgreSQL integer holds, and every clock can wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +69,7 @@ class ExecutorOptions:
     backoff_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.type, str) or not self.type or "\0" in self.type:
-            raise InvalidInput(f"a type is a text that is not empty, not {self.type!r}")
+        checked_name("type", self.type)
         for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
             check_count(name, getattr(self, name))
         if self.attempts > ATTEMPTS_MAX:
@@ -80,8 +78,7 @@ class ExecutorOptions:
         check_seconds("backoff_s", self.backoff_s, zero=True)
         if self.idle_s is not None:
             check_seconds("idle_s", self.idle_s)
-        if self.when_full not in get_args(WhenFull):
-            raise InvalidInput(f"when_full is 'block', 'refuse' or 'spill', not {self.when_full!r}")
+        checked_choice("when_full", self.when_full, get_args(WhenFull))
         for name in ("one_at_a_time", "joins_transaction"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
@@ -120,8 +117,7 @@ def check_count(name: str, value: Any) -> None:
     Raises:
         InvalidInput: It is no integer from 1 on.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{name} is a number from 1 on, not {value!r}")
+    checked_count(name, value, most=INTEGER_MAX)
 
 
 def check_seconds(name: str, value: Any, *, zero: bool = False) -> None:
@@ -130,28 +126,4 @@ def check_seconds(name: str, value: Any, *, zero: bool = False) -> None:
     Raises:
         InvalidInput: It is no number of seconds above 0 (or 0, where that is allowed), or over `SECONDS_MAX`.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (0 < value < float("inf") or (zero and value == 0)):
-        raise InvalidInput(f"{name} is a number of seconds{' from 0 on' if zero else ' above 0'}, not {value!r}")
-    if value > SECONDS_MAX:
-        raise InvalidInput(f"{name} is at most {SECONDS_MAX:,} seconds, not {value!r}")
-
-
-def check_text(name: str, value: Any) -> None:
-    """Check a name, a type or an id.
-
-    Raises:
-        InvalidInput: It is no text, or an empty one.
-    """
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"{name} is a text that is not empty, not {value!r}")
-
-
-def check_callable(name: str, value: Any) -> None:
-    """Check a function that is to be called later.
-
-    Raises:
-        InvalidInput: It cannot be called.
-    """
-    if not callable(value):
-        raise InvalidInput(f"{name} is a function; {value!r} cannot be called")
+    checked_seconds(name, value, zero=zero)

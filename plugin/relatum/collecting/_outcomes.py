@@ -12,11 +12,12 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_callable, checked_name
 from relatum._deadline import LEAST_S, Deadline, in_thread, within
 from relatum._outages import Outages
 from relatum._processes import after_fork, leave_to_parent
 from relatum.collecting import _statements as statements
-from relatum.collecting._options import check_callable, check_seconds, check_text
+from relatum.collecting._options import check_seconds
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import least_advanced, unknown
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
@@ -146,7 +147,7 @@ class Outcomes:
         """What became of messages so far: an outcome for each id, in the order given; see `of`."""
         ids = _checked(message_ids)
         if collector is not None:
-            check_text("collector", collector)
+            checked_name("collector", collector)
         self._require_open()
         with translated_errors(), self._engine.connect() as connection:
             found = read_outcomes(connection, ids, collector=collector)
@@ -218,10 +219,10 @@ class Outcomes:
             InvalidInput: an argument cannot be one.
             ConfigurationError: these outcomes were closed.
         """
-        check_callable("handler", handler)
-        check_text("message_id", message_id)
+        checked_callable("handler", handler)
+        checked_name("message_id", message_id)
         if collector is not None:
-            check_text("collector", collector)
+            checked_name("collector", collector)
         with self._lock:
             self._require_open()
             if self._watch is None:
@@ -361,7 +362,7 @@ class AsyncOutcomes:
         def in_loop(outcome: Outcome) -> None:
             loop.call_soon_threadsafe(call_handler, handler, outcome)
 
-        check_callable("handler", handler)
+        checked_callable("handler", handler)
         self._outcomes.register_result_handler(in_loop, message_id, collector=collector)
 
 
@@ -387,5 +388,5 @@ def _checked(message_ids: Iterable[str]) -> list[str]:
         raise InvalidInput(f"message_ids are several ids, not {message_ids!r}")
     ids = list(message_ids)
     for message_id in ids:
-        check_text("a message id", message_id)
+        checked_name("a message id", message_id)
     return ids

@@ -5,6 +5,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum.collecting import _statements as statements
 from relatum.store import translated_errors
 
@@ -30,6 +31,9 @@ def forget_finished(
         batch_rows: Rows deleted in one transaction at most.
         seconds: Seconds after which no further batch is begun; None: until none is left.
     """
+    checked_count("batch_rows", batch_rows)
+    if seconds is not None:
+        checked_seconds("seconds", seconds)
     deadline = None if seconds is None else time.monotonic() + seconds
     with translated_errors(), engine.connect() as connection:
         sources = connection.execute(statements.kept, {"in_collector": collector}).all()

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_names, shown
 from relatum.collecting import _status_statements as statements
-from relatum.errors import NotFound, StreamNotFound
+from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import as_engine, collected_messages, translated_errors
 
@@ -78,6 +79,10 @@ def collector_status(
     Raises:
         NotFound: there is no collector of a name.
     """
+    if names is not None:
+        names = checked_names("names", names)
+    if broker is not None and not isinstance(broker, BrokerAddress):
+        raise InvalidInput(f"broker= takes a BrokerAddress, not {shown(broker)}")
     with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
         found = [
             _status_of(connection, row)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import pika
 from sqlalchemy import URL, Engine
 
+from relatum._arguments import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.interception import _pika
 from relatum.interception._interception import Interception, Options, RecorderChoice, interception_of
@@ -75,7 +76,7 @@ def intercept(
         definitions=tuple(as_definitions(keys)),
         recorder=recorder,
         on_invalid=on_invalid,
-        streams=tuple([streams] if isinstance(streams, str) else streams),
+        streams=(streams,) if isinstance(streams, str) else checked_names("streams", streams),
         broker_url=broker_url,
         stream_url=stream_url,
         confirm_timeout_s=confirm_timeout_s,

@@ -10,14 +10,15 @@ from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import URL, Engine
 
+from relatum._arguments import as_options, checked_choice, checked_names, checked_seconds
 from relatum._processes import of_one_process
-from relatum.errors import ConfigurationError
 from relatum.interception._embedded import EmbeddedRecorders
 from relatum.interception._locate import Locator
 from relatum.interception._ports import KeyKeeper, Recorder
 from relatum.interception._stamp import OnInvalid, Stamper
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.reading import BrokerAddress
+from relatum.store import parse_database
 from relatum.superstreams._connections import address_of
 
 RecorderChoice: TypeAlias = Literal["embedded", "external"]
@@ -52,12 +53,17 @@ class Options:
     confirm_timeout_s: float | None
 
     def __post_init__(self) -> None:
-        if self.recorder not in ("embedded", "external"):
-            raise ConfigurationError(f"recorder is 'embedded' or 'external', not {self.recorder!r}")
-        if self.on_invalid not in ("raise", "skip"):
-            raise ConfigurationError(f"on_invalid is 'raise' or 'skip', not {self.on_invalid!r}")
-        if self.confirm_timeout_s is not None and self.confirm_timeout_s <= 0:
-            raise ConfigurationError("confirm_timeout_s is a number of seconds above 0, or None")
+        with as_options():
+            checked_choice("recorder", self.recorder, ("embedded", "external"))
+            checked_choice("on_invalid", self.on_invalid, ("raise", "skip"))
+            checked_names("streams", self.streams)
+            if self.confirm_timeout_s is not None:
+                checked_seconds("confirm_timeout_s", self.confirm_timeout_s, zero=False)
+        for url in (self.broker_url, self.stream_url):
+            if url is not None:
+                BrokerAddress.of(url)
+        if self.database is not None and not isinstance(self.database, Engine):
+            parse_database(self.database)
 
 
 class Interception:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
-from relatum._arguments import checked_seconds
+from relatum._arguments import checked_names, checked_seconds
 from relatum._deadline import LEAST_S, in_thread, within
 from relatum._ids import MessageId
 from relatum.errors import (
@@ -131,6 +131,7 @@ class _Looks:
             timeout_s = WAIT_S if final is None else max(WAIT_S, final + 5 - now)
         self._sent, self._locator, self._final_at = unsettled.sent, unsettled.locator, unsettled.final_at
         self._timeout_s = checked_seconds("timeout_s", timeout_s)
+        streams = checked_names("streams", streams)
         self._deadline = now + timeout_s
         self._again = again
         self._searches = {name: _Search(self._sent, name) for name in streams}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
+from relatum._arguments import shown
 from relatum.errors import InvalidKeyDefinition
 from relatum.keys._canonical import InvalidValue, KeyType, canonical, join_components
 from relatum.limits import KEY_NAME_BYTES_MAX
@@ -74,8 +75,12 @@ class KeyDefinition:
             object.__setattr__(self, "type", KeyType(self.type))
         except ValueError:
             raise InvalidKeyDefinition(
-                f"key {self.name!r}: no type {self.type!r}; there are {', '.join(KeyType)}", key=self.name
+                f"key {self.name!r}: no type {shown(self.type)}; there are {', '.join(KeyType)}", key=self.name
             ) from None
+        if self.since is not None and not isinstance(self.since, datetime):
+            raise InvalidKeyDefinition(
+                f"key {self.name!r}: since= takes a datetime, not {shown(self.since)}", key=self.name
+            )
         object.__setattr__(self, "components", self._components())
 
     def _components(self) -> tuple[Component, ...]:
@@ -85,7 +90,7 @@ class KeyDefinition:
         if callable(source):
             object.__setattr__(self, "from_body", source)
             return (Component("header", self.name),)
-        texts = [source] if isinstance(source, str) else list(source)
+        texts = [source] if isinstance(source, str) else list(source) if isinstance(source, Iterable) else []
         if not texts or not all(isinstance(text, str) for text in texts):
             raise InvalidKeyDefinition(f"key {self.name!r}: its source names no header or property", key=self.name)
         return tuple(Component.parse(text, key=self.name) for text in texts)
@@ -188,8 +193,8 @@ def as_definitions(keys: Iterable["str | KeyDefinition"]) -> list[KeyDefinition]
     Raises:
         InvalidKeyDefinition: one cannot be a key, or a name occurs twice with different meanings.
     """
-    if isinstance(keys, str):
-        raise InvalidKeyDefinition(f"keys must be a sequence of names, not the text {keys!r}", key=keys)
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise InvalidKeyDefinition(f"keys= takes names and definitions, not {shown(keys)}", key=str(keys))
     definitions: dict[str, KeyDefinition] = {}
     for key in keys:
         definition = key if isinstance(key, KeyDefinition) else KeyDefinition(key)
@@ -204,9 +209,10 @@ def _check_name(name: Any, *, key: Any) -> None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise InvalidKeyDefinition("a key's name must be Unicode text", key=repr(key)) from None
+        raise InvalidKeyDefinition("the name of a key or of its source must be Unicode text", key=repr(key)) from None
     if not 1 <= size <= KEY_NAME_BYTES_MAX or "\0" in name:
-        raise InvalidKeyDefinition(f"key {key!r}: a name has 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL", key=str(key))
+        reason = f"key {shown(key)}: the name of a key or of its source has 1 to {KEY_NAME_BYTES_MAX} bytes and no NUL"
+        raise InvalidKeyDefinition(reason, key=str(key))
 
 
 __all__ = [

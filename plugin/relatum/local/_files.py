@@ -1,7 +1,10 @@
-"""Files that hold a password."""
+"""Where a private server keeps everything, and files there that hold a password."""
 
 import os
 from pathlib import Path
+from typing import Any
+
+from relatum._arguments import checked_name
 
 
 def write_private(file: Path, text: str) -> None:
@@ -9,3 +12,13 @@ def write_private(file: Path, text: str) -> None:
     descriptor = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as out:
         out.write(text)
+
+
+def checked_directory(directory: Any) -> Path:
+    """A directory that may be there or not, absolute.
+
+    Raises:
+        InvalidInput: it is no path.
+    """
+    path = os.fspath(directory) if isinstance(directory, os.PathLike) else directory
+    return Path(checked_name("directory", path)).absolute()

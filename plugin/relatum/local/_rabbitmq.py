@@ -10,8 +10,9 @@ from typing import ClassVar, Final
 import pika
 import pika.exceptions
 
+from relatum._arguments import checked_names, shown
 from relatum._client_logs import own_connection
-from relatum.errors import ServerStartFailed
+from relatum.errors import InvalidInput, ServerStartFailed
 from relatum.local._files import write_private
 from relatum.local._server import LAST_LINES, LocalServer
 
@@ -67,8 +68,10 @@ class LocalRabbitMQ(LocalServer):
         start_timeout_s: float = 60.0,
     ) -> None:
         super().__init__(directory, start_timeout_s=start_timeout_s)
+        if configuration is not None and not isinstance(configuration, Mapping):
+            raise InvalidInput(f"configuration= takes a mapping, not {shown(configuration)}")
         self.configuration = dict(configuration or {})
-        self._plugins = tuple(plugins)
+        self._plugins = checked_names("plugins", plugins)
 
     @property
     def port(self) -> int:

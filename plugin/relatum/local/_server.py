@@ -11,8 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from relatum._arguments import checked_count, checked_seconds
 from relatum._processes import of_one_process
 from relatum.errors import ServerStartFailed
+from relatum.local._files import checked_directory
 from relatum.local._identity import Identity, ports_free
 from relatum.local._process import SupervisedProcess, lock_directory
 
@@ -41,8 +43,8 @@ class LocalServer(ABC):
     _grace_s: ClassVar[float] = 20.0
 
     def __init__(self, directory: str | os.PathLike[str], *, start_timeout_s: float = 60.0) -> None:
-        self.directory = Path(directory).absolute()
-        self._start_timeout_s = start_timeout_s
+        self.directory = checked_directory(directory)
+        self._start_timeout_s = checked_seconds("start_timeout_s", start_timeout_s, zero=False)
         of_one_process(self, "a private server")
         self._kept: Identity | None = None
         self._process: SupervisedProcess | None = None
@@ -85,6 +87,7 @@ class LocalServer(ABC):
 
     def last_lines(self, count: int = LAST_LINES) -> str:
         """Return the last lines of output of the latest start, at most `count`; empty before any."""
+        checked_count("count", count, least=0)
         return self._process.last_lines(count) if self._process is not None else ""
 
     def start(self) -> None:

@@ -2,11 +2,11 @@
 
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from relatum._processes import of_one_process
+from relatum.local._files import checked_directory
 from relatum.local._postgresql import LocalPostgreSQL
 from relatum.local._rabbitmq import LocalRabbitMQ
 
@@ -30,7 +30,7 @@ class LocalServers:
         durable: bool = True,
         start_timeout_s: float = 60.0,
     ) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory = checked_directory(directory)
         self.rabbitmq = LocalRabbitMQ(self.directory / "rabbitmq", start_timeout_s=start_timeout_s)
         self.postgresql = LocalPostgreSQL(
             self.directory / "postgresql", durable=durable, start_timeout_s=start_timeout_s

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_seconds
 from relatum._deadline import in_thread
 from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
@@ -138,6 +139,8 @@ class AsyncRouter:
 
     async def check(self, timeout_s: float | None = None) -> None:
         """See to it that all messages told of as published are in their order; see `Router.check`."""
+        if timeout_s is not None:
+            checked_seconds("timeout_s", timeout_s)
         for name in self._core.publications.unchecked.names():
             async with self._locks(name):
                 await self._run(self._core.publications.settle(name, timeout_s))

@@ -9,10 +9,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import as_options, checked_choice, checked_count, checked_name, checked_seconds
 from relatum._deadline import LEAST_S, Deadline, within
 from relatum._ids import MessageId
 from relatum._names import PLACED_HEADER
 from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError, UsedAfterClose
+from relatum.limits import INTEGER_MAX
 from relatum.placement._looks import Looks
 from relatum.placement._model import PartitionRow, PartitionState, Placement
 from relatum.placement._names import check_name
@@ -34,7 +36,7 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import component_engine, make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import address_of
-from relatum.superstreams._layout import checked_name
+from relatum.superstreams._layout import checked_name as checked_super_stream
 
 END_S: Final = 1.0
 """Seconds for questions to the database that are under way when a router is closed."""
@@ -81,22 +83,15 @@ class RouterOptions:
     idle_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.header, str) or not self.header:
-            raise ConfigurationError(f"header is the name of a header, not {self.header!r}")
-        for name in ("check_s", "timeout_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise ConfigurationError(f"{name} is a number of seconds from 0, not {value!r}")
-        if self.check_s > CHECK_S_MAX:
-            raise ConfigurationError(f"check_s is at most {CHECK_S_MAX} s, not {self.check_s}")
-        for name in ("names_max", "unchecked_max", "open_sets_max"):
-            value = getattr(self, name)
-            if name == "open_sets_max" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name} is a number from 1, not {value!r}")
-        if self.when_database_away not in AWAY:
-            raise ConfigurationError(f"when_database_away is one of {', '.join(AWAY)}, not {self.when_database_away!r}")
+        with as_options():
+            checked_name("header", self.header)
+            checked_seconds("check_s", self.check_s, most=CHECK_S_MAX)
+            checked_seconds("timeout_s", self.timeout_s)
+            for name in ("names_max", "unchecked_max"):
+                checked_count(name, getattr(self, name), most=INTEGER_MAX)
+            if self.open_sets_max is not None:
+                checked_count("open_sets_max", self.open_sets_max, most=INTEGER_MAX, otherwise=", or None")
+            checked_choice("when_database_away", self.when_database_away, AWAY)
 
 
 class RouterCore:
@@ -123,7 +118,7 @@ class RouterCore:
         broker: str | None = None,
         stream_url: str | None = None,
     ) -> None:
-        self.super_stream = checked_name(super_stream)
+        self.super_stream = checked_super_stream(super_stream)
         self.options = options
         self.rule = balance_of(options.balance)
         self._unnamed_rule = options.unnamed_balance or self.rule

@@ -13,6 +13,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import UnroutableError
 
+from relatum._arguments import checked_seconds
 from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, RelatumError
 from relatum.interception._pika import OwnProperties, copy_with
@@ -115,6 +116,8 @@ class Router(Target):
             ContextMoving: a move did not end in time.
             DatabaseUnavailable, BrokerUnavailable: it is not known yet; call it again.
         """
+        if timeout_s is not None:
+            checked_seconds("timeout_s", timeout_s)
         for name in self._core.publications.unchecked.names():
             with self._locks(name):
                 self._run(self._core.publications.settle(name, timeout_s))

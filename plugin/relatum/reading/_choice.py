@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, Literal
 
+from relatum._arguments import shown
 from relatum.errors import ConfigurationError
 from relatum.reading._address import BrokerAddress
 
@@ -40,7 +41,7 @@ def choose(address: BrokerAddress, transport: TransportName) -> Choice:
             raise ConfigurationError("The stream protocol needs a rabbitmq-stream:// URL.")
         return Choice.STREAM
     if transport != "auto":
-        raise ConfigurationError(f"A transport is 'auto', 'stream' or 'amqp', not {transport!r}.")
+        raise ConfigurationError(f"A transport is 'auto', 'stream' or 'amqp', not {shown(transport)}.")
     return Choice.EITHER if address.stream_port_guessed else Choice.STREAM
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_name, checked_names
 from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
@@ -96,6 +97,11 @@ def backfill(
         CoverageConflict: the stream is not the one that was recorded, or others keep moving the coverage.
         StreamUnavailable, ReadTimeout: the broker does not give what it should hold; safe to repeat.
     """
+    checked_name("stream", stream)
+    if keys is not None:
+        keys = checked_names("keys", keys)
+    if super_stream is not None:
+        checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         run = _Backfill(engine, reader, address.vhost, stream, super_stream, progress, stop or threading.Event())

@@ -9,12 +9,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
+from relatum._arguments import checked_name, shown
 from relatum._failures import QUESTION_S, backoff, ended
 from relatum._ids import MessageId
 from relatum._outages import Server
 from relatum._processes import of_one_process
-from relatum.errors import AccessRefused, ConnectionLost, NotFound, RelatumError
-from relatum.keys import KeyDefinition
+from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound, RelatumError
+from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys
@@ -52,6 +53,9 @@ class EmbeddedRecorder:
     def __init__(
         self, address: BrokerAddress, database: str | sa.Engine, definitions: Sequence[KeyDefinition] = ()
     ) -> None:
+        if not isinstance(address, BrokerAddress):
+            raise InvalidInput(f"address= takes a BrokerAddress, not {shown(address)}")
+        definitions = as_definitions(definitions)
         self._owns_engine = not isinstance(database, sa.Engine)
         self._engine = engine_of(database, DATABASE_CONNECTIONS_MAX)
         self._group = RecorderGroup(
@@ -88,7 +92,7 @@ class EmbeddedRecorder:
 
     def record(self, stream: str) -> None:
         """Record a stream by name, from now on."""
-        self.watch("", stream)
+        self.watch("", checked_name("stream", stream))
 
     def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:
         """Call `listener`, in a recorder's thread, for each place where that AMQP `message_id` is recorded.

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_count, checked_name, checked_names
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording._deleting import BATCH_ROWS, delete_batch, delete_between
 from relatum.recording._in_use import reason_of
@@ -89,6 +90,9 @@ def forget(
             it; nothing was deleted.
         DatabaseUnavailable: what was deleted before is; safe to repeat.
     """
+    names = checked_names("names", names)
+    checked_name("vhost", vhost)
+    checked_count("batch_rows", batch_rows)
     with as_engine(database) as engine:
         with translated_errors(), engine.begin() as connection:
             found = _generations(connection, vhost, names)

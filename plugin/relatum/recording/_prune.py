@@ -7,6 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_count, checked_names
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.reading._asking import bounds_or_error
@@ -73,6 +74,9 @@ def prune(
         StreamNotFound: nothing of that name is recorded; nothing was deleted.
         BrokerUnavailable, DatabaseUnavailable: what was deleted before is; safe to repeat.
     """
+    if names is not None:
+        names = checked_names("names", names)
+    checked_count("batch_rows", batch_rows)
     address = BrokerAddress.of(broker, stream_url)
     report = PruneReport()
     with as_engine(database) as engine, StreamReader.open(address) as reader:

@@ -10,6 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
+from relatum._arguments import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
 from relatum._failures import QUESTION_S, backoff
 from relatum._outages import Server
 from relatum._processes import of_one_process
@@ -73,12 +74,15 @@ class Recorder:
         database_connections_max: int = DATABASE_CONNECTIONS_MAX,
         lease_s: float = LEASE_S,
     ) -> None:
-        if database_connections_max < 1:
-            raise ConfigurationError(f"a recorder needs a connection to its database, not {database_connections_max}")
+        with as_options():
+            checked_count("database_connections_max", database_connections_max)
+            checked_seconds("lease_s", lease_s, zero=False)
+            self._names = list(checked_names("streams", streams, least=1))
+            if holder is not None:
+                checked_name("holder", holder)
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         self._owns_engine = not isinstance(database, sa.Engine)
         self._engine = engine_of(database, database_connections_max)
-        self._names = list(streams)
         self._keys = as_definitions(keys)
         self._group = RecorderGroup(
             self._address,
@@ -108,6 +112,7 @@ class Recorder:
             KeyDefinitionConflict: a key of `keys` is defined with another source or type.
             SchemaMissing: the database has no schema: run `relatum migrate`.
         """
+        checked_event("stop", stop)
         try:
             self._define_keys(stop)
             pauses = backoff(QUESTION_S)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import sqlalchemy as sa
 
-from relatum.errors import ConfigurationError, Conflict
+from relatum._arguments import checked_name, shown
+from relatum.errors import ConfigurationError, Conflict, InvalidInput
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._compare_coverage import known_by, mended
@@ -55,6 +56,9 @@ def repair(
         ConfigurationError: neither the report nor the caller names a broker.
         BrokerUnavailable, ReadTimeout: what was mended before is; safe to repeat.
     """
+    if not isinstance(report, VerifyReport):
+        raise InvalidInput(f"report= takes what verify gave, not {shown(report)}")
+    checked_name("vhost", vhost)
     different = [stream for stream in report.streams if stream.difference_count]
     done: list[str] = []
     with as_engine(database) as engine:

@@ -7,6 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_names
 from relatum.errors import AccessRefused, NotFound, RelatumError, StreamNotFound, Transient
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
@@ -106,6 +107,8 @@ def status(
     Raises:
         BrokerUnavailable, DatabaseUnavailable: there is no status; safe to repeat.
     """
+    if names is not None:
+        names = checked_names("names", names)
     address = BrokerAddress.of(broker, stream_url)
     with as_engine(database, statement_s=STATEMENT_S) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:

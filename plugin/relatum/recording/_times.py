@@ -2,6 +2,7 @@
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_name
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import as_engine, ensure_stream, translated_errors
@@ -27,6 +28,7 @@ def set_record_time(
             nothing was written.
         BrokerUnavailable, DatabaseUnavailable: nothing was written; safe to repeat.
     """
+    checked_name("name", name)
     address = broker if isinstance(broker, BrokerAddress) else BrokerAddress.parse(broker, stream_url)
     with as_engine(database) as engine:
         try:

@@ -17,8 +17,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_count, checked_names, shown
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, RelatumError
 from relatum.keys import KeyDefinition
+from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader
 from relatum.reading._asking import is_of_all
 from relatum.recording._batch import position_of
@@ -94,6 +96,7 @@ def verify(
             names it in `failed`.
         BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
     """
+    streams = checked_names("streams", streams)
     address = BrokerAddress.of(broker, stream_url)
     seed = checked_sample(sample, seed)
     chosen = partial(chosen_windows, sample=sample, seed=seed)
@@ -154,10 +157,12 @@ def checked_sample(sample: float | None, seed: int | None) -> int | None:
     Raises:
         InvalidInput: the sample is no share.
     """
+    if seed is not None:
+        checked_count("seed", seed, least=INTEGER_MIN, most=INTEGER_MAX)
     if sample is None:
         return None
-    if not 0 <= sample <= 1:
-        raise InvalidInput(f"sample must be 0 to 1, not {sample}")
+    if isinstance(sample, bool) or not isinstance(sample, int | float) or not 0 <= sample <= 1:
+        raise InvalidInput(f"sample= takes a share from 0 to 1, not {shown(sample)}")
     return random.randrange(1 << 32) if seed is None else seed  # noqa: S311 - a sample, nothing secret
 
 

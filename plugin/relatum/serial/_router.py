@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import sqlalchemy as sa
 from pika import BasicProperties
 
+from relatum._arguments import as_options, checked_choice, checked_count
 from relatum._names import CONTEXT_HEADER
-from relatum.errors import ConfigurationError
+from relatum.limits import INTEGER_MAX
 from relatum.placement._async_router import AsyncRouter
 from relatum.placement._core import RouterOptions
 from relatum.placement._router import Router
@@ -179,10 +180,9 @@ class AsyncContextRouter(AsyncRouter):
 def _options(
     header: str, balance: BalanceName | Balance, check_s: float, timeout_s: float, contexts_max: int, away: Any
 ) -> RouterOptions:
-    if away not in ("wait", "fail"):
-        raise ConfigurationError(f"when_database_away is 'wait' or 'fail', not {away!r}")
-    if isinstance(contexts_max, bool) or not isinstance(contexts_max, int) or contexts_max < 1:
-        raise ConfigurationError(f"contexts_max is a number from 1, not {contexts_max!r}")
+    with as_options():
+        checked_choice("when_database_away", away, ("wait", "fail"))
+        checked_count("contexts_max", contexts_max, most=INTEGER_MAX)
     return RouterOptions(
         header=header,
         balance=balance,

@@ -11,9 +11,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_name
 from relatum._names import CONTEXT_HEADER
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.placement._entries import Entry, entry_of
+from relatum.placement._names import check_name
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial._order import (
     ContextMessage,
@@ -98,6 +100,7 @@ def history(
     Raises:
         SuperStreamNotFound: there is no such super stream.
     """
+    check_name(context, "context")
     with _opened(super_stream, broker, database, stream_url, header) as scope:
         reading = PartitionsReading(scope.look, lambda _: None)
         found = [counted for counted in scope.read(reading) if counted.context == context]
@@ -157,6 +160,9 @@ def _opened(
     header: str | None,
 ) -> Iterator[_Scope]:
     """What is to be read of a super stream, and a reader to do it with."""
+    checked_name("super_stream", super_stream)
+    if header is not None:
+        checked_name("header", header)
     address = BrokerAddress.of(broker, stream_url)
     with StreamReader.open(address) as reader, ExitStack() as stack:
         connection = None

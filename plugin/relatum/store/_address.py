@@ -10,6 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL
 
+from relatum._arguments import shown
 from relatum.errors import ConfigurationError
 
 _SCHEMES: Final = ("postgresql", "postgres")
@@ -96,6 +97,8 @@ def parse_database(database: str | URL) -> DatabaseAddress:
     """
     if isinstance(database, URL):
         database = _rendered(database)
+    if not isinstance(database, str):
+        raise ConfigurationError(f"database= takes PostgreSQL's URL, or an engine, not {shown(database)}")
     scheme, separator, rest = database.strip().partition("://")
     kind = scheme.partition("+")[0].lower()
     if not separator:

@@ -9,6 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
+from relatum._arguments import checked_name
 from relatum.errors import (
     CoverageConflict,
     InvalidKeyDefinition,
@@ -130,6 +131,7 @@ def remove_key(engine: sa.Engine, name: str) -> None:
     Raises:
         KeyNotDefined: no key of that name is in force.
     """
+    checked_name("name", name)
     with translated_errors(), engine.begin() as connection:
         removed = connection.execute(
             sa.update(keys).where(keys.c.name == name, keys.c.removed_at.is_(None)).values(removed_at=sa.func.now())

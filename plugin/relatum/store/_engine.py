@@ -9,9 +9,10 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, ExceptionContext
 
+from relatum._arguments import shown
 from relatum._deadline import Deadline
 from relatum._processes import after_fork, leave_to_parent
-from relatum.errors import UsedAfterClose
+from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.store._address import POOL, POOL_SIZE, STATEMENT, parse_database
 from relatum.store._sessions import look_at_sessions
 from relatum.store._waiting import ComponentEngine, TimedPool, bound_waits
@@ -101,6 +102,8 @@ def known_engine(engine: sa.Engine, *, statement_s: float | None = None) -> sa.E
 
     And whose waits end with the deadline of the call that waits, where one of ours is under way.
     """
+    if not isinstance(engine, sa.Engine):
+        raise ConfigurationError(f"database= takes PostgreSQL's URL, or an engine, not {shown(engine)}")
     if engine not in _known:
         _known.add(engine)
         after_fork(engine, _forget_connections)

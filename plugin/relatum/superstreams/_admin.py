@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 from pika.compat import long
 from pika.exceptions import ChannelClosedByBroker
 
+from relatum._arguments import checked_count, checked_names, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput, SuperStreamConflict, SuperStreamNotFound
-from relatum.limits import PARTITIONS_MAX
+from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.reading import BrokerAddress
 from relatum.superstreams._connections import address_of, blocking_connection
 from relatum.superstreams._description import described, queue_exists, stream_reader
@@ -60,8 +61,10 @@ class StreamOptions:
     def __post_init__(self) -> None:
         for name in ("max_length_bytes", "segment_bytes_max", "initial_cluster_size"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidInput(f"{name} is a whole number from 1, not {value!r}.")
+            if value is not None:
+                checked_count(name, value, most=INTEGER_MAX, otherwise=", or None")
+        if self.leader_locator is not None:
+            checked_text("leader_locator", self.leader_locator)
         if self.max_age is not None and not (
             isinstance(self.max_age, timedelta) and self.max_age >= timedelta(seconds=1)
         ):
@@ -113,6 +116,7 @@ def declare_super_stream(
         ConfigurationError: the broker knows no such options; nothing was made.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
+    _check_options(options)
     wanted = _wanted(name, partitions, binding_keys)
     arguments = (options or StreamOptions()).arguments()
     address = address_of(broker, stream_url)
@@ -154,6 +158,7 @@ def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None =
             stream's name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
+    checked_name(name)
     return described(broker, address_of(broker, stream_url), name)
 
 
@@ -175,6 +180,7 @@ def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = N
         SuperStreamNotFound: there is none of that name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
+    checked_name(name)
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         layout = described(connection, address, name)
@@ -214,6 +220,10 @@ def add_partition(
         SuperStreamConflict: a partition of that binding key is there, or a stream of its name that is another.
         BrokerUnavailable, AccessRefused: not known whether it was added; describe the super stream.
     """
+    checked_name(name)
+    if binding_key is not None:
+        checked_text("binding_key", binding_key, least=1)
+    _check_options(options)
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         layout = described(connection, address, name)
@@ -253,6 +263,8 @@ def unbind_partition(
         SuperStreamConflict: it is the last partition, or it stays bound: by arguments that nobody can know.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
+    checked_name(name)
+    checked_name(stream, "stream: its name")
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         layout = described(connection, address, name)
@@ -280,20 +292,23 @@ def unbind_partition(
     return partition
 
 
+def _check_options(options: StreamOptions | None) -> None:
+    if options is not None and not isinstance(options, StreamOptions):
+        raise InvalidInput(f"options= takes StreamOptions, not {shown(options)}")
+
+
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
     """The layout that is asked for, checked."""
     checked_name(name)
-    if isinstance(binding_keys, str):
-        raise InvalidInput(f"binding_keys is a list of keys, not one text: [{binding_keys!r}].")
     if binding_keys is None:
         count = PARTITIONS_DEFAULT if partitions is None else partitions
         layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)
     else:
-        keys = list(binding_keys)
-        if partitions is not None and partitions != len(keys):
+        keys = list(checked_names("binding_keys", binding_keys))
+        if partitions is not None and checked_count("partitions", partitions) != len(keys):
             raise InvalidInput(f"{len(keys)} binding keys make {len(keys)} partitions, not {partitions!r}.")
-        if len(set(keys)) < len(keys) or not all(isinstance(key, str) and key for key in keys):
-            raise InvalidInput("Binding keys are texts that are not empty, each of them once.")
+        if len(set(keys)) < len(keys):
+            raise InvalidInput("Binding keys (binding_keys=) are texts that are not empty, each of them once.")
         layout = Layout.keyed(name, keys)
     if len(layout) > PARTITIONS_MAX:
         raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout)}.")

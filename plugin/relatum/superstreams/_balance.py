@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
+from relatum._arguments import shown
 from relatum._routing import partition_of
 from relatum.errors import ConfigurationError, InvalidInput
 
@@ -144,6 +145,6 @@ def balance_of(rule: "BalanceName | Balance") -> Balance:
     """
     if callable(rule):
         return Own(rule)
-    if rule not in _RULES:
-        raise ConfigurationError(f"balance is one of {', '.join(_RULES)}, or a function, not {rule!r}")
+    if not isinstance(rule, str) or rule not in _RULES:
+        raise ConfigurationError(f"balance is one of {', '.join(_RULES)}, or a function, not {shown(rule)}")
     return _RULES[rule]()

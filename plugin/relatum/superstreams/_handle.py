@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from relatum._arguments import checked_text, checked_weights, shown
 from relatum._processes import after_fork
 from relatum.errors import InvalidInput
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
@@ -83,11 +84,17 @@ class AffinityHandle(Target):
         weights: Mapping[str, float] | None = None,
         partition: Partition | None = None,
     ) -> None:
+        if not isinstance(super_stream, Target):
+            raise InvalidInput(f"super_stream= takes a SuperStream, not {shown(super_stream)}")
+        if not isinstance(partition, Partition | None):
+            raise InvalidInput(f"partition= takes a Partition, or None, not {shown(partition)}")
         balance_of(balance)  # A wrong name is an error now, not with the first message.
         self._super_stream = super_stream
         self._balance: BalanceName | Balance = balance
         self._name = name
-        self._weights = dict(weights or {})
+        if name is not None:
+            checked_text("name", name)
+        self._weights = {} if weights is None else checked_weights("weights", weights)
         self._partition = partition
         self._is_counted = False
         self._lock = threading.Lock()

@@ -4,8 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from relatum._arguments import checked_count, checked_text, shown
 from relatum._routing import partition_of
 from relatum.errors import InvalidInput, NotFound
+
+LAYOUT_MAX: Final = 100_000
+"""Partitions of a layout that is given by their number; RabbitMQ itself makes 1,000 at most."""
 
 NAME_BYTES_MAX: Final = 255
 """Bytes of a name in AMQP 0.9.1."""
@@ -22,6 +26,7 @@ def checked_name(name: Any, what: str = "A super stream's name") -> str:
         raise InvalidInput(f"{what} is text, not {type(name).__name__}.")
     if not 1 <= len(name.encode(errors="surrogatepass")) <= NAME_BYTES_MAX:
         raise InvalidInput(f"{what} has 1 to {NAME_BYTES_MAX} bytes; {name[:40]!r} has not.")
+    checked_text(what, name)
     if "\n" in name or "\r" in name:
         raise InvalidInput(f"{what} is on one line; {name[:40]!r} is not.")
     return name
@@ -61,14 +66,19 @@ class Layout:
     @classmethod
     def numbered(cls, super_stream: str, partitions: int) -> Self:
         """The layout of a super stream made with a number of partitions: streams `NAME-0`, `NAME-1` and so on."""
-        if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
-            raise InvalidInput(f"partitions is a whole number from 1, not {partitions!r}.")
+        checked_name(super_stream)
+        checked_count("partitions", partitions, most=LAYOUT_MAX)
         return cls.keyed(super_stream, [str(place) for place in range(partitions)])
 
     @classmethod
     def keyed(cls, super_stream: str, binding_keys: Sequence[str]) -> Self:
         """The layout of a super stream made with binding keys, in their order: streams `NAME-KEY`."""
-        return cls.of(super_stream, ((f"{super_stream}-{key}", key) for key in binding_keys))
+        if isinstance(binding_keys, str) or not isinstance(binding_keys, Iterable):
+            raise InvalidInput(f"binding_keys= takes a list of texts, not {shown(binding_keys)}")
+        keys = tuple(binding_keys)
+        if not all(isinstance(key, str) for key in keys):
+            raise InvalidInput("binding_keys= takes texts, each of them")
+        return cls.of(checked_name(super_stream), ((f"{super_stream}-{key}", key) for key in keys))
 
     @classmethod
     def of(cls, super_stream: str, streams: Iterable[tuple[str, str]]) -> Self:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
+from relatum._arguments import checked_text, shown
 from relatum._processes import after_fork
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
@@ -59,10 +60,14 @@ class SuperStream(Target):
         stream_url: str | None = None,
     ) -> None:
         if strategy not in ("hash", "key"):
-            raise ConfigurationError(f"strategy is 'hash' or 'key', not {strategy!r}")
+            raise ConfigurationError(f"strategy is 'hash' or 'key', not {shown(strategy)}")
         if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
-            raise ConfigurationError(f"route_by is the name of a header, or a function, not {route_by!r}")
+            raise ConfigurationError(f"route_by is the name of a header, or a function, not {shown(route_by)}")
         checked_name(name)
+        if isinstance(route_by, str):
+            checked_text("route_by", route_by)
+        if stream_url is not None:
+            BrokerAddress.of(stream_url)
         if isinstance(partitions, Layout) and partitions.super_stream != name:
             raise ConfigurationError(f"the layout is that of {partitions.super_stream!r}, not of {name!r}")
         self.name = name

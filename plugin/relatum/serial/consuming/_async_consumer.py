@@ -9,13 +9,14 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from relatum._arguments import checked_callable
 from relatum._failures import backoff
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
 from relatum.serial.consuming._base import ConsumerBase
 from relatum.serial.consuming._batch import AsyncSerialBatch
 from relatum.serial.consuming._consumer import CLOSE_S, LOOK_S
-from relatum.serial.consuming._options import check_callable, check_seconds
+from relatum.serial.consuming._options import check_seconds
 from relatum.serial.consuming._state import log_defect
 from relatum.serial.consuming._status import SerialStatus
 from relatum.serial.consuming._threads import in_thread
@@ -122,7 +123,7 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
         self, handler: Callable[[AsyncSerialBatch], Awaitable[object]], stop: asyncio.Event | None = None
     ) -> None:
         """Hand batches to a coroutine function, one after the other; see `SerialConsumer.run`."""
-        check_callable("handler", handler)
+        checked_callable("handler", handler)
         while not (self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())):
             batch = await self.next_batch(LOOK_S)
             if batch is None:

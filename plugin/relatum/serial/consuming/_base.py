@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_callable
 from relatum._processes import of_one_process
 from relatum.errors import ConfigurationError, UsedAfterClose
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
@@ -21,7 +22,6 @@ from relatum.serial.consuming._options import (
     LEASE_S,
     ConsumerOptions,
     Start,
-    check_callable,
     check_name,
 )
 from relatum.serial.consuming._status import SerialStatus, read_status
@@ -61,7 +61,7 @@ class ConsumerBase(Generic[BatchT]):
             check_name("header", header)
         for told, function in (("on_gained", on_gained), ("on_lost", on_lost)):
             if function is not None:
-                check_callable(told, function)
+                checked_callable(told, function)
         options = ConsumerOptions(
             start=start,
             batch_messages=batch_messages,

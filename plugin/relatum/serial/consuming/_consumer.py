@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
+from relatum._arguments import checked_callable
 from relatum._failures import backoff
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
 from relatum.serial.consuming._base import ConsumerBase
 from relatum.serial.consuming._batch import SerialBatch
-from relatum.serial.consuming._options import check_callable, check_seconds
+from relatum.serial.consuming._options import check_seconds
 from relatum.serial.consuming._state import log_defect
 from relatum.serial.consuming._status import SerialStatus
 
@@ -174,7 +175,7 @@ class SerialConsumer(ConsumerBase[SerialBatch]):
                 back and the error is raised here.
             stop: Ends it, after the batch under way; None runs until the consumer is closed.
         """
-        check_callable("handler", handler)
+        checked_callable("handler", handler)
         while not (self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())):
             batch = self.next_batch(LOOK_S)
             if batch is None:

@@ -4,7 +4,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_name
 from relatum.errors import Conflict
+from relatum.serial.consuming._options import check_name
 from relatum.store import as_engine, serial_consumers, serial_members, super_streams, translated_errors
 
 _named: Final = (
@@ -37,6 +39,9 @@ def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, 
         Conflict: members of that name are up; close them first, or wait until their leases have run out.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
+    check_name("super_stream", super_stream)
+    check_name("name", name)
+    checked_name("vhost", vhost)
     wanted = {"of_vhost": vhost, "of_super_stream": super_stream, "named": name}
     with translated_errors(), as_engine(database) as engine, engine.begin() as connection:
         consumer = connection.execute(_named, wanted).scalar_one_or_none()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
-from relatum._arguments import checked_count, checked_seconds
+from relatum._arguments import checked_count, checked_name, checked_seconds, shown
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
@@ -57,7 +57,7 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         if self.start not in ("first", "next") and not isinstance(self.start, datetime):
-            raise InvalidInput(f"a consumer starts at 'first', 'next' or a datetime, not {self.start!r}")
+            raise InvalidInput(f"start= takes 'first', 'next' or a datetime, not {shown(self.start)}")
         for name in ("batch_messages", "batch_bytes", "held_messages_max", "held_bytes_max"):
             value = getattr(self, name)
             checked_count(name, value, most=INTEGER_MAX)
@@ -75,22 +75,12 @@ def check_seconds(name: str, value: Any, *, at_least: float = 0.0) -> None:
     checked_seconds(name, value, least=at_least)
 
 
-def check_name(what: str, value: Any) -> str:
+def check_name(what: str, value: str) -> str:
     """Check a consumer's, or a super stream's name.
 
     Raises:
         InvalidInput: It is no text, an empty one, or too long.
     """
-    if not isinstance(value, str) or not value or "\0" in value or len(value.encode()) > NAME_BYTES_MAX:
-        raise InvalidInput(f"{what} is a text of 1 to {NAME_BYTES_MAX} bytes, not {value!r}")
+    if len(checked_name(what, value).encode()) > NAME_BYTES_MAX:
+        raise InvalidInput(f"{what}= takes a name of at most {NAME_BYTES_MAX} bytes, not {shown(value)}")
     return value
-
-
-def check_callable(name: str, value: Any) -> None:
-    """Check a function that is to be called later.
-
-    Raises:
-        InvalidInput: It cannot be called.
-    """
-    if not callable(value):
-        raise InvalidInput(f"{name} is a function; {value!r} cannot be called")

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial.consuming._following import Pause
+from relatum.serial.consuming._options import check_name
 from relatum.serial.consuming._statements import DRAINED
 from relatum.serial.consuming._store import ConsumerStore
 from relatum.store import as_engine, serial_consumers, super_streams, translated_errors
@@ -114,6 +115,7 @@ def consumers(
     Raises:
         DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
     """
+    check_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
     found: dict[str, SerialStatus] = {}
     with as_engine(database) as engine:

@@ -8,9 +8,12 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
+from relatum._arguments import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum._processes import of_one_process
 from relatum.errors import Conflict, InvalidInput, PlacementNotFound
+from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.placement._model import PartitionRow, PartitionState, Placement, PlacementState
+from relatum.placement._names import check_name
 from relatum.placement._store import PlacementStore
 from relatum.reading import AuthMechanism, BrokerAddress
 from relatum.serial.moving import _steps as moving
@@ -67,8 +70,12 @@ class SerializationContexts:
         moves_at_once: int = MOVES_AT_ONCE,
         retry_s: float = RETRY_S,
     ) -> None:
-        if moves_at_once < 1:
-            raise InvalidInput(f"moves_at_once is a number from 1, not {moves_at_once}")
+        checked_name("super_stream", super_stream)
+        checked_count("moves_at_once", moves_at_once)
+        checked_seconds("retry_s", retry_s)
+        for argument, name in (("vhost", vhost), ("header", header)):
+            if name is not None:
+                checked_name(argument, name)
         address: BrokerAddress | None = None
         if broker is not None:
             address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
@@ -104,8 +111,8 @@ class SerializationContexts:
             Conflict: a context is in another partition: move it. Or the partition is retired. Nothing was assigned,
                 unless somebody placed that context elsewhere just now.
         """
-        wanted = self._partitions.named(partition)
-        names = _names(contexts)
+        names = _names("contexts", contexts)
+        wanted = self._partitions.named(checked_name("partition", partition))
         _check_in(find_some(self._placements, names).values(), partition)
         placed: list[Placement] = []
         for some in in_parts(names, LISTED_AT_ONCE):
@@ -120,6 +127,7 @@ class SerializationContexts:
         Raises:
             PlacementNotFound: it is nowhere: no message of it was published yet.
         """
+        check_name(context, "context")
         return Assignment.of(self._find([context])[context])
 
     def assignments(self, partition: str | None = None) -> Iterator[Assignment]:
@@ -131,6 +139,8 @@ class SerializationContexts:
         Raises:
             StreamNotFound: the super stream has no such partition.
         """
+        if partition is not None:
+            checked_name("partition", partition)
         if partition is not None:
             self._partitions.named(partition)
         return map(Assignment.of, self._listed(partition))
@@ -187,7 +197,8 @@ class SerializationContexts:
             RelatumError: what stopped a move, with its number in the field `move_id`: go on with it, or abort it. Moves
                 beside it were completed, others did not begin.
         """
-        names = _names(contexts)
+        checked_name("to", to)
+        names = _names("contexts", contexts)
         self._find(names)
         return self._move({to: names}, progress)
 
@@ -196,7 +207,8 @@ class SerializationContexts:
 
         What is placed in the sources meanwhile stays there.
         """
-        streams = _names(sources)
+        checked_name("target", target)
+        streams = _names("sources", sources)
         for stream in streams:
             self._partitions.named(stream)
         names = [placement.name for stream in streams if stream != target for placement in self._listed(stream)]
@@ -215,7 +227,7 @@ class SerializationContexts:
             StreamNotFound: the super stream has no such partition.
         """
         if partitions is not None:
-            rows = [self._partitions.named(stream) for stream in partitions]
+            rows = [self._partitions.named(stream) for stream in checked_names("partitions", partitions)]
         else:
             rows = [row for row in self._placements.partitions() if row.state is PartitionState.ACTIVE]
         placed: dict[str, list[str]] = {}
@@ -231,6 +243,8 @@ class SerializationContexts:
             plan: From `plan`; None (default): evenly over all partitions in use.
             progress: Told of each step.
         """
+        if plan is not None and not isinstance(plan, Plan):
+            raise InvalidInput(f"plan= takes what plan() gave, not {shown(plan)}")
         return self._move((plan or self.plan()).moves, progress)
 
     def _move(self, wanted: Mapping[str, Collection[str]], progress: Progress | None) -> list[Move]:
@@ -246,6 +260,8 @@ class SerializationContexts:
         Args:
             latest: Instead, so many of all moves, ended ones included, the latest first.
         """
+        if latest is not None:
+            checked_count("latest", latest)
         return self._moves.moves(latest=latest)
 
     def resume(self, move_id: int, *, progress: Progress | None = None) -> Move:
@@ -255,7 +271,8 @@ class SerializationContexts:
             NotFound: there is no move of that number.
             RelatumError: what stopped it.
         """
-        return self._movers().perform(moving.go_on(move_id), self._call_of(move_id, progress))
+        call = self._call_of(move_id, progress)
+        return self._movers().perform(moving.go_on(move_id), call)
 
     def abort(self, move_id: int, *, reason: str | None = None, progress: Progress | None = None) -> Move:
         """Take a move back: its contexts go on in their source. One that was aborted stays so.
@@ -270,12 +287,13 @@ class SerializationContexts:
             MoveConflict: it was completed; another move brings its contexts back.
             RelatumError: what stopped it.
         """
+        if reason is not None:
+            checked_text("reason", reason)
         call = self._call_of(move_id, progress)
         return self._movers().perform(moving.abort(move_id), call, reason=reason)
 
     def _call_of(self, move_id: int, progress: Progress | None) -> Call:
-        if isinstance(move_id, bool) or not isinstance(move_id, int):
-            raise InvalidInput(f"a move has a number, not {move_id!r}")
+        checked_count("move_id", move_id, least=0, most=INTEGER_MAX)
         return Call(progress, self._moves.move(move_id).contexts)
 
     # Partitions
@@ -292,6 +310,9 @@ class SerializationContexts:
         Raises:
             SuperStreamConflict: a partition of that binding key is there, or was retired; those before it were added.
         """
+        checked_count("count", count, most=PARTITIONS_MAX)
+        if binding_keys is not None:
+            checked_names("binding_keys", binding_keys)
         return self._partitions.add([None] * count if binding_keys is None else list(binding_keys))
 
     def retire(self, partition: str, *, delete: bool = False, timeout_s: float = 30.0) -> None:
@@ -310,6 +331,8 @@ class SerializationContexts:
             PartitionInUse: contexts are there, or move there or away; or it is the last one: nothing was changed. Or
                 a consumer has not read all in time: the partition is retired, and not deleted.
         """
+        checked_name("partition", partition)
+        checked_seconds("timeout_s", timeout_s)
         self._partitions.named(partition)
         self._partitions.check_broker()
         self._moves.retire(partition)
@@ -344,9 +367,9 @@ class SerializationContexts:
         self.close()
 
 
-def _names(given: str | Iterable[str]) -> list[str]:
+def _names(argument: str, given: str | Iterable[str]) -> list[str]:
     """One name or several, each once, in their order."""
-    return [given] if isinstance(given, str) else list(dict.fromkeys(given))
+    return list(dict.fromkeys(checked_names(argument, [given] if isinstance(given, str) else given)))
 
 
 def _check_in(placements: Iterable[Placement], partition: str) -> None:

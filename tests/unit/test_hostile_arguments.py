@@ -1,0 +1,301 @@
+"""Whatever is given where something is public, one clear error names the argument, before anything is opened."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pika
+import pytest
+
+import relatum
+from relatum import collecting, errors, local, recording, serial, superstreams
+from relatum.interception._interception import Options
+from relatum.keys import as_definitions
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message, StreamReader
+from relatum.reading._window import Window
+
+BROKER = "amqp://127.0.0.1:1"
+DATABASE = "postgresql://127.0.0.1:1/x"
+"""Nobody listens there; nothing that is refused gets so far."""
+
+HALF = "\ud800"
+NUL = "a\0b"
+
+NAMES: list[Any] = [True, 1.5, math.nan, -1, 2**63, b"x", "", NUL, HALF, [], object()]
+COUNTS: list[Any] = ["1", True, 1.5, math.nan, math.inf, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
+OFFSETS: list[Any] = [each for each in COUNTS if each != -1]
+SECONDS: list[Any] = ["1", True, math.nan, math.inf, -1, 2**63, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
+URLS: list[Any] = ["1", True, 1.5, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
+LISTS: list[Any] = ["orders", True, 1.5, -1, b"x", "", HALF, object(), *([each] for each in NAMES)]
+WEIGHTS: list[Any] = ["1", True, 1.5, b"x", object(), *({"s-0": each} for each in ("1", True, math.nan, math.inf, -1))]
+OTHERS: list[Any] = ["1", True, 1.5, -1, b"x", "", HALF, object()]
+CHOICES: list[Any] = ["1", True, 1.5, math.nan, -1, b"x", "", NUL, HALF, "x" * 10_000, [], object()]
+
+Call = Callable[[Any], Any]
+CASES: dict[str, tuple[Call, list[Any]]] = {}
+"""By the callable and, behind the colon, the argument: what calls it with a value, and the values it must refuse."""
+
+
+def take(what: str, function: Callable[..., Any], given: dict[str, Any], **refused: list[Any]) -> None:
+    """Note a callable with arguments that would do, and what it refuses for which argument."""
+    for argument, values in refused.items():
+
+        def call(value: Any, argument: str = argument) -> Any:
+            return function(**(given | {argument: value}))
+
+        CASES[f"{what}:{argument}"] = (call, values)
+
+
+class Unreachable:
+    """A transport to a broker that must not be asked."""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        def refuse(*_: Any) -> NoReturn:
+            raise AssertionError(f"{name} was asked of the broker")
+
+        return refuse
+
+
+def keep(message: Any) -> Any:
+    """Keep a message."""
+    return message
+
+
+def without_opening(kind: type) -> Any:
+    """An object that has nothing yet: its methods look at their arguments before anything else."""
+    return object.__new__(kind)
+
+
+def readers() -> None:
+    """Everything that reads."""
+    transport: Any = Unreachable()
+    for kind in (StreamReader, AsyncStreamReader):
+        reader: Any = kind(transport, "stream", 1.0)
+        name = kind.__name__
+        take(f"{name}.read", reader.read, {"stream": "s", "offset": 1}, stream=[*NAMES, None], offset=[*OFFSETS, None])
+        take(f"{name}.read_many", reader.read_many, {"ids": []}, ids=[*OTHERS, None], window=COUNTS)
+        take(f"{name}.read_all", reader.read_all, {}, ids=[*OTHERS, None])
+        scan = {"stream": "s", "start": 0}
+        take(f"{name}.iterate", reader.iterate, scan, stream=NAMES, start=COUNTS, stop=COUNTS)
+        take(f"{name}.iterate", reader.iterate, scan | {"follow": True}, idle_timeout_s=SECONDS)
+        take(f"{name}.batches", reader.batches, scan, stream=NAMES, start=COUNTS, stop=COUNTS, credit=COUNTS)
+        take(f"{name}.batches", reader.batches, scan, idle_s=[*SECONDS, None])
+        take(f"{name}.scan", reader.scan, scan | {"stop": 1, "take": keep}, stream=NAMES, start=COUNTS, stop=COUNTS)
+        take(f"{name}.bounds", reader.bounds, {}, stream=NAMES)
+        take(f"{name}.missing", reader.missing, {}, streams=LISTS)
+        take(f"{name}.partitions", reader.partitions, {}, super_stream=NAMES)
+        texts = [each for each in NAMES if each != ""]
+        routes = {"exchange": "", "routing_key": ""}
+        take(f"{name}.routes", reader.routes, routes, exchange=texts, routing_key=texts)
+        opening = {"address": BROKER}
+        take(f"{name}.open", kind.open, opening, timeout_s=SECONDS, heartbeat_s=COUNTS, connections_max=COUNTS)
+        take(f"{name}.open", kind.open, opening, transport=CHOICES, auth_mechanism=CHOICES, mechanism=CHOICES)
+        take(f"{name}.open", kind.open, opening, ssl_context=OTHERS)
+    delivery = {"stream": "s", "offset": 1, "properties": pika.BasicProperties(), "body": b""}
+    take("Message.from_amqp", Message.from_amqp, delivery, stream=NAMES, offset=OFFSETS, properties=OTHERS)
+    take("Message.from_amqp", Message.from_amqp, delivery, body=[None, "x", 1, [], object()])
+    address = {"host": "h", "amqp_port": 5672}
+    take("BrokerAddress", BrokerAddress, address, host=NAMES, amqp_port=[*COUNTS, 2**63], stream_port=[*COUNTS, 2**63])
+    for field in ("user", "password", "vhost"):
+        take("BrokerAddress", BrokerAddress, address, **{field: [None, True, 1.5, b"x", NUL, HALF, [], object()]})
+    take("BrokerAddress.of", BrokerAddress.of, {"broker": BROKER}, broker=URLS, stream_url=URLS)
+
+
+def recorders(directory: Path) -> None:
+    """Everything that records, and what looks after it."""
+    both = {"broker": BROKER, "database": DATABASE}
+    recorder = both | {"streams": ["s"]}
+    take("Recorder", recording.Recorder, recorder, broker=URLS, database=URLS, stream_url=URLS, streams=[*LISTS, []])
+    take("Recorder", recording.Recorder, recorder, holder=NAMES, database_connections_max=COUNTS, lease_s=SECONDS)
+    take("Recorder", recording.Recorder, recorder, keys=LISTS)
+    embedded = {"address": BrokerAddress("127.0.0.1", amqp_port=1), "database": DATABASE}
+    take("EmbeddedRecorder", recording.EmbeddedRecorder, embedded, address=OTHERS, database=URLS)
+    take("prune", recording.prune, both, broker=URLS, database=URLS, names=LISTS, batch_rows=COUNTS)
+    take("status", recording.status, both, broker=URLS, database=URLS, names=LISTS)
+    stream = both | {"stream": "s"}
+    take("backfill", recording.backfill, stream, broker=URLS, database=URLS, stream=NAMES, keys=LISTS)
+    take("backfill", recording.backfill, stream, super_stream=NAMES, stream_url=URLS)
+    take("verify", recording.verify, recorder, broker=URLS, database=URLS, streams=LISTS)
+    shares = ["1", True, math.nan, math.inf, -1, 2**63, b"x", [], object()]
+    take("verify", recording.verify, recorder | {"sample": 0.5}, sample=shares, seed=[*OFFSETS, 2**63])
+    take("repair", recording.repair, {"report": None, "database": DATABASE}, report=[None, *OTHERS])
+    forget = {"database": DATABASE, "names": ["s"]}
+    take("forget", recording.forget, forget, database=URLS, names=LISTS, vhost=NAMES, batch_rows=COUNTS)
+    times = both | {"name": "s", "on": True}
+    take("set_record_time", recording.set_record_time, times, broker=URLS, database=URLS, name=NAMES)
+    take("as_definitions", as_definitions, {}, keys=LISTS)
+    sources = [True, 1.5, b"x", "", HALF, [], object()]
+    take("KeyDefinition", relatum.KeyDefinition, {"name": "k"}, name=NAMES, type=CHOICES, since=OTHERS, source=sources)
+    options = {
+        "database": None,
+        "definitions": (),
+        "recorder": "embedded",
+        "on_invalid": "raise",
+        "streams": (),
+        "broker_url": None,
+        "stream_url": None,
+        "confirm_timeout_s": None,
+    }
+    take("intercept", Options, options, database=URLS, recorder=CHOICES, on_invalid=CHOICES, streams=LISTS)
+    take("intercept", Options, options, broker_url=URLS, stream_url=URLS, confirm_timeout_s=[*SECONDS, 0])
+    take("intercept", relatum.intercept, {}, connection=[None, *OTHERS])
+    for kind in (local.LocalPostgreSQL, local.LocalRabbitMQ, local.LocalServers):
+        where = {"directory": directory}
+        take(kind.__name__, kind, where, directory=[None, *NAMES], start_timeout_s=[*SECONDS, 0, None])
+
+
+def collectors() -> None:
+    """Everything that collects, and tells what became of messages."""
+    for kind in (relatum.MessageCollector, relatum.AsyncMessageCollector):
+        name, given = kind.__name__, {"name": "c", "broker": BROKER}
+        take(name, kind, given, name=[*NAMES, "x" * 256], database=URLS, broker=URLS, stream_url=URLS, streams=LISTS)
+        take(name, kind, given, start=COUNTS, bytes_max=COUNTS, bulks_max=COUNTS, dead_letter_stream=NAMES)
+        take(name, kind, given, type_of=OTHERS, lease_s=SECONDS, keep_s=COUNTS)
+
+        def register(kind: Any = kind, **given: Any) -> Any:
+            return kind("c").register_executor(**given)
+
+        executor = {"type": "t", "executor": print}
+        for option in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
+            take(f"{name}.register_executor", register, executor, **{option: COUNTS})
+        take(f"{name}.register_executor", register, executor, type=NAMES, executor=OTHERS, when_full=CHOICES)
+        take(f"{name}.register_executor", register, executor, max_age_s=SECONDS, idle_s=SECONDS, backoff_s=SECONDS)
+        collector: Any = kind("c")
+        take(f"{name}.close", collector.close, {}, timeout_s=[*SECONDS, None])
+        take(f"{name}.flush", collector.flush, {}, type=NAMES)
+        take(f"{name}.outcome", collector.outcome, {}, message_id=NAMES)
+        take(f"{name}.run", collector.run, {}, stop=[None, *OTHERS])
+    for outcomes in (relatum.Outcomes, relatum.AsyncOutcomes):
+        name, asked = outcomes.__name__, outcomes(DATABASE)
+        take(name, outcomes, {}, database=[None, *URLS])
+        take(f"{name}.of", asked.of, {"message_id": "m"}, message_id=NAMES, collector=NAMES)
+        wait = {"message_id": "m", "timeout_s": 1}
+        take(f"{name}.wait", asked.wait, wait, message_id=NAMES, timeout_s=[*SECONDS, None], collector=NAMES)
+    status = {"database": DATABASE}
+    take("collector_status", collecting.collector_status, status, database=URLS, names=LISTS, broker=OTHERS)
+
+
+def placements() -> None:
+    """Everything about super streams, contexts and affinity sets."""
+    given = {"super_stream": "s", "database": DATABASE}
+    for kind in (relatum.SerialConsumer, relatum.AsyncSerialConsumer):
+        name, consumer = kind.__name__, given | {"name": "c", "broker": BROKER}
+        take(name, kind, consumer, super_stream=NAMES, name=NAMES, database=URLS, broker=URLS, header=NAMES)
+        take(name, kind, consumer, start=CHOICES, batch_messages=COUNTS, batch_bytes=COUNTS, batch_s=SECONDS)
+        take(name, kind, consumer, held_messages_max=COUNTS, held_bytes_max=COUNTS, lease_s=SECONDS, on_lost=OTHERS)
+    for router in (relatum.ContextRouter, relatum.AsyncContextRouter):
+        take(router.__name__, router, given, contexts_max=COUNTS)
+    for router in (relatum.AffinityRouter, relatum.AsyncAffinityRouter):
+        take(router.__name__, router, given, weights=WEIGHTS, idle_s=SECONDS, open_sets_max=COUNTS)
+        take(router.__name__, router, given, known_sets_max=COUNTS, predecessors_max=COUNTS)
+    for router in (
+        relatum.ContextRouter,
+        relatum.AsyncContextRouter,
+        relatum.AffinityRouter,
+        relatum.AsyncAffinityRouter,
+    ):
+        take(router.__name__, router, given, super_stream=NAMES, database=URLS, broker=URLS, header=NAMES)
+        take(router.__name__, router, given, balance=CHOICES, check_s=SECONDS, timeout_s=SECONDS)
+        take(router.__name__, router, given, when_database_away=CHOICES)
+        take(f"{router.__name__}.check", without_opening(router).check, {}, timeout_s=SECONDS)
+    contexts: Any = without_opening(relatum.SerializationContexts)
+    take("SerializationContexts", relatum.SerializationContexts, given, super_stream=NAMES, database=URLS, broker=URLS)
+    take("SerializationContexts", relatum.SerializationContexts, given, vhost=NAMES, header=NAMES)
+    take("SerializationContexts", relatum.SerializationContexts, given, moves_at_once=COUNTS, retry_s=SECONDS)
+    several = [each for each in LISTS if not isinstance(each, str)]
+    take("assign", contexts.assign, {"contexts": "c", "partition": "p"}, contexts=several)
+    take("assignment_of", contexts.assignment_of, {}, context=NAMES)
+    take("move", contexts.move, {"contexts": "c", "to": "p"}, contexts=several, to=NAMES)
+    take("consolidate", contexts.consolidate, {"sources": "a", "target": "b"}, sources=several, target=NAMES)
+    take("moves", contexts.moves, {}, latest=COUNTS)
+    take("plan", contexts.plan, {}, partitions=LISTS)
+    take("rebalance", contexts.rebalance, {}, plan=OTHERS)
+    take("resume", contexts.resume, {}, move_id=[*COUNTS, 2**63])
+    take("abort", contexts.abort, {"move_id": 1}, move_id=COUNTS, reason=[True, 1.5, b"x", NUL, HALF])
+    take("add_partitions", contexts.add_partitions, {}, count=COUNTS, binding_keys=LISTS)
+    take("retire", contexts.retire, {"partition": "p"}, partition=NAMES, timeout_s=[*SECONDS, None])
+    sets: Any = without_opening(relatum.AffinitySets)
+    take("AffinitySets", relatum.AffinitySets, given, super_stream=NAMES, database=URLS, broker=URLS)
+    take("AffinitySets.list", sets.list, {}, prefix=[True, b"x", NUL, HALF], partition=NAMES, limit=COUNTS)
+    take("AffinitySets.inspect", sets.inspect, {}, name=NAMES)
+    take("AffinitySets.close_set", sets.close_set, {}, name=NAMES)
+    take("AffinitySets.close_idle", sets.close_idle, {}, idle_s=[*SECONDS, 0, None])
+    take("AffinitySets.set_idle", sets.set_idle, {}, idle_s=[*SECONDS, 0])
+    take("AffinitySets.set_weights", sets.set_weights, {}, weights=[None, *WEIGHTS])
+    take("AffinitySets.move", sets.move, {"names": ["a"], "to": "p"}, names=LISTS, to=NAMES)
+    consumer = {"super_stream": "s", "name": "c", "database": DATABASE}
+    take("forget_consumer", serial.forget_consumer, consumer, super_stream=NAMES, name=NAMES, vhost=NAMES)
+    reading = {"super_stream": "s", "broker": BROKER}
+    take("serial.verify", serial.verify, reading, super_stream=NAMES, broker=URLS, header=NAMES)
+    take("history", serial.history, reading | {"context": "c"}, super_stream=NAMES, context=NAMES, broker=URLS)
+    take("consumers", serial.consumers, reading | {"database": DATABASE}, super_stream=NAMES, broker=URLS)
+
+
+def super_streams() -> None:
+    """Everything about super streams themselves."""
+    stream = relatum.SuperStream("s", partitions=2)
+    routes = [True, 1.5, b"x", "", NUL, HALF, [], object()]
+    counts = [*COUNTS, 2**63]
+    long = [*NAMES, "x" * 10_000, "a\nb"]
+    take("SuperStream", relatum.SuperStream, {"name": "s"}, name=long, route_by=routes, partitions=counts)
+    take("SuperStream", relatum.SuperStream, {"name": "s"}, strategy=CHOICES, stream_url=URLS)
+    take("SuperStream.partition_of", stream.partition_of, {"broker": BROKER}, key=[None, True, 1.5, HALF, [], object()])
+    take("SuperStream.affinity", stream.affinity, {}, balance=CHOICES, name=[True, b"x", NUL, HALF], weights=WEIGHTS)
+    handle = {"super_stream": stream}
+    take("AffinityHandle", relatum.AffinityHandle, handle, super_stream=[None, *OTHERS], partition=OTHERS)
+    take("from_token", relatum.AffinityHandle.from_token, {}, token=[None, *NAMES, "x" * 10_000])
+    named = {"broker": BROKER, "name": "s"}
+    take("declare_super_stream", superstreams.declare_super_stream, named, name=long, partitions=counts)
+    take("declare_super_stream", superstreams.declare_super_stream, named, binding_keys=LISTS, options=OTHERS)
+    take("add_partition", superstreams.add_partition, named, name=long, binding_key=NAMES, options=OTHERS)
+    take("describe_super_stream", superstreams.describe_super_stream, named, name=long)
+    take("delete_super_stream", superstreams.delete_super_stream, named, name=long)
+    take("unbind_partition", superstreams.unbind_partition, named | {"stream": "s-0"}, name=long, stream=long)
+    for option in ("max_length_bytes", "segment_bytes_max", "initial_cluster_size"):
+        take("StreamOptions", superstreams.StreamOptions, {}, **{option: [*counts, 0]})
+    take("StreamOptions", superstreams.StreamOptions, {}, max_age=OTHERS, leader_locator=[True, b"x", NUL, HALF])
+
+
+readers()
+recorders(Path("nowhere"))
+collectors()
+placements()
+super_streams()
+
+
+def finished(result: Any) -> Any:
+    """What a call gives, with all that it would do later: of an iteration its first element."""
+
+    async def of_async() -> Any:
+        return await (anext(result) if inspect.isasyncgen(result) else result)
+
+    if inspect.iscoroutine(result) or inspect.isasyncgen(result):
+        return asyncio.run(of_async())
+    return next(result, None) if isinstance(result, Iterator) else result
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_meant_is_refused_by_its_name(case: str) -> None:
+    """It is an error of ours, of one line that names the argument, and nothing was asked of any server."""
+    call, values = CASES[case]
+    words = case.partition(":")[2].split("_")
+    for value in values:
+        with pytest.raises((errors.InvalidInput, errors.ConfigurationError)) as caught:
+            finished(call(value))
+        said = str(caught.value)
+        assert any(word.rstrip("s") in said.lower() for word in words), (value, said)
+        assert "\n" not in said
+        assert len(said) < 400
+        said.encode()
+
+
+@pytest.mark.parametrize(
+    "ids", [[value] for value in (*OTHERS, ("s",), (1, 1), (None, 1), ("s", "1"), ([], 1), ("", 1))]
+)
+def test_ids_are_pairs(ids: Any) -> None:
+    """What is no pair of a name and an offset is refused, before a connection is taken for it."""
+    with pytest.raises(errors.InvalidInput):
+        Window(ids, 10).open()
