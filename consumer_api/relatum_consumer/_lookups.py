@@ -81,7 +81,9 @@ class Lookups:
         """Messages that carry a key's value."""
         names = names_of("streams", streams)
         _check_limit(limit, order)
-        low, high = (None if bound is None else time_us_of(bound) for bound in (since, until))
+        low, high = (_bound(name, moment) for name, moment in (("since", since), ("until", until)))
+        if low is not None and high is not None and low > high:
+            raise InvalidInput("since= is later than until=, so that no message can lie between them")
         wanted = yield from self.catalog.value_sought(key, value)
         question = Question((wanted,), names, order, limit, low, high)
         return (yield from answer(self.catalog, question, complete=complete))
@@ -184,6 +186,13 @@ def time_us_of(moment: Any) -> int:
         return timestamp_us(moment)
     except InvalidValue as error:
         raise InvalidInput(f"no moment between the years 1 and 9999: {error.reason}") from error
+
+
+def _bound(argument: str, moment: datetime | None) -> int | None:
+    try:
+        return None if moment is None else time_us_of(moment)
+    except InvalidInput as error:
+        raise InvalidInput(f"{argument}=: {error}") from error
 
 
 def _moment(moment: Any) -> Moment:

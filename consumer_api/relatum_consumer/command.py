@@ -87,12 +87,14 @@ def find(
         datetime | None,
         typer.Option(
             help="Only messages of this time or later; UTC where no zone is given.",
+            metavar="MOMENT",
             formats=_FORMATS,
             show_default=False,
         ),
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option(help="Only earlier messages.", formats=_FORMATS, show_default=False)
+        datetime | None,
+        typer.Option(help="Only earlier messages.", metavar="MOMENT", formats=_FORMATS, show_default=False),
     ] = None,
     limit: LimitOption = 20,
     complete: CompleteOption = False,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from relatum._names import NAME_BYTES_MAX
 from relatum.errors import ConfigurationError, InvalidInput
 
 COUNT_MAX: Final = 1_000_000_000
@@ -64,12 +65,15 @@ def checked_seconds(
 
 
 def checked_name(argument: str, value: Any) -> str:
-    """A name of a stream, a super stream or a key.
+    """A name of a stream, a super stream or a key: at once, since the broker's answer to a longer one may be none.
 
     Raises:
         InvalidInput: it is no text, an empty one, or one that neither the broker nor PostgreSQL can hold.
     """
-    return checked_text(argument, value, least=1, what="a name")
+    name = checked_text(argument, value, least=1, what="a name")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {name[:40]!a}… is longer")
+    return name
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:

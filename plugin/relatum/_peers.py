@@ -9,6 +9,8 @@ import struct
 import time
 from typing import Final
 
+from relatum.errors import ConfigurationError
+
 AMQP: Final = "AMQP 0.9.1"
 STREAM: Final = "RabbitMQ's stream protocol"
 POSTGRESQL: Final = "PostgreSQL"
@@ -112,6 +114,24 @@ def hint(port: int, expected: str) -> str:
     """What usually listens on a port, in brackets to be appended, where it is not what is expected; else nothing."""
     service = USUAL_PORTS.get(port)
     return f" ({port} is usually the port of {service})" if service is not None and expected not in service else ""
+
+
+def checked_host(host: str, where: str) -> None:
+    """See that a host's name can be asked for: Python's look-up of names raises a `UnicodeError` of its own otherwise.
+
+    Args:
+        host: The name or address; it is not shown, since it may be a part of a password that was not quoted.
+        where: What names it, for the error.
+
+    Raises:
+        ConfigurationError: a part between dots is empty, or longer than 63 characters.
+    """
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigurationError(
+            f"{where} names a host that no name can be: a part between dots is empty or has over 63 characters"
+        ) from None
 
 
 def unreached(error: BaseException | None, host: str) -> str:

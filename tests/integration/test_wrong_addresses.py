@@ -86,6 +86,15 @@ def test_a_port_that_is_no_amqp_port_is_named(
             pass
 
 
+@pytest.mark.parametrize("face", FACES)
+def test_tls_on_a_plain_port_is_named(face: str, amqp_url: str, stream_url: str) -> None:
+    """A port without TLS given with it is a wrong URL, which no waiting cures, also where it hangs up in silence."""
+    by_stream = face.endswith("stream")
+    url = at(amqp_url, stream_url if by_stream else amqp_url, "rabbitmq-stream+tls" if by_stream else "amqps")
+    with pytest.raises(ConfigurationError, match="does not speak TLS"), open_face(face, url, timeout_s=TIMEOUT_S):
+        pass
+
+
 def test_what_hangs_up_is_asked_once_in_a_while(answering: Callable[[bytes], str]) -> None:
     """Repeated attempts at a port that hangs up cost one question who is there, not one each."""
     parts = urlsplit(answering(b""))

@@ -14,7 +14,7 @@ from relatum.command._exits import EPILOG, exit_code_of
 from relatum.command._forget import forget
 from relatum.command._keys import keys
 from relatum.command._outcome import outcome
-from relatum.command._output import print_error
+from relatum.command._output import ending_with_output, print_error
 from relatum.command._prune import prune
 from relatum.command._read import read
 from relatum.command._record import record
@@ -41,11 +41,18 @@ class _Group(TyperGroup):
         return sorted(known, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        try:
-            return super().invoke(ctx)
-        except RelatumError as error:
-            print_error(str(error))
-            raise typer.Exit(exit_code_of(error)) from error
+        # Here and around all of it: Typer ends with 1 by itself where a pipe is closed.
+        with ending_with_output():
+            try:
+                return super().invoke(ctx)
+            except RelatumError as error:
+                print_error(str(error))
+                raise typer.Exit(exit_code_of(error)) from error
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """As Typer's; its help and its own errors are output like any other."""
+        with ending_with_output():
+            return super().main(*arguments, **options)
 
 
 app = typer.Typer(

@@ -35,6 +35,10 @@ class ExitCode(IntEnum):
     """A look-up whose answer is `unproven`: nobody can prove from here that there is nothing, or nothing more."""
     DECLINED = 12
     """The command asked, and nobody said yes: nothing was done."""
+    OUTPUT = 13
+    """Stdout cannot be written, as on a disk that is full. What the command does was done."""
+    CLOSED = 141
+    """Whoever read stdout had enough, as `head` has: 128 + SIGPIPE, as shells have it. Nothing is said of it."""
 
 
 # The first class that fits counts, so leaves stand before their parents.
@@ -62,5 +66,5 @@ def exit_code_of(error: errors.RelatumError) -> ExitCode:
 EPILOG: Final = (
     "Exit codes: 0 done; 1 unexpected; 2 wrong usage; 3 configuration; 4 broker; 5 database; "
     "6 not there; 7 different; 8 not recorded or not finished yet; 9 bad data; 10 failed or dead; "
-    "11 unproven; 12 declined."
+    "11 unproven; 12 declined; 13 stdout cannot be written; 141 its reader had enough."
 )

@@ -4,10 +4,12 @@ Where stdout is a pipe or a file, nothing is cut, folded, boxed or coloured, and
 is a program, or somebody who reads it later, whatever the width of the terminal was.
 """
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -32,6 +34,10 @@ def _colors() -> Literal["auto"] | None:
 
 class _DataConsole(Console):
     """A console whose tables are tab-separated lines and whose lines are whole, where it is no terminal."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to `ending_with_output`: rich would end the process with 1."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As `rich.console.Console.print`."""
@@ -102,6 +108,45 @@ def _plain(value: Any) -> Any:
 def print_error(message: str) -> None:
     """Print one error for people."""
     errors.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+
+
+_OF_OUTPUT: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What a write to stdout fails with. Errors of connections are Relatum's own by then, and those of files name them."""
+
+
+@contextmanager
+def ending_with_output() -> Iterator[None]:
+    """End the process, with a code of its own, where stdout cannot be written or nobody reads it any more.
+
+    Raises:
+        SystemExit: so it was. What is left of the output is dropped, so that the interpreter's end does not meet it.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except SystemExit as ended:
+        # Of rich, which ends the process with 1 by itself where a console of Typer's meets a closed pipe.
+        if isinstance(ended.__context__, BrokenPipeError):
+            raise SystemExit(int(ExitCode.CLOSED)) from None
+        raise
+    except OSError as error:
+        if error.errno not in _OF_OUTPUT or error.filename is not None:
+            raise
+        _drop_output()
+        if error.errno == errno.EPIPE:
+            raise SystemExit(int(ExitCode.CLOSED)) from None
+        print_error(f"stdout cannot be written: {error.strerror}")
+        raise SystemExit(int(ExitCode.OUTPUT)) from None
+
+
+def _drop_output() -> None:
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def ranges_text(ranges: list[tuple[int, int]], *, most: int = 3) -> str:

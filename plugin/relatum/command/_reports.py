@@ -21,7 +21,7 @@ DIFFERENCES_SHOWN: Final = 20
 def offsets_bar() -> Progress:
     """A bar a stream that counts offsets, on stderr; gone at the end."""
     columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TextColumn("offsets")]
-    return Progress(*columns, TimeRemainingColumn(), console=errors, transient=True)
+    return Progress(*columns, TimeRemainingColumn(), console=errors, transient=True, disable=not errors.is_terminal)
 
 
 def print_backfilled(reports: Sequence[BackfillReport], *, as_json: bool) -> None:

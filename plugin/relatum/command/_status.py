@@ -71,7 +71,9 @@ def _check_known(wanted: list[str], found: list[StreamStatus]) -> None:
     known = {name for stream in found for name in (stream.stream, stream.super_stream)}
     for name in wanted:
         if name not in known:
-            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)
+            raise StreamNotFound(
+                f"no stream {name!r} is recorded (`relatum record` records one that is there)", stream=name
+            )
 
 
 def _print(stream: StreamStatus) -> None:

@@ -175,6 +175,8 @@ class KeyDefinition:
             InvalidValue: no message can carry that value.
         """
         if not self.is_composite:
+            if isinstance(value, list | tuple):
+                raise InvalidKeyDefinition(f"the key {self.name!r} takes one value, not {len(value)}", key=self.name)
             return canonical(value, self.value_type)
         if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != len(self.components):
             raise InvalidKeyDefinition(

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from relatum._arguments import checked_count, checked_name, checked_text, shown
+from relatum._arguments import checked_count, checked_text, shown
+from relatum._peers import checked_host
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading._login import AuthMechanism, BrokerLogin
 from relatum.reading._login_query import login_of_query
@@ -57,7 +58,7 @@ class BrokerAddress:
     login: BrokerLogin = field(default_factory=BrokerLogin)
 
     def __post_init__(self) -> None:
-        checked_name("host", self.host)
+        checked_text("host", self.host, least=1, what="a name")
         for name in ("user", "vhost", "stream_host"):
             checked_text(name, getattr(self, name))
         if not _can_be_sent(self.password):
@@ -189,12 +190,33 @@ def _can_be_sent(password: Any) -> bool:
 def _split(url: str) -> tuple[SplitResult, int]:
     if not isinstance(url, str):
         raise ConfigurationError(f"A broker's URL is text, not {type(url).__name__}.")
+    scheme = url.partition("://")[0].lower()
+    if scheme not in _PORTS:
+        raise ConfigurationError(f"A broker's URL begins with one of {', '.join(f'{name}://' for name in _PORTS)}.")
+    # No error shows a part of the URL: it may be one of the password. Those of `urlsplit` would.
     try:
         parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError(
+            "The broker's URL cannot be read: an IPv6 address is written as [::1]:5672, and [ and ] in a password "
+            "as %5B and %5D."
+        ) from None
+    _check_quoted(parts)
+    try:
         port = parts.port
     except ValueError:
-        # The error of `urlsplit` would show a part of the URL, maybe of the password.
-        raise ConfigurationError("The broker's URL cannot be read: quote special characters in it.") from None
-    if parts.scheme not in _PORTS:
-        raise ConfigurationError(f"A broker's URL begins with one of {', '.join(f'{name}://' for name in _PORTS)}.")
+        raise ConfigurationError(
+            "The port in the broker's URL is no number from 1 to 65535 (an IPv6 address is written as [::1]:5672)."
+        ) from None
+    checked_host(parts.hostname or "localhost", "The broker's URL")
     return parts, port if port is not None else _PORTS[parts.scheme]
+
+
+def _check_quoted(parts: SplitResult) -> None:
+    """Refuse what an unquoted `/`, `?` or `#` in a password makes of a URL: a host that is a part of the password."""
+    rest = parts.path + parts.fragment + ("" if "@" in parts.netloc else parts.query)
+    if "@" in rest:
+        raise ConfigurationError(
+            "The broker's URL has an @ behind the host: percent-encode special characters of the user's name, the "
+            "password and the virtual host (@ as %40, / as %2F, : as %3A, ? as %3F, # as %23)."
+        )

@@ -38,7 +38,7 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._connections import AsyncConnections
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
-from relatum.reading._refusal import is_refusal
+from relatum.reading._refusal import is_refusal, login_refused
 from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
@@ -265,14 +265,13 @@ class AsyncAmqp:
                 async with asyncio.timeout(timeout_s):
                     await connection.connect()
         except aiormq.exceptions.ProbableAuthenticationError as error:
-            raise AccessRefused(f"The broker at {where} refuses {address.who}.") from error
+            raise login_refused(where, address.who, address.vhost) from error
         except aiormq.exceptions.AuthenticationError as error:
             message = f"The broker at {where} does not offer {address.login.mechanism} to log in by."
             raise ConfigurationError(message) from error
         except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
             if is_refusal(*_closed_with(error)):
-                message = f"The broker at {where} refuses {address.who} or the virtual host."
-                raise AccessRefused(message) from error
+                raise login_refused(where, address.who, address.vhost, _closed_with(error)[0]) from error
             raise await asyncio.to_thread(no_amqp, error, address) from error
         return connection
 

@@ -58,7 +58,7 @@ from relatum.reading._connections import Connections
 from relatum.reading._handshake import inside, refusal_inside, why_hung_up
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan
-from relatum.reading._refusal import is_refusal
+from relatum.reading._refusal import is_refusal, login_refused
 from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
@@ -125,7 +125,7 @@ def connection_error(error: BaseException | None, address: BrokerAddress) -> Rel
     where = f"{address.host}:{address.amqp_port}"
     closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
     if closed is not None and is_refusal(int(closed[1]), closed[2]):
-        return AccessRefused(f"The broker at {where} refuses {address.who} or the virtual host.")
+        return login_refused(where, address.who, address.vhost, int(closed[1]))
     if inside(error, AuthenticationError) is not None:
         return ConfigurationError(f"The broker at {where} does not offer {address.login.mechanism} to log in by.")
     return no_amqp(error, address)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import time
 from typing import TypeVar
 
@@ -66,7 +67,9 @@ class AsyncConnection:
             if connection is not None:
                 connection.abandon()
             told = not_opened(error, host, port)
-            if tls is not None and connection is not None and has_hung_up(error) and not isinstance(told, TlsRefused):
+            # Without a connection it may also be that nobody listens.
+            was_there = connection is not None or isinstance(error, ssl.SSLError | ConnectionResetError)
+            if tls is not None and was_there and has_hung_up(error) and not isinstance(told, TlsRefused):
                 refused = await asyncio.to_thread(why_hung_up, host, port, address.login)
                 told = refused if refused is not None else told
             if told is error:

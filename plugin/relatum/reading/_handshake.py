@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
+from relatum._peers import TLS, ask_who
 from relatum.errors import ConnectionLost, TlsRefused
 from relatum.reading._login import BrokerLogin
 
@@ -82,7 +83,11 @@ def has_hung_up(error: BaseException) -> bool:
 
 
 def why_hung_up(host: str, port: int, login: BrokerLogin) -> TlsRefused | None:
-    """Why a server with TLS hung up during a login, where it says so. It blocks, for two seconds at most."""
+    """Why a server hung up during a login with TLS, as it says, or shows by speaking without. It blocks.
+
+    For three seconds at most.
+    """
+    where = f"{host}:{port}"
     try:
         with contextlib.ExitStack() as stack:
             plain = stack.enter_context(socket.create_connection((host, port), LISTEN_S))
@@ -90,8 +95,17 @@ def why_hung_up(host: str, port: int, login: BrokerLogin) -> TlsRefused | None:
             secure = stack.enter_context(login.tls_context().wrap_socket(plain, server_hostname=name))
             secure.recv(1)
     except OSError as error:
-        return refusal_inside(error, f"{host}:{port}")
+        refused = refusal_inside(error, where)
+        # The stream protocol takes a handshake for a frame that is too large, and hangs up without a word.
+        if refused is None and isinstance(error, ssl.SSLError | ConnectionResetError):
+            service = ask_who(host, port)
+            refused = _speaks_no_tls(where) if service not in (None, TLS) else None
+        return refused
     return None
+
+
+def _speaks_no_tls(where: str) -> TlsRefused:
+    return TlsRefused(f"{where} does not speak TLS: its port is another, or the URL amqp:// or rabbitmq-stream://.")
 
 
 def _refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
@@ -104,7 +118,7 @@ def _refusal(error: ssl.SSLError, where: str) -> TlsRefused | None:
         return TlsRefused(message)
     reason = error.reason or ""
     if reason in _NO_TLS:
-        return TlsRefused(f"{where} does not speak TLS: its port is another, or the URL amqp:// or rabbitmq-stream://.")
+        return _speaks_no_tls(where)
     _, alert, ending = reason.partition("_ALERT_")
     if alert and ending in _ALERTS:
         return TlsRefused(f"{where} refuses TLS: {_ALERTS[ending]}.")

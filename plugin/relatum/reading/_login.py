@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from relatum._arguments import checked_name, checked_text, shown
+from relatum._arguments import checked_text, shown
 from relatum.errors import ConfigurationError
 
 AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]
@@ -74,7 +74,7 @@ class BrokerLogin:
                 given = os.fspath(given)
                 object.__setattr__(self, name, given)
             if given is not None:
-                checked_name(name, given)
+                checked_text(name, given, least=1, what="a file's name or its text")
         if self.key_password is not None and not isinstance(self.key_password, str | bytes):
             raise ConfigurationError("key_password= takes text")
         if self.server_name is not None:

@@ -1,6 +1,7 @@
 """The database's URL, read as libpq reads it: several hosts, sockets, services, and what Relatum adds to it."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL
 
 from relatum._arguments import shown
+from relatum._peers import checked_host
 from relatum.errors import ConfigurationError
 
 _SCHEMES: Final = ("postgresql", "postgres")
@@ -35,6 +37,13 @@ _LIMITS: Final = (STATEMENT, POOL_SIZE, POOL)
 _OFF: Final = frozenset({"", "0", "none", "off", "false", "no"})
 
 _NO_URL: Final = "the database must be a URL like postgresql://user@host:5432/name"
+
+_NO_CHARACTERS: Final = "the database's URL has a NUL character or half a surrogate pair, which PostgreSQL cannot take"
+
+_NUMBERS: Final = (
+    "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
+)  # fmt: skip
+"""Options of libpq's that are whole numbers. It says so of some when it connects, and psycopg in words of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,7 @@ def parse_database(database: str | URL) -> DatabaseAddress:
         database = _rendered(database)
     if not isinstance(database, str):
         raise ConfigurationError(f"database= takes PostgreSQL's URL, or an engine, not {shown(database)}")
+    _check_characters(database)
     scheme, separator, rest = database.strip().partition("://")
     kind = scheme.partition("+")[0].lower()
     if not separator:
@@ -154,6 +164,8 @@ def _parsed(url: str) -> dict[str, str]:
     try:
         return {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError as error:
+        if "forbidden value %00" in str(error):
+            raise ConfigurationError(_NO_CHARACTERS) from None
         # Only this of libpq's texts shows no part of a password, unless that holds a question mark.
         unknown = str(error).strip()
         if unknown.startswith("invalid URI query parameter") and "@" not in url.partition("?")[2].replace("%40", "@"):
@@ -187,11 +199,25 @@ def _limits(ours: Mapping[str, str]) -> dict[str, float]:
     return found
 
 
+def _check_characters(text: str) -> None:
+    """Refuse what libpq would read the beginning of, or psycopg not encode: a NUL, half a surrogate pair."""
+    if "\0" in text or text != text.encode(errors="ignore").decode():
+        raise ConfigurationError(_NO_CHARACTERS)
+
+
 def _check(address: DatabaseAddress) -> None:
     """Refuse what would be told wrongly later: a password's `@`, `/` or `?` that is not percent-encoded."""
+    for name in _NUMBERS:
+        if not re.fullmatch(r"\s*[+-]?\d{1,9}\s*", address.parameters.get(name, "0"), re.ASCII):
+            raise ConfigurationError(f"{name} in the database's URL is a whole number")
     if "@" in address.parameters.get("host", "").removeprefix("@"):
         raise ConfigurationError("in the database's URL, write @ in a user's name or a password as %40")
+    for host in address.parameters.get("host", "").split(","):
+        if not host.startswith(("/", "@")):
+            checked_host(host, "the database's URL")
     ports = address.parameters.get("port", "")
     if not all(port.isdecimal() and int(port) < 65_536 for port in ports.split(",") if port):
-        raise ConfigurationError(f"{_NO_URL}: its port is no number (write / in a password as %2F, ? as %3F, : as %3A)")
+        raise ConfigurationError(
+            f"{_NO_URL}: its port is no number up to 65535 (write / in a password as %2F, ? as %3F)"
+        )
     address.hosts()

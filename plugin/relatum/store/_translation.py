@@ -67,7 +67,7 @@ _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], Callable[[str], Relat
     ),
     (
         (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidPassword),
-        lambda said: AccessRefused(f"PostgreSQL refuses this user: {said}"),
+        lambda said: AccessRefused(f"PostgreSQL refuses this user: {said}{_grant(said)}"),
     ),
     (
         (psycopg.errors.InvalidCatalogName,),
@@ -111,10 +111,13 @@ _SAID: Final[tuple[tuple[str, type[RelatumError], str, str], ...]] = (
      ConfigurationError, "", _TLS_HINT),
     (r"definition of service|service file|invalid .* value:|invalid port number|could not match \d+"
      r"|unrecognized configuration parameter|authentication method requirement|invalid connection option"
-     r"|invalid value for parameter|invalid integer value", ConfigurationError, "", ""),
+     r"|invalid value for parameter|invalid integer value|bad value for|forbidden value", ConfigurationError, "", ""),
 )  # fmt: skip
 
 _KNOWN: Final = tuple((re.compile(text), kind, reason, more) for text, kind, reason, more in _SAID)
+
+_REFUSED_OPTION: Final = re.compile(r"bad value for \w+|invalid connection option|forbidden value")
+"""What psycopg, as a `ProgrammingError` without a SQLSTATE, and libpq say of options before they connect anywhere."""
 
 _NOT_TLS: Final = re.compile(
     r"SSL SYSCALL error|SSL connection has been closed|SSL error: unexpected eof", re.IGNORECASE
@@ -175,11 +178,19 @@ def _translated(original: BaseException | None, *, lost: bool) -> RelatumError |
         return RowRefused(f"PostgreSQL refuses a value, and would again: {first}", sqlstate=original.sqlstate)
     if isinstance(original, NoAnswerInTime):
         return DatabaseUnavailable(f"PostgreSQL: {first}", reason="timeout")
-    if isinstance(original, psycopg.OperationalError) and original.sqlstate is None and not lost:
+    if _is_of_connecting(original) and not lost:
         return _of_connecting(str(original))
     if lost or isinstance(original, _PASSING):
         return DatabaseUnavailable(f"PostgreSQL does not answer: {first}")
     return None
+
+
+def _is_of_connecting(original: BaseException | None) -> bool:
+    """Whether an error is from before there was a session: of libpq, or of psycopg, which reads some options itself."""
+    if not isinstance(original, psycopg.Error) or original.sqlstate is not None:
+        return False
+    is_refused = isinstance(original, psycopg.ProgrammingError) and bool(_REFUSED_OPTION.search(str(original)))
+    return is_refused or isinstance(original, psycopg.OperationalError)
 
 
 def _of_connecting(text: str) -> RelatumError:
@@ -218,6 +229,16 @@ _OPENINGS: Final[dict[type[RelatumError], str]] = {
     ConfigurationError: "PostgreSQL cannot be reached as it is set up",
     AccessRefused: "PostgreSQL refuses this user",
 }
+
+
+def _grant(said: str) -> str:
+    """Which of Relatum's roles to grant, where a privilege is missing and not a login."""
+    if not said.startswith("permission denied for") or " database " in said:
+        return ""
+    return (
+        "; grant the user the role relatum_consumer to look up, or relatum_recorder to record, publish and collect "
+        "(GRANT relatum_consumer TO its_name)"
+    )
 
 
 def _first_line(error: BaseException | None) -> str:

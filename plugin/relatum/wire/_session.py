@@ -313,7 +313,10 @@ class StreamSession:
         if answer.code == Code.AUTHENTICATION_FAILURE_LOOPBACK:
             raise AccessRefused(f"The user {login.user!r} may connect to the broker from its own machine only.")
         if answer.code in (Code.AUTHENTICATION_FAILURE, Code.SASL_ERROR, Code.SASL_CHALLENGE):
-            raise AccessRefused(f"The broker refuses the user {login.user!r}: wrong name, password or certificate.")
+            raise AccessRefused(
+                f"The broker refuses the user {login.user!r} (virtual host {login.vhost!r}): the name, the password or "
+                "the certificate is wrong; RabbitMQ does not say which."
+            )
         _expect(answer, "logs in")
 
     def answers_to(self, *correlations: int) -> "Steps[list[Answer]]":

@@ -1,0 +1,44 @@
+"""Stdout that cannot be written, or that nobody reads any more: a documented code, and no traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relatum.command import ExitCode
+
+LIMIT_S = 60
+FULL = Path("/dev/full")
+COMMANDS = [["super-stream", "route", "flights", "a", "--partitions", "3"], ["find", "--help"]]
+"""What prints without a server: by a console of Relatum's, by Typer's."""
+
+
+def words(arguments: list[str]) -> list[str]:
+    """What the console script does."""
+    return [sys.executable, "-c", "from relatum._start import main; main()", *arguments]
+
+
+@pytest.mark.parametrize("arguments", [*COMMANDS, [*COMMANDS[0], "--json"]], ids=" ".join)
+def test_a_reader_that_had_enough_is_no_error(arguments: list[str]) -> None:
+    """Where the pipe is closed, as by `head`, the command says nothing, and ends as others do."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        ended = subprocess.run(
+            words(arguments), stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (ExitCode.CLOSED, "")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("arguments", [*COMMANDS, [*COMMANDS[0], "--json"]], ids=" ".join)
+def test_a_disk_that_is_full_is_one_line(arguments: list[str]) -> None:
+    """What cannot be written is said on stderr, with a code of its own."""
+    with FULL.open("w") as full:
+        ended = subprocess.run(
+            words(arguments), stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False
+        )
+    assert ended.returncode == ExitCode.OUTPUT, ended.stderr
+    assert ended.stderr == "error: stdout cannot be written: No space left on device\n"

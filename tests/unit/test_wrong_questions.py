@@ -1,0 +1,52 @@
+"""Questions that cannot be answered, refused before the broker or the database is asked."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from relatum.errors import InvalidInput
+from relatum.keys import InvalidKeyDefinition, KeyDefinition
+from relatum.reading._refusal import login_refused
+from relatum_consumer._lookups import Lookups
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "said"),
+    [
+        (NOON, NOON - timedelta(microseconds=1), "since= is later than until="),
+        (None, datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))), "until="),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), None, "since="),
+    ],
+)
+def test_a_span_of_time_that_cannot_be_is_refused(since: datetime, until: datetime, said: str) -> None:
+    """The argument is named; nothing is asked."""
+    with pytest.raises(InvalidInput, match=said):
+        next(Lookups("/").find("order_id", 1, None, since, until, 1, "time", complete=False))
+
+
+@pytest.mark.parametrize("names", ["s" * 256, ["orders", "s" * 1000]])
+def test_a_name_no_stream_can_have_is_refused(names: str | list[str]) -> None:
+    """A stream's name has 255 bytes at most; nothing is asked."""
+    with pytest.raises(InvalidInput, match="255 bytes"):
+        next(Lookups("/").find("order_id", 1, names, None, None, 1, "time", complete=False))
+
+
+@pytest.mark.parametrize("values", [("4711", "4712"), ["4711"], ()])
+def test_a_key_of_one_part_takes_one_value(values: list[str] | tuple[str, ...]) -> None:
+    """Several values are not taken for a nested one."""
+    with pytest.raises(InvalidKeyDefinition, match="the key 'order_id' takes one value"):
+        KeyDefinition("order_id").canonical_query(values)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(403, "RabbitMQ does not say which"), (530, "no such virtual host"), (None, "RabbitMQ does not say which")],
+)
+def test_a_refused_login_names_the_virtual_host(code: int | None, said: str) -> None:
+    """Whatever was wrong, user and virtual host are named, with what may be wrong of them."""
+    told = str(login_refused("host:5672", "the user 'anna'", "orders", code))
+    assert said in told
+    assert "'orders'" in told
+    assert "'anna'" in told
