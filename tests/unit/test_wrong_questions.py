@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from relatum.errors import InvalidInput
-from relatum.keys import InvalidKeyDefinition, KeyDefinition
+from relatum.errors import InvalidInput, InvalidKeyDefinition
+from relatum.keys import KeyDefinition
 from relatum.reading._refusal import login_refused
 from relatum_consumer._lookups import Lookups
 
