@@ -23,14 +23,14 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 def test_a_span_of_time_that_cannot_be_is_refused(since: datetime, until: datetime, said: str) -> None:
     """The argument is named; nothing is asked."""
     with pytest.raises(InvalidInput, match=said):
-        next(Lookups("/").find("order_id", 1, None, since, until, 1, "time", complete=False))
+        next(Lookups("/").find("order_id", 1, None, since, until, 1, "newest", complete=False))
 
 
 @pytest.mark.parametrize("names", ["s" * 256, ["orders", "s" * 1000]])
 def test_a_name_no_stream_can_have_is_refused(names: str | list[str]) -> None:
     """A stream's name has 255 bytes at most; nothing is asked."""
     with pytest.raises(InvalidInput, match="255 bytes"):
-        next(Lookups("/").find("order_id", 1, names, None, None, 1, "time", complete=False))
+        next(Lookups("/").find("order_id", 1, names, None, None, 1, "newest", complete=False))
 
 
 @pytest.mark.parametrize("values", [("4711", "4712"), ["4711"], ()])
