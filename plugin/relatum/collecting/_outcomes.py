@@ -344,7 +344,9 @@ class AsyncOutcomes:
         deadline = time.monotonic() + timeout_s
         pause = _POLL_FIRST_S
         while True:
-            outcome = await in_thread(None, self._outcomes._asked, message_id, collector, deadline)
+            # From here on, not from when a thread is free: many that wait at once end in time, too.
+            with within(max(LEAST_S, deadline - time.monotonic())):
+                outcome = await in_thread(None, self._outcomes._asked, message_id, collector, deadline)
             if outcome is not None and outcome.is_final:
                 return outcome
             remaining = deadline - time.monotonic()
