@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from relatum._deadline import Deadline, within
 from relatum.errors import DatabaseUnavailable
-from relatum.store import CommitInDoubt, Tokens, joined, known_engine, make_engine, settle, translated_errors
+from relatum.store import CommitInDoubt, Tokens, joined, known_engine, let_go, make_engine, settle, translated_errors
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database, stopped_sessions
 
@@ -177,5 +177,15 @@ def test_a_connection_that_comes_back_to_a_pool_disposed_of_is_closed(engine: sa
         driver = connection.connection.driver_connection
         engine.dispose()
         assert connection.execute(sa.text("SELECT 1")).scalar_one() == 1
+    assert driver is not None
+    assert driver.closed
+
+
+def test_what_is_opened_after_an_engine_was_let_go_is_closed(database_url: str) -> None:
+    """A thread that a component's end did not wait for leaves no connection open."""
+    made = make_engine(database_url)
+    let_go(made)
+    with made.connect() as connection:
+        driver = connection.connection.driver_connection
     assert driver is not None
     assert driver.closed

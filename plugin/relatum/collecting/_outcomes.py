@@ -26,6 +26,7 @@ from relatum.store import (
     collectors,
     component_engine,
     database_name,
+    let_go,
     make_engine,
     translated_errors,
 )
@@ -122,7 +123,7 @@ class Outcomes:
         if watch is not None:
             watch.stop()
         if self._is_own:
-            self._engine.dispose()
+            let_go(self._engine)
 
     def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
         """What became of a message so far.

@@ -38,6 +38,7 @@ from relatum.store import (
     database_name,
     forget_settlements,
     joined,
+    let_go,
     make_engine,
     settle,
     translated_errors,
@@ -487,7 +488,7 @@ class CollectorStore:
     def dispose(self) -> None:
         """Give connections back."""
         if self._is_own:
-            self._engine.dispose()
+            let_go(self._engine)
 
     # Which row a stream has
 

@@ -30,7 +30,7 @@ from relatum.errors import (
 from relatum.interception._lent import CONNECT_S, LentReader
 from relatum.interception._ports import Recorder
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import coverage, known_engine, make_engine, receipts, streams, translated_errors
+from relatum.store import coverage, known_engine, let_go, make_engine, receipts, streams, translated_errors
 
 logger = logging.getLogger("relatum.interception")
 
@@ -169,7 +169,7 @@ class Locator:
         self._lent.close()
         with self._lock:
             if self._engine is not None and self._engine is not self._database:
-                self._engine.dispose()
+                let_go(self._engine)
                 self._engine = None
 
     def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:

@@ -21,6 +21,7 @@ from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys
 from relatum.recording._recorder import committers_of, engine_of
 from relatum.recording._watched import Subject, Watched
+from relatum.store import let_go
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -143,7 +144,7 @@ class EmbeddedRecorder:
         self._thread.join(STOP_S)
         self._group.stop()
         if self._owns_engine:
-            self._engine.dispose()
+            let_go(self._engine)
 
     def _end(self) -> None:
         self._stop.set()

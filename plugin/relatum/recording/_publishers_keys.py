@@ -14,7 +14,7 @@ from relatum._processes import of_one_process
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
 from relatum.keys import KeyAgreement, KeyDefinition
 from relatum.recording._recorder import engine_of
-from relatum.store import add_keys, check_keys
+from relatum.store import add_keys, check_keys, let_go
 
 LOOK_S: Final = 60.0
 """Seconds after which the definitions are compared once more: others may have removed a key and defined it anew."""
@@ -121,7 +121,7 @@ class KeyWatcher:
             else:
                 self._outages.wait(next(pauses))
         if self._owns_engine:
-            self._engine.dispose()
+            let_go(self._engine)
 
     def close(self) -> None:
         """End; it does not wait for the database."""

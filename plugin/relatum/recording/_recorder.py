@@ -25,7 +25,7 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._lease import LEASE_S
-from relatum.store import add_keys, key_definitions, known_engine, make_engine, translated_errors
+from relatum.store import add_keys, key_definitions, known_engine, let_go, make_engine, translated_errors
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -125,7 +125,7 @@ class Recorder:
         finally:
             self._group.stop()
             if self._owns_engine:
-                self._engine.dispose()
+                let_go(self._engine)
             if stop.is_set():
                 logger.info("the recorder has ended, as it was told to")
 

@@ -33,7 +33,15 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._engine import STATEMENT_S, as_engine, close_engine, component_engine, known_engine, make_engine
+from relatum.store._engine import (
+    STATEMENT_S,
+    as_engine,
+    close_engine,
+    component_engine,
+    known_engine,
+    let_go,
+    make_engine,
+)
 from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
@@ -130,6 +138,7 @@ __all__ = [
     "keys",
     "known_engine",
     "last_position",
+    "let_go",
     "lock_stream",
     "make_engine",
     "marked",

@@ -145,6 +145,15 @@ def close_engine(engine: sa.Engine, message: str) -> None:
     pool.connect = refuse
 
 
+def let_go(engine: sa.Engine) -> None:
+    """Dispose of an engine of Relatum's own whose threads may still be at work.
+
+    What they have, or open from now on, is closed when they are done: no connection outlives its component.
+    """
+    engine.dispose()
+    engine.pool.dispose()  # the new one, which closes what comes back: see `TimedPool`
+
+
 @contextmanager
 def as_engine(database: str | URL | sa.Engine, *, statement_s: float | None = ONCE_STATEMENT_S) -> Iterator[sa.Engine]:
     """The engine itself, or one made for a URL and disposed of at the end.

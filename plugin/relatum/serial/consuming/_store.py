@@ -32,6 +32,7 @@ from relatum.store import (
     component_engine,
     forget_settlements,
     joined,
+    let_go,
     make_engine,
     settle,
     translated_errors,
@@ -135,7 +136,7 @@ class ConsumerStore:
     def dispose(self) -> None:
         """Give connections back; the store is not used any more."""
         if self._is_own:
-            self.engine.dispose()
+            let_go(self.engine)
 
     # --- the consumer's name ----------------------------------------------------------------------------------------
 
