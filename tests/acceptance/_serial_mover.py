@@ -28,14 +28,24 @@ def main(broker: str, stream_url: str, database: str, super_stream: str, seed: s
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     chance = random.Random(seed)
-    with SerializationContexts(super_stream, database, broker=broker, stream_url=stream_url) as contexts:
-        while not stop.wait(PAUSE_S):
-            try:
-                finish_one(contexts, chance)
-                move_some(contexts, chance)
-            except (Conflict, Transient, PublishRejected) as error:
-                # Another mover was first, or a server is away; a broker that starts has no streams for a moment.
-                logging.info("%s: %s", type(error).__name__, error)
+    # A server may be away when it starts, too.
+    while not stop.wait(PAUSE_S):
+        try:
+            with SerializationContexts(super_stream, database, broker=broker, stream_url=stream_url) as contexts:
+                work(contexts, chance, stop)
+        except Transient as error:
+            logging.info("%s: %s", type(error).__name__, error)
+
+
+def work(contexts: SerializationContexts, chance: random.Random, stop: threading.Event) -> None:
+    """Go on with moves and make some until told to end."""
+    while not stop.wait(PAUSE_S):
+        try:
+            finish_one(contexts, chance)
+            move_some(contexts, chance)
+        except (Conflict, Transient, PublishRejected) as error:
+            # Another mover was first, or a server is away; a broker that starts has no streams for a moment.
+            logging.info("%s: %s", type(error).__name__, error)
 
 
 def finish_one(contexts: Any, chance: random.Random) -> None:
