@@ -9,7 +9,7 @@ import pika
 import psycopg
 import pytest
 
-from relatum.errors import SuperStreamNotFound
+from relatum.errors import InvalidInput, SuperStreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.serial import FindingKind, history, verify
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name, wait_until
@@ -101,7 +101,7 @@ def test_a_super_stream_that_is_not_there_is_named(amqp_url: str, stream_url: st
     with pytest.raises(SuperStreamNotFound) as caught:
         verify("no-such-super-stream", broker=amqp_url, stream_url=stream_url)
     assert caught.value.super_stream == "no-such-super-stream"
-    with pytest.raises(SuperStreamNotFound):
+    with pytest.raises(InvalidInput, match="super_stream"):
         verify("", broker=amqp_url, stream_url=stream_url)
 
 

@@ -170,10 +170,11 @@ def collectors() -> None:
         take(f"{name}.run", collector.run, {}, stop=[None, *OTHERS])
     for outcomes in (relatum.Outcomes, relatum.AsyncOutcomes):
         name, asked = outcomes.__name__, outcomes(DATABASE)
+        ids = [each for each in NAMES if not isinstance(each, str) or not each]  # other text is of no message: unknown
         take(name, outcomes, {}, database=[None, *URLS])
-        take(f"{name}.of", asked.of, {"message_id": "m"}, message_id=NAMES, collector=NAMES)
+        take(f"{name}.of", asked.of, {"message_id": "m"}, message_id=ids, collector=NAMES)
         wait = {"message_id": "m", "timeout_s": 1}
-        take(f"{name}.wait", asked.wait, wait, message_id=NAMES, timeout_s=[*SECONDS, None], collector=NAMES)
+        take(f"{name}.wait", asked.wait, wait, message_id=ids, timeout_s=[*SECONDS, None], collector=NAMES)
     status = {"database": DATABASE}
     take("collector_status", collecting.collector_status, status, database=URLS, names=LISTS, broker=OTHERS)
 

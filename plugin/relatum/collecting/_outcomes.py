@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_callable, checked_name
+from relatum._arguments import checked_callable, checked_name, shown
 from relatum._deadline import LEAST_S, Deadline, in_thread, within
 from relatum._outages import Outages
 from relatum._processes import after_fork, leave_to_parent
@@ -391,5 +391,7 @@ def _checked(message_ids: Iterable[str]) -> list[str]:
         raise InvalidInput(f"message_ids are several ids, not {message_ids!r}")
     ids = list(message_ids)
     for message_id in ids:
-        checked_name("a message id", message_id)
+        # Others' ids are asked for, too: one that no message can have is unknown, and no mistake.
+        if not isinstance(message_id, str) or not message_id:
+            raise InvalidInput(f"message_id= is text that is not empty, not {shown(message_id)}")
     return ids
