@@ -1,6 +1,6 @@
 """The three-node cluster itself: what its faults must do, else the tests that use them prove nothing."""
 
-from tests.support import publish_plain, read_plain, unique_name
+from tests.support import publish_plain, read_plain, stream_available, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
 
 pytestmark = on_each_cluster
@@ -38,6 +38,7 @@ def test_nodes_stop_freeze_and_come_back(cluster: Cluster) -> None:
     cluster.stop(3)
     publish_plain(cluster.amqp_url(2), stream, [b"0"])
     cluster.start(3)
+    wait_until(lambda: stream_available(cluster.amqp_url(3), stream), limit_s=60.0, what="a replica on the node")
     assert read_plain(cluster.amqp_url(3), stream, 1, limit_s=60.0) == [b"0"]
     cluster.freeze(2)
     publish_plain(cluster.amqp_url(1), stream, [b"1"])
