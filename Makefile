@@ -4,7 +4,7 @@
 #   make test          all tests, by three processes with servers of their own (TEST="tests/unit -k chunk": in one)
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release)
 #   make test-docker   all tests, on the servers of docker/compose.yaml
-#   make check         lint, format, types, arrows between packages
+#   make check         lint, format, types, arrows between rooms, and the house in figures
 #   make bench         the table of speeds                                 (BENCH="--help")
 #   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
 #   make clean         remove what was made here
@@ -49,6 +49,7 @@ check: $(spark)
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 	$(bin)/lint-imports
+	$(bin)/python tools/measure-house --check
 
 bench: $(made) rabbitmq
 	$(bin)/python -m benchmarks $(BENCH)

@@ -1,0 +1,150 @@
+"""What should be there once: protocols and drivers of steps, ways to run SQL, leases, followers, twins kept by hand.
+
+Each is recognised by its mark in the syntax, not by a list of names: a new one is counted as soon as it is written.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tools.house.sources import Module
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def step_drivers(modules: Mapping[str, Module]) -> list[str]:
+    """Return the modules that drive generators: a function there sends or throws into one and catches its end."""
+    return _where(modules, lambda module: any(_drives(node) for node in module.nodes if isinstance(node, _FUNCTIONS)))
+
+
+def step_protocols(modules: Mapping[str, Module]) -> list[str]:
+    """Return what generators of steps yield, by annotation: `Generator[Step, Answer, Result]` with an answer."""
+    found = set()
+    for module in modules.values():
+        for node in module.nodes:
+            if (
+                isinstance(node, ast.Subscript)
+                and _last(node.value) == "Generator"
+                and isinstance(node.slice, ast.Tuple)
+            ):
+                kinds = [ast.unparse(part) for part in node.slice.elts]
+                if len(kinds) == 3 and kinds[1] != "None" and kinds[0] not in ("Any", "None"):
+                    found.add(f"{module.room}: {kinds[0]}")
+    return sorted(found)
+
+
+def sql_runners(modules: Mapping[str, Module]) -> list[str]:
+    """Return the modules outside the store that run SQL by themselves: they call `execute` or ask for a cursor."""
+    return _where(modules, lambda module: module.room != "relatum.store" and bool(_calls(module, "execute", "cursor")))
+
+
+def leases(modules: Mapping[str, Module]) -> list[str]:
+    """Return the modules that take or renew a lease: they write a moment at which it ends."""
+    return _where(modules, lambda module: any(_is_lease(node) for node in module.nodes))
+
+
+def followers(modules: Mapping[str, Module]) -> list[str]:
+    """Return the modules outside the room of reading that follow a stream for ever: they read with `follow=True`."""
+    return _where(modules, lambda module: module.room != "relatum.reading" and any(map(_follows, module.nodes)))
+
+
+def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:
+    """Return the modules that build functions out of others' code: they call `FunctionType`."""
+    return _where(modules, lambda module: bool(_calls(module, "FunctionType")))
+
+
+def long_functions(modules: Mapping[str, Module], most: int) -> list[str]:
+    """Return the functions of more than `most` lines, docstring and decorators included, with their lines."""
+    return [
+        f"{module.name}.{node.name} {length}"
+        for module in modules.values()
+        for node in module.nodes
+        if isinstance(node, _FUNCTIONS) and (length := (node.end_lineno or 0) - node.lineno + 1) > most
+    ]
+
+
+def shared_names(modules: Mapping[str, Module]) -> list[str]:
+    """Return the modules that have their file's name in common with another, `__init__` apart."""
+    files = Counter(module.path.name for module in modules.values() if not module.is_package)
+    return [module.name for module in modules.values() if not module.is_package and files[module.path.name] > 1]
+
+
+def twins(modules: Mapping[str, Module]) -> list[str]:
+    """Return the pairs of blocking and asyncio modules of one room that are both kept by hand.
+
+    A pair has the same name but for a word that says which face it is, or one has a class and the other its `Async…`.
+    """
+    by_hand = [module for module in modules.values() if not module.is_generated and not module.is_package]
+    found = set()
+    for module in by_hand:
+        for other in by_hand:
+            if module is not other and module.room == other.room and _is_twin(module, other):
+                found.add(f"{module.name} | {other.name}")
+    return sorted(found)
+
+
+def _is_twin(blocking: Module, asyncio: Module) -> bool:
+    names = (blocking.path.stem, asyncio.path.stem)
+    folder = blocking.path.parent == asyncio.path.parent
+    if folder and not _says_asyncio(names[0]) and _says_asyncio(names[1]) and _plain(names[0]) == _plain(names[1]):
+        return True
+    faces = {f"Async{name}" for name in _classes(blocking)}
+    return bool(faces & _classes(asyncio))
+
+
+def _says_asyncio(stem: str) -> bool:
+    return bool(re.search(r"(^|_)(async|asyncio|aio)(_|$)", stem))
+
+
+def _plain(stem: str) -> str:
+    return "_".join(part for part in stem.split("_") if part not in ("", "async", "asyncio", "aio", "blocking"))
+
+
+def _classes(module: Module) -> set[str]:
+    return {node.name for node in module.tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
+
+
+def _drives(function: ast.AST) -> bool:
+    """Say whether a function drives a generator: it catches the end of one and steps it."""
+    nodes = list(ast.walk(function))
+    catches = any(isinstance(node, ast.ExceptHandler) and "StopIteration" in _caught(node) for node in nodes)
+    return catches and any(isinstance(node, ast.Call) and _last(node.func) in ("send", "throw") for node in nodes)
+
+
+def _caught(handler: ast.ExceptHandler) -> Iterable[str]:
+    kinds: Sequence[ast.AST] = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type or handler]
+    return [_last(kind) for kind in kinds]
+
+
+def _is_lease(node: ast.AST) -> bool:
+    if not isinstance(node, ast.keyword) or node.arg != "lease_expires_at":
+        return False
+    freed = isinstance(node.value, ast.Constant) or ast.unparse(node.value) in ("_NULL", "sa.null()")
+    return not freed
+
+
+def _follows(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and _last(node.func) == "batches"
+        and any(
+            word.arg == "follow" and isinstance(word.value, ast.Constant) and word.value.value is True
+            for word in node.keywords
+        )
+    )
+
+
+def _calls(module: Module, *names: str) -> list[ast.Call]:
+    return [node for node in module.nodes if isinstance(node, ast.Call) and _last(node.func) in names]
+
+
+def _last(node: ast.AST) -> str:
+    """Return the last part of a dotted name, empty for anything else."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _where(modules: Mapping[str, Module], holds: Callable[[Module], bool]) -> list[str]:
+    return [module.name for module in modules.values() if holds(module)]

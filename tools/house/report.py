@@ -1,0 +1,121 @@
+"""The table of what was counted, with the aim beside each figure, and what `--check` holds against it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tools.house import arrows, mechanisms, picture
+from tools.house.sources import Module
+
+EXCEPTIONS: Final = Path("tools/house/exceptions.txt")
+"""The private names that rooms import from each other for now: `room <- module.name`, one a line."""
+
+MODULE_LINES_MAX: Final = 400
+FUNCTION_LINES_MAX: Final = 70
+
+COUNTED: Final = frozenset({"relatum", "relatum_consumer"})
+"""The packages that the aims are about: the kernel and the consumer."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Attributes:
+        name: What was counted.
+        value: How many.
+        aim: At most how many there should be; None for a figure without an aim.
+        found: What was counted, one by one.
+    """
+
+    name: str
+    value: int
+    aim: int | None
+    found: Sequence[str]
+
+    @property
+    def is_reached(self) -> bool:
+        """The figure is within its aim, or has none."""
+        return self.aim is None or self.value <= self.aim
+
+
+def figures(modules: Mapping[str, Module]) -> list[Figure]:
+    """Return the table's lines."""
+    counted = {name: module for name, module in modules.items() if module.package in COUNTED}
+    by_hand = [module for module in counted.values() if not module.is_generated]
+    generated = [module for module in modules.values() if module.is_generated]
+    beside = [module for module in modules.values() if module.package not in COUNTED]
+    private = arrows.private_crossings(modules)
+    graph = arrows.arrows(modules)
+    chain, cycles = arrows.floors(graph)
+    long = [f"{module.name} {module.lines}" for module in modules.values() if module.lines > MODULE_LINES_MAX]
+    return [
+        _lines("lines kept by hand: kernel and consumer", by_hand, 48_000),
+        _lines("lines kept by hand: migrations, Spark", beside),
+        _lines("lines generated", generated),
+        _all("modules: kernel and consumer", list(counted)),
+        _all("modules: migrations, Spark", [module.name for module in beside]),
+        _all(f"modules over {MODULE_LINES_MAX} lines", long, 0),
+        _all(f"functions over {FUNCTION_LINES_MAX} lines", mechanisms.long_functions(modules, FUNCTION_LINES_MAX), 0),
+        _all("private modules", [name for name, module in counted.items() if module.is_private]),
+        _all("of all: imported by other rooms", sorted(arrows.by_module(private)), 10),
+        _all("names they import", list(map(str, sorted(private))), 10),
+        _all("modules that share a file name", mechanisms.shared_names(counted)),
+        _all("rooms", sorted(graph)),
+        _all("floors: the longest chain of rooms", [" + ".join(link) for link in chain], 12),
+        _all("cycles of rooms", [" <-> ".join(cycle) for cycle in cycles], 0),
+        _all("protocols of steps", mechanisms.step_protocols(modules), 1),
+        _all("modules that drive steps", mechanisms.step_drivers(modules), 2),
+        _all("modules that run SQL outside the store", mechanisms.sql_runners(modules)),
+        _all("modules that write a lease", mechanisms.leases(modules), 1),
+        _all("modules that follow streams", mechanisms.followers(modules), 1),
+        _all("functions rebuilt of others' code", mechanisms.rebuilt_functions(modules), 0),
+        _all("twins kept by hand", mechanisms.twins(modules), 0),
+    ]
+
+
+def table(found: Sequence[Figure]) -> Iterator[str]:
+    """Yield the table's lines of text."""
+    width = max(len(figure.name) for figure in found)
+    yield f"{'':{width}}  {'now':>7}  {'aim':>8}"
+    for figure in found:
+        aim = "" if figure.aim is None else f"<= {figure.aim:,}"
+        yield f"{figure.name:{width}}  {figure.value:>7,}  {aim:>8}{'' if figure.is_reached else '  not yet'}"
+
+
+def complaints(modules: Mapping[str, Module], checkout: Path) -> Iterator[str]:
+    """Yield in words what may not be: private imports beyond the list, exceptions that have gone, arrows not drawn."""
+    private = set(map(str, arrows.private_crossings(modules)))
+    allowed = set(exceptions(checkout))
+    yield from (f"imported past a room's face: {line}" for line in sorted(private - allowed))
+    yield from (
+        f"{EXCEPTIONS} still allows what is not imported any more (tools/measure-house --shorten): {line}"
+        for line in sorted(allowed - private)
+    )
+    page = checkout / picture.PAGE
+    if page.exists():
+        yield from picture.differences(page.read_text(), arrows.arrows(modules))
+
+
+def exceptions(checkout: Path) -> list[str]:
+    """Return the imports that are allowed for now."""
+    lines = (checkout / EXCEPTIONS).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def shorten(modules: Mapping[str, Module], checkout: Path) -> int:
+    """Take out of the exceptions what is not imported any more, and return how many there are left."""
+    private = set(map(str, arrows.private_crossings(modules)))
+    file = checkout / EXCEPTIONS
+    kept = [line for line in file.read_text().splitlines() if not line or line.startswith("#") or line in private]
+    file.write_text("\n".join(kept) + "\n")
+    return len(exceptions(checkout))
+
+
+def _all(name: str, found: Sequence[str], aim: int | None = None) -> Figure:
+    return Figure(name, len(found), aim, found)
+
+
+def _lines(name: str, modules: Sequence[Module], aim: int | None = None) -> Figure:
+    return Figure(name, sum(module.lines for module in modules), aim, [f"{m.name} {m.lines}" for m in modules])

@@ -1,0 +1,115 @@
+"""The product's modules, parsed: which room each is in, and whether it is kept by hand."""
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+ROOTS: Final = ("plugin", "consumer_api", "migrations", "spark_connectors")
+"""The folders that are packed."""
+
+DIVIDED: Final = frozenset({"relatum", "relatum_consumer"})
+"""Packages whose folders are rooms of their own. In the others, the package is the room."""
+
+MODULES_ARE_ROOMS: Final = frozenset({"relatum"})
+"""Packages whose modules at the top are rooms of their own, too: errors, limits, checks, …"""
+
+GENERATED_LINES: Final = 5
+"""In which of its first lines a generated file says that it is one."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the product.
+
+    Attributes:
+        name: Its name for an import, as `relatum.reading._many`.
+        path: Where it is.
+        is_package: It is an `__init__.py`.
+        text: What is in it.
+    """
+
+    name: str
+    path: Path
+    is_package: bool
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text, str(self.path))
+
+    @cached_property
+    def nodes(self) -> Sequence[ast.AST]:
+        """Every node of the tree."""
+        return tuple(ast.walk(self.tree))
+
+    @property
+    def lines(self) -> int:
+        """How many lines it has."""
+        return self.text.count("\n")
+
+    @property
+    def package(self) -> str:
+        """The distribution's package that it is in."""
+        return self.name.partition(".")[0]
+
+    @property
+    def room(self) -> str:
+        """The room that it is in."""
+        return room_of(self.name, is_package=self.is_package)
+
+    @property
+    def is_generated(self) -> bool:
+        """A tool wrote it, which its first lines say in a comment."""
+        head = self.text.split("\n", GENERATED_LINES)[:GENERATED_LINES]
+        return any(line.startswith("#") and "generated" in line.lower() for line in head)
+
+    @property
+    def is_private(self) -> bool:
+        """A part of its name begins with an underscore."""
+        return any(part.startswith("_") for part in self.name.split("."))
+
+    @cached_property
+    def listed(self) -> frozenset[str] | None:
+        """The names in `__all__`, or None for a module without it."""
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+                    return frozenset(ast.literal_eval(node.value)) if node.value else frozenset()
+        return None
+
+
+def room_of(name: str, *, is_package: bool) -> str:
+    """Return the room of a module: a folder or module of the kernel, a folder of the consumer, or the whole package.
+
+    What lies in the package itself (`relatum/__init__.py`, `relatum_consumer/_proof.py`) is in the room that has the
+    package's name.
+    """
+    package, *inner = name.split(".")
+    if not inner or package not in DIVIDED:
+        return "relatum_spark" if package == "pyspark_relatum" else package
+    if len(inner) == 1 and not is_package and package not in MODULES_ARE_ROOMS:
+        return package
+    return f"{package}.{inner[0]}"
+
+
+def read_product(checkout: Path) -> dict[str, Module]:
+    """Return every module of the product by its name.
+
+    Args:
+        checkout: The checkout's directory.
+    """
+    return {module.name: module for root in ROOTS for module in _under(checkout / root)}
+
+
+def _under(root: Path) -> Iterable[Module]:
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        if name:
+            yield Module(name, path, is_package, path.read_text())
