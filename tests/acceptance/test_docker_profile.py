@@ -123,7 +123,7 @@ def test_the_recorder_of_the_profile_records(profile: Profile) -> None:
     try:
         wait_until(lambda: profile.rows() == [(stream, 3) for stream in STREAMS], 120, what="all rows", every_s=0.5)
         recorded = {f'relatum_recorded_offset{{stream="{stream}"}} 2.0' for stream in STREAMS}
-        wait_until(lambda: recorded.issubset(profile.metrics()), 60, what="the recorded offsets", every_s=0.5)
+        wait_until(lambda: recorded.issubset(profile.metrics()), what="the recorded offsets", every_s=0.5)
         wait_until(lambda: profile.state("Health.Status") == "healthy", 120, what="its health", every_s=1)
     except AssertionError as error:
         error.add_note(profile.recorder("logs", "migrate", "recorder"))

@@ -104,7 +104,7 @@ def test_an_existing_service_gets_an_answer_as_shown(environment: dict[str, str]
             assert run_example("existing", environment) == ["a! answers a?", "b! answers b?"]
         finally:
             recorder.terminate()
-            recorder.communicate(timeout=30)
+            recorder.communicate(timeout=90)
 
 
 def test_groups_come_whole_as_shown(environment: dict[str, str]) -> None:

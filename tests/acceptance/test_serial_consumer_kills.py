@@ -15,13 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
-import pytest
 import sqlalchemy as sa
 
 from tests.support import wait_until
 from tests.support.serial_consuming import SerialBed, serial_bed
-
-pytestmark = pytest.mark.timeout(180)
 
 MEMBER = Path(__file__).with_name("_serial_consumer_member.py")
 FACES = ("threads", "asyncio", "threads")
@@ -124,7 +121,7 @@ def test_nothing_is_lost_or_twice_or_early(amqp_url: str, database_url: str, eng
                     row = connection.execute("SELECT count(*) FROM consumed").fetchone()
                     return row[0] if row else 0
 
-                wait_until(lambda: consumed() >= total, 30.0, what=f"{total} messages were consumed")
+                wait_until(lambda: consumed() >= total, what=f"{total} messages were consumed")
                 rows = connection.execute("SELECT message FROM consumed ORDER BY id").fetchall()
         finally:
             members.end()

@@ -35,8 +35,6 @@ EXECUTORS = 2
 FRESH_NS = 300_000_000
 """Nanoseconds after which what an executor told the driver before it was frozen has arrived there."""
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @dataclass(frozen=True)
 class Servers:
@@ -99,7 +97,7 @@ class Application:
         """Have it end, and make sure of that."""
         write(self._directory / f"{next(self._numbers)}.asked", ["end", {}])
         try:
-            self._process.wait(30)
+            self._process.wait(90)
         finally:
             self._process.kill()
             self._process.wait()

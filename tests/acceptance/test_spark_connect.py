@@ -21,8 +21,6 @@ CLIENT = Path(__file__).with_name("_spark_connect_client.py")
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 LEFT, RIGHT = 60, 40
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -50,7 +48,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"sc://{HOST}:{port}"
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(90)
 
 
 def _listens(port: int, server: "subprocess.Popen[bytes]") -> bool:

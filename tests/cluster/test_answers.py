@@ -153,7 +153,7 @@ def test_what_is_confirmed_is_found_while_more_is_published(
         recording(cluster.amqp_url(1), engine, stream, keys=["order_id"]),
         Publisher(cluster.amqp_url(1), stream) as it,
     ):
-        wait_until(lambda: it.confirmed > 10 and recorded_to(engine, stream) > 0, limit_s=30, what="recorded messages")
+        wait_until(lambda: it.confirmed > 10 and recorded_to(engine, stream) > 0, what="recorded messages")
         with on_node(1) as first, on_node(2) as second, on_node(3) as third:
             for number in range(5_000 if is_long else 150):
                 relations, value = chance.choice([first, second, third]), f"n{it.confirmed - 1}"

@@ -59,21 +59,19 @@ def test_a_replica_that_lags_is_no_other_stream(
 
     publish(0, MESSAGES)
     with collector(1):
-        wait_until(lambda: len(consumed) == MESSAGES, limit_s=60, what="all consumed")
+        wait_until(lambda: len(consumed) == MESSAGES, what="all consumed")
     publish(MESSAGES, 2 * MESSAGES)
     with ExitStack() as stack:
         lagging = stack.enter_context(collector(2))
         # Whether it waits for its node or reads at the leader: it must not take the stream for another one.
         wait_until(
             lambda: lagging._shared.intake._next or generations(engine) or "cannot be said now" in caplog.text,
-            limit_s=60,
             what="followed, or waited with",
         )
         cluster.follow()
-        wait_until(lambda: len(consumed) == 2 * MESSAGES, limit_s=60, what="the others consumed")
+        wait_until(lambda: len(consumed) == 2 * MESSAGES, what="the others consumed")
         wait_until(
             lambda: lagging.outcome(str(2 * MESSAGES - 1)).status is OutcomeStatus.SUCCEEDED,
-            limit_s=30,
             what="the last one stored",
         )
     assert set(consumed.values()) == {1}

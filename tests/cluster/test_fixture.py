@@ -38,7 +38,7 @@ def test_nodes_stop_freeze_and_come_back(cluster: Cluster) -> None:
     cluster.stop(3)
     publish_plain(cluster.amqp_url(2), stream, [b"0"])
     cluster.start(3)
-    wait_until(lambda: stream_available(cluster.amqp_url(3), stream), limit_s=60.0, what="a replica on the node")
+    wait_until(lambda: stream_available(cluster.amqp_url(3), stream), what="a replica on the node")
     assert read_plain(cluster.amqp_url(3), stream, 1, limit_s=60.0) == [b"0"]
     cluster.freeze(2)
     publish_plain(cluster.amqp_url(1), stream, [b"1"])

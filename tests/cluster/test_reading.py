@@ -61,7 +61,7 @@ class Publisher:
         """Publish meanwhile."""
         self._thread.start()
         try:
-            wait_until(lambda: self.confirmed > 20, 60.0, what="messages that are confirmed")
+            wait_until(lambda: self.confirmed > 20, what="messages that are confirmed")
             yield self
         finally:
             self._ended.set()

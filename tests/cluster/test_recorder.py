@@ -37,7 +37,7 @@ def recording_at(
         yield recorder
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(90)
     assert not thread.is_alive()
 
 
@@ -62,17 +62,17 @@ def test_a_recorder_at_a_lagging_node_loses_and_doubles_nothing(
 
     with recording_at(cluster, 1, database_url, stream):
         publish_plain(cluster.amqp_url(1), stream, orders(50))
-        wait_until(lambda: is_recorded(50), limit_s=60, what="recorded")
+        wait_until(lambda: is_recorded(50), what="recorded")
         cluster.lag(3)
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=50))
-        wait_until(lambda: is_recorded(100), limit_s=60, what="recorded by the leader")
+        wait_until(lambda: is_recorded(100), what="recorded by the leader")
     with recording_at(cluster, 3, database_url, stream, transport=transport) as recorder:
         if transport == "amqp":
             # AMQP 0.9.1 cannot ask the leader: it waits.
             reconnects = partial(recorder.metrics.get_sample_value, "relatum_reconnects_total", {"stream": stream})
-            wait_until(reconnects, limit_s=60, what="a try that concludes nothing")
+            wait_until(reconnects, what="a try that concludes nothing")
         else:
-            wait_until(lambda: is_held(database_url, stream), limit_s=60, what="the lease")
+            wait_until(lambda: is_held(database_url, stream), what="the lease")
         publish_plain(cluster.amqp_url(1), stream, orders(50, start=100))
         cluster.follow()
         wait_until(lambda: is_recorded(150), limit_s=120, what="recorded by the node that lagged")

@@ -39,7 +39,7 @@ def test_a_replica_that_is_behind_is_waited_for(cluster: Cluster, database_url: 
         def consume(consumer: SerialConsumer, count: int) -> list[str]:
             found: list[str] = []
             while len(found) < count:
-                batch = consumer.next_batch(30.0)
+                batch = consumer.next_batch(90.0)
                 assert batch is not None, found
                 found += [message.body.decode() for message in batch]
                 batch.acknowledge()

@@ -68,4 +68,4 @@ class Proxy:
         self.thaw()
         self.cut()
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join(timeout=90)

@@ -168,7 +168,7 @@ async def test_a_cancelled_call_gives_its_place_back(address: BrokerAddress, str
             assert reader.statistics().in_use == 1
             for task in tasks[::2]:
                 task.cancel()
-            await asyncio.wait(tasks[::2], timeout=30)
+            await asyncio.wait(tasks[::2], timeout=90)
             assert reader.statistics().waiting == 2
         assert [await task for task in tasks[1::2]] == [0, 0]
         asking = [asyncio.create_task(reader.read(stream, 3)) for _ in range(10)]
@@ -242,7 +242,7 @@ def test_a_name_that_is_missing_stays_within_the_limit(
         threads = [threading.Thread(target=ask) for _ in range(12)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(errors) == len(threads), 60, what="all answers")
+        wait_until(lambda: len(errors) == len(threads), what="all answers")
         for thread in threads:
             thread.join()
         assert {type(error).__name__ for error in errors} == {"StreamNotFound"}

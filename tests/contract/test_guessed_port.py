@@ -76,7 +76,7 @@ class Stranger:
         """Listen no more."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(5)
+        self._thread.join(90)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
         with open_face("blocking-auto", url, ssl_context=trusting(), timeout_s=4.0) as reader:
             assert reader.iterate(stream_name) == []
         listener.shutdown(socket.SHUT_RDWR)
-        serving.join(5)
+        serving.join(90)
     for each in opened:
         each.close()
     assert stranger.visits == 1

@@ -64,7 +64,7 @@ def tls_url(face_name: str, amqp_url: str, stream_url: str) -> Iterator[str]:
         credentials = parts.netloc.rpartition("@")[0]
         yield f"{SCHEMES[transport]}://{credentials}@localhost:{listener.getsockname()[1]}/"
         listener.shutdown(socket.SHUT_RDWR)
-        serving.join(timeout=5)
+        serving.join(timeout=90)
     for each in opened:
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)

@@ -200,10 +200,10 @@ def test_sets_hold_together_in_disorder(
         disturbed = threads.submit(disturb, name, database_url, amqp_url, random.Random(seed), done)
         try:
             for each in under_way:
-                each.result(60)
+                each.result(90)
         finally:
             done.set()
-        assert disturbed.result(60) > 0
+        assert disturbed.result(90) > 0
     names, is_counted = open_sets(engine)
     assert is_counted
     ended = {each for publisher in publishers for each, is_over in publisher.ended.items() if is_over}

@@ -84,7 +84,7 @@ def test_routers_agree_on_a_set_they_begin_together(layout: Layout, database_url
         faces = Faces("blocking", amqp_url, layout.super_stream, database_url)
         with faces.opened() as router:
             for name in names:
-                begin.wait(30)
+                begin.wait(90)
                 router.publish(b"%d" % number, name)
 
     with ThreadPoolExecutor(publishers) as threads:

@@ -31,7 +31,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a test's coroutine; at its end no task and no thread of a collector may be left."""
 
     async def guarded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await coroutine
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, left

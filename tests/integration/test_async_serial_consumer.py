@@ -45,7 +45,7 @@ async def consume(consumer: AsyncSerialConsumer, count: int) -> list[str]:
     """So many messages, acknowledged as they come; fails where they do not come."""
     found: list[str] = []
     while len(found) < count:
-        batch = await consumer.next_batch(10.0)
+        batch = await consumer.next_batch(90.0)
         assert batch is not None, f"{count} messages were to come; these came: {found}"
         found.extend(message.body.decode() for message in batch)
         await batch.acknowledge()
@@ -59,7 +59,7 @@ async def test_a_moved_context_waits_for_its_source(bed: SerialBed, database_url
     told: list[str] = []
     async with consumer(bed, database_url, amqp_url, batch_s=0, on_gained=told.append) as member:
         bed.publish(0, "a", "a1")
-        source = await member.next_batch(10.0)
+        source = await member.next_batch(90.0)
         assert source is not None
         bed.move(["a"], 0, 1)
         bed.publish(1, "a", "a2")
@@ -81,7 +81,7 @@ async def test_what_is_written_in_the_transaction_is_written_once(
     written.create(engine)
     bed.publish(0, "a", "a1")
     async with consumer(bed, database_url, amqp_url) as member:
-        batch = await member.next_batch(10.0)
+        batch = await member.next_batch(90.0)
         assert batch is not None
 
         async def write(connection: sa.Connection) -> None:
@@ -109,7 +109,7 @@ async def test_a_cancelled_transaction_is_rolled_back(
     written.create(engine)
     bed.publish(0, "a", "a1")
     async with consumer(bed, database_url, amqp_url) as member:
-        batch = await member.next_batch(10.0)
+        batch = await member.next_batch(90.0)
         assert batch is not None
         inside = asyncio.Event()
 
@@ -136,7 +136,7 @@ async def test_a_member_that_lost_its_partition_writes_nothing(
     """A stale member's batch is refused, by acknowledging as by a transaction."""
     bed.publish(0, "a", "a1")
     async with consumer(bed, database_url, amqp_url) as stale:
-        batch = await stale.next_batch(10.0)
+        batch = await stale.next_batch(90.0)
         assert batch is not None
         with engine.begin() as connection:
             connection.execute(
@@ -184,7 +184,7 @@ async def test_tasks_share_a_consumer(bed: SerialBed, database_url: str, amqp_ur
         cancelled = asyncio.create_task(member.next_batch())
         await asyncio.sleep(0)
         cancelled.cancel()
-        tasks = [asyncio.create_task(member.next_batch(10.0)) for _ in range(2)]
+        tasks = [asyncio.create_task(member.next_batch(90.0)) for _ in range(2)]
         await asyncio.to_thread(bed.publish, 0, "a", "a1")
         await asyncio.to_thread(bed.publish, 1, "b", "b1")
         batches = await asyncio.gather(*tasks)
@@ -218,7 +218,7 @@ async def test_a_transaction_that_is_cancelled_as_it_begins_is_ended(
     """A task that is cancelled while a transaction begins leaves none behind, and the batch can be acknowledged."""
     async with consumer(bed, database_url, amqp_url) as member:
         bed.publish(0, "a", "1")
-        batch = await member.next_batch(10.0)
+        batch = await member.next_batch(90.0)
         assert batch is not None
         beginning = asyncio.create_task(batch.transaction().__aenter__())
         await asyncio.sleep(0)

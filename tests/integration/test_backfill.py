@@ -90,7 +90,7 @@ def test_slices_filled_in_any_order_by_many_leave_one_range(
 
         with recording(amqp_url, engine, stream_name):
             # Before there is a lease, the back-fill takes the end of the stream too.
-            wait_until(lambda: status(amqp_url, engine, [stream_name])[0].recorder, limit_s=30, what="a lease")
+            wait_until(lambda: status(amqp_url, engine, [stream_name])[0].recorder, what="a lease")
             raised = together(
                 *[lambda worker=worker: fill(worker) for worker in range(8)],  # type: ignore[misc]
                 lambda: publish_plain(amqp_url, stream_name, orders(300, start=2000)),

@@ -223,7 +223,7 @@ def test_two_members_that_race_collect_each_message_once(engine: sa.Engine) -> N
             lapse(engine, members[stale])
             both = [pool.submit(collect, stale, start), pool.submit(follow_and_collect, heir)]
             for each in both:
-                each.result(30)
+                each.result(90)
             assert stores[stale].renew(members[stale])
     assert len(taken) >= 120
     assert len(taken) == len(set(taken))

@@ -104,7 +104,7 @@ def test_running_until_interrupted_closes(amqp_url: str, database_url: str, stre
         assert process.stdout is not None
         assert process.stdout.readline() == "collected\n"
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30)[0].split() == ["succeeded", "interrupted"]
+        assert process.communicate(timeout=90)[0].split() == ["succeeded", "interrupted"]
 
 
 def test_joined_executors_do_not_keep_the_lease_from_being_renewed(
@@ -119,7 +119,7 @@ def test_joined_executors_do_not_keep_the_lease_from_being_renewed(
         assert bulk.connection is not None
         bulk.connection.execute(sa.text("SELECT 1"))
         begun.append(bulk)
-        assert gate.wait(30)
+        assert gate.wait(90)
 
     options = {"bulk_messages": 1, "workers": workers, "queue_bulks": workers, "joins_transaction": True}
     collector.register_executor("order", wait, **options)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def test_a_broker_that_hangs_costs_no_lease(
 
     def look(collector: MessageCollector) -> None:
         looked.set()
-        assert gate.wait(30)
+        assert gate.wait(90)
 
     monkeypatch.setattr(_keeping, "PARTITIONS_S", 0.05)
     monkeypatch.setattr(MessageCollector, "_look", look)
@@ -148,7 +148,7 @@ def test_a_broker_that_hangs_costs_no_lease(
     renew = collector._shared.store.renew
     monkeypatch.setattr(collector._shared.store, "renew", lambda member: renewed.append(member) or renew(member))
     with collector:
-        assert looked.wait(10)
+        assert looked.wait(90)
         before = len(renewed)
         wait_until(lambda: len(renewed) > before + 2, what="the lease renewed")
         gate.set()

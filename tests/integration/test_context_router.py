@@ -131,7 +131,7 @@ def test_routers_that_place_a_context_at_the_same_moment_agree(
             channel = connection.channel()
             channel.confirm_delivery()
             router.open(channel)
-            together.wait(30)
+            together.wait(90)
             for name in names:
                 router.publish(channel, b"%d" % number, of_context(name))
 

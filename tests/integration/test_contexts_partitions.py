@@ -134,7 +134,7 @@ def test_a_stream_is_deleted_once_consumers_have_read_everything(
         with ThreadPoolExecutor(1) as pool:
             retired = pool.submit(contexts.retire, second, delete=True)
             connection.execute("UPDATE relatum.serial_positions SET position = 3")
-            retired.result(20)
+            retired.result(90)
     with StreamReader.open(amqp_url) as reader, pytest.raises(StreamNotFound):
         reader.bounds(second)
 
@@ -194,12 +194,12 @@ def test_nothing_is_lost_or_disordered_while_publishers_publish(
     ):
         told = [pool.submit(publish, seed) for seed in range(3)]
         try:
-            wait_until(lambda: len(list(contexts.assignments())) == len(names), 20, what="all contexts to be placed")
+            wait_until(lambda: len(list(contexts.assignments())) == len(names), what="all contexts to be placed")
             for _ in range(12):
                 contexts.move(chance.sample(names, 3), f"{contexts.super_stream}-{chance.randrange(2)}")
         finally:
             is_over.set()
-        count = sum(each.result(20) for each in told)
+        count = sum(each.result(90) for each in told)
     report = verify(contexts.super_stream, broker=amqp_url, stream_url=stream_url, database=database_url)
     assert report.findings == []
     assert (report.messages, report.contexts) == (count, len(names))
@@ -299,7 +299,7 @@ def test_consumers_go_on_when_a_partition_is_gone(
 def consumed(consumer: SerialConsumer, count: int) -> list[bytes]:
     """The bodies of so many messages, acknowledged."""
     bodies: list[bytes] = []
-    for batch in consumer.batches(timeout_s=20):
+    for batch in consumer.batches(timeout_s=90):
         bodies += [message.body for message in batch.messages]
         batch.acknowledge()
         if len(bodies) >= count:

@@ -72,7 +72,7 @@ def test_a_callers_engine_ends_our_waits_alone(database_url: str) -> None:
             own = threads.submit(_ask, engine)
             assert not own.done()
             session.rollback()
-            assert own.result(10) == 0
+            assert own.result(90) == 0
     engine.dispose()
 
 

@@ -36,7 +36,7 @@ def test_a_database_that_stands_still_does_not_hold_the_stop(
         publish_plain(amqp_url, stream_name, [(b"b", {"order_id": 2})])
         with in_time(STOP_S):
             stop.set()
-            thread.join(30)
+            thread.join(90)
         assert not thread.is_alive()
 
 
@@ -56,12 +56,12 @@ def test_a_locked_table_is_let_go_and_recorded_later(
         wait_until(lambda: _is_waited_for(session), what="the recorder waits for the lock")
         with in_time(STOP_S):
             stop.set()
-            thread.join(30)
+            thread.join(90)
         assert not thread.is_alive()
     thread, stop = _running(Recorder(amqp_url, given, [stream_name], keys=["order_id"]))
     wait_recorded(amqp_url, engine, stream_name)
     stop.set()
-    thread.join(30)
+    thread.join(90)
     assert [row[1] for row in rows_of(engine, stream_name)] == ["1", "2"]
     theirs.dispose()
 
@@ -86,6 +86,6 @@ def test_a_recorder_goes_on_when_the_database_does(
         proxy.mode = "pass"
         wait_recorded(amqp_url, engine, stream_name)
         stop.set()
-        thread.join(30)
+        thread.join(90)
         short.dispose()
     assert [row[1] for row in rows_of(engine, stream_name)] == [str(number) for number in range(1, 50)]

@@ -46,7 +46,7 @@ def test_a_child_records_what_it_publishes(
     urls = (amqp_url, stream_url, database_url)
     with publishing(*urls) as channel:
         put(channel, stream_name, ["parent"])
-        wait_until(lambda: values_of(engine, stream_name) == ["parent"], 30, what="the parent's row")
+        wait_until(lambda: values_of(engine, stream_name) == ["parent"], what="the parent's row")
         if method == "fork":
             in_child(lambda: publish_in_child(*urls, stream_name, VALUES))
         else:
@@ -54,11 +54,11 @@ def test_a_child_records_what_it_publishes(
                 target=publish_in_child, args=(*urls, stream_name, VALUES)
             )
             process.start()
-            process.join(60)
+            process.join(90)
             assert process.exitcode == 0
         put(channel, stream_name, ["parent again"])
         expected = sorted(["parent", "parent again", *VALUES])
-        wait_until(lambda: values_of(engine, stream_name) == expected, 60, what="all rows")
+        wait_until(lambda: values_of(engine, stream_name) == expected, what="all rows")
 
 
 @pytest.mark.parametrize("database", ["url", "engine"])
@@ -181,7 +181,7 @@ async def _opened(stream_url: str) -> AsyncStreamReader:
 
 def _taken(consumer: Any, count: int) -> list[Any]:
     taken: list[Any] = []
-    wait_until(lambda: taken.extend(consumer.messages(0.5)) or len(taken) >= count, 60, what="all messages")
+    wait_until(lambda: taken.extend(consumer.messages(0.5)) or len(taken) >= count, what="all messages")
     return taken
 
 
@@ -216,7 +216,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(
 
         holder = threading.Thread(target=hold)
         holder.start()
-        held.wait(30)
+        held.wait(90)
 
         def use() -> list[Any]:
             publish_in_child(amqp_url, stream_url, database_url, stream_name, ["child"])
@@ -228,7 +228,7 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(
         finally:
             let_go.set()
             holder.join()
-    wait_until(lambda: values_of(engine, stream_name) == ["child"], 30, what="the child's row")
+    wait_until(lambda: values_of(engine, stream_name) == ["child"], what="the child's row")
 
 
 def test_a_child_that_ends_in_order_leaves_the_parents_connections(
@@ -243,7 +243,7 @@ amqp, streams, database, stream = sys.argv[1:]
 connection = pika.BlockingConnection(pika.URLParameters(amqp))
 relatum.intercept(connection, database=database, keys=["order_id"], stream_url=streams)
 channel = connection.channel()
-place, = relatum.publish(channel, "", stream, b"before").wait(30)
+place, = relatum.publish(channel, "", stream, b"before").wait(90)
 reader = StreamReader.open(streams)
 reader.read(stream, place.offset)
 relations = Relations(streams, database)
@@ -253,7 +253,7 @@ child = os.fork()
 if child == 0:
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
-place, = relatum.publish(channel, "", stream, b"after").wait(30)
+place, = relatum.publish(channel, "", stream, b"after").wait(90)
 assert reader.read(stream, place.offset).body == b"after"
 relations.find("order_id", "x")
 assert reader._transport._connections.idle == idle, "the parent had to connect again"
@@ -305,10 +305,10 @@ def test_all_workers_of_a_pre_fork_server_record(
             return len(workers) == 3 and len(published) > 30
 
         wait_until(ask, 120, what="answers of three workers")
-        wait_until(lambda: values_of(engine, stream_name) == sorted(published), 60, what="all rows")
+        wait_until(lambda: values_of(engine, stream_name) == sorted(published), what="all rows")
     finally:
         server.send_signal(signal.SIGTERM)
-        output = server.communicate(timeout=60)[0]
+        output = server.communicate(timeout=90)[0]
     assert b"Traceback" not in output, output.decode()
 
 

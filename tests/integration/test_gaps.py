@@ -42,7 +42,7 @@ def test_a_gap_that_an_interrupted_back_fill_left_is_shown_and_closed(
     assert seen.lag_s > 0
     with recording(amqp_url, engine, stream_name):
         publish_plain(amqp_url, stream_name, orders(5, start=160))
-        wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].lag_offsets, limit_s=60, what="no gap")
+        wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].lag_offsets, what="no gap")
     assert [value for _, value, _ in rows_of(engine, stream_name)] == [f"o{n}" for n in range(165)]
 
 
@@ -70,17 +70,17 @@ def test_what_amqp_recorded_is_read_again_once_the_stream_protocol_answers(
     thread = threading.Thread(target=recorder.run, args=[stop])
     thread.start()
     try:
-        wait_recorded(amqp_url, engine, stream_name, limit_s=60)
+        wait_recorded(amqp_url, engine, stream_name)
         assert marks(engine, stream_name) == {True}
         assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
         stream = BrokerAddress.parse(stream_url)
         with Proxy(stream.stream_host, stream.stream_port or 0, port=port):
-            wait_until(lambda: marks(engine, stream_name) == {False}, limit_s=90, what="all by the stream protocol")
+            wait_until(lambda: marks(engine, stream_name) == {False}, what="all by the stream protocol")
             publish_plain(amqp_url, stream_name, [(b"", {"order_id": "e"})])
             wait_recorded(amqp_url, engine, stream_name)
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(90)
     assert [value for _, value, _ in rows_of(engine, stream_name)] == [*values, "e"]
     (seen,) = status(amqp_url, engine, [stream_name])
     assert seen.covered["order_id"] == seen.covered["time"] == [(0, len(values) + 1)]
@@ -124,7 +124,7 @@ def test_a_batch_that_cannot_be_unpacked_is_not_covered_until_it_can(
             assert status(amqp_url, engine, [stream_name])[0].gaps == [(1, 3)]
             monkeypatch.undo()
             _cramjam.cache_clear()
-            wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].gaps, limit_s=90, what="the gap closed")
+            wait_until(lambda: not status(amqp_url, engine, [stream_name])[0].gaps, what="the gap closed")
     finally:
         monkeypatch.undo()
         _cramjam.cache_clear()

@@ -556,14 +556,14 @@ def publishing_on_time(amqp_url: str, stream: str, messages: Any) -> Iterator[th
 
     def run() -> None:
         for message in messages:
-            assert go.wait(30), "the test goes on"
+            assert go.wait(90), "the test goes on"
             go.clear()
             publish_plain(amqp_url, stream, [message])
 
     thread = threading.Thread(target=run)
     thread.start()
     yield go
-    thread.join(30)
+    thread.join(90)
     assert not thread.is_alive()
 
 

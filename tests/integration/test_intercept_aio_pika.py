@@ -30,7 +30,7 @@ def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
     """Run a scenario in a loop of its own, with a limit."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             return await scenario()
 
     return asyncio.run(limited())
@@ -43,12 +43,12 @@ async def queue_of(channel: Any) -> Any:
 
 async def get(queue: Any) -> Any:
     """The next message of a queue."""
-    return await queue.get(no_ack=True, timeout=5)
+    return await queue.get(no_ack=True, timeout=90)
 
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let other tasks run until the condition holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(240):
         while not condition():  # noqa: ASYNC110 - the clients signal nothing here
             await asyncio.sleep(0)
 

@@ -239,7 +239,7 @@ def test_a_returned_receipt_is_shown_to_callbacks_as_it_was_published(amqp_url: 
         given = pika.BasicProperties(headers={"a": 1})
         receipt = on_thread(relatum.publish, channel, "", unique_name(), b"", given)
         with pytest.raises(PublishUnroutable):
-            receipt.wait(timeout_s=20)
+            receipt.wait(timeout_s=90)
         assert returned == [given]
 
 

@@ -111,7 +111,7 @@ def test_a_callback_connection_raises_as_soon_as_it_is_known(
 
     with running(amqp_url, database=database_url, keys=[MINE]) as (connection, on_thread):
         channel = open_channel(connection, on_thread)
-        wait_until(is_refused, limit_s=60, what="the refusal")
+        wait_until(is_refused, what="the refusal")
         with pytest.raises(KeyDefinitionConflict):
             on_thread(relatum.publish, channel, "", stream_name, b"receipt")
     assert set(bodies(amqp_url, stream_name)) <= {b"early"}
@@ -146,15 +146,15 @@ def test_with_the_database_away_publishing_goes_on_until_it_is_known(
                 return True
             return False
 
-        wait_until(is_refused, limit_s=90, what="the refusal")
+        wait_until(is_refused, what="the refusal")
         before = bodies(amqp_url, stream_name)
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
             channel.basic_publish("", stream_name, b"refused", properties)
         assert bodies(amqp_url, stream_name) == before
         assert recorded_to(taken, stream_name) == 0
         remove_key(taken, "order")
-        wait_until(lambda: _is_published(channel, stream_name, properties), limit_s=90, what="publishing goes on")
-        wait_until(lambda: recorded_to(taken, stream_name) > len(before), limit_s=90, what="it is recorded")
+        wait_until(lambda: _is_published(channel, stream_name, properties), what="publishing goes on")
+        wait_until(lambda: recorded_to(taken, stream_name) > len(before), what="it is recorded")
         relatum.release(connection)
 
 
@@ -174,9 +174,7 @@ def test_a_publisher_that_is_never_to_be_stopped_is_not(
         relatum.intercept(connection, database=database_url, keys=[MINE], on_invalid="skip")
         channel = connection.channel()
         channel.confirm_delivery()
-        wait_until(
-            lambda: "does not define the keys as this publisher does" in caplog.text, limit_s=60, what="the line"
-        )
+        wait_until(lambda: "does not define the keys as this publisher does" in caplog.text, what="the line")
         channel.basic_publish("", stream_name, b"published")
         with pytest.raises(KeyDefinitionConflict, match="nothing was sent"):
             relatum.publish(channel, "", stream_name, b"receipt")
@@ -195,7 +193,7 @@ def test_of_two_that_define_it_at_the_same_moment_one_is_refused(
 
     def define(definition: KeyDefinition) -> None:
         with broker_connection(amqp_url) as connection:
-            at_once.wait(30)
+            at_once.wait(90)
             try:
                 relatum.intercept(connection, database=database_url, keys=[definition, unique_name()])
             except RelatumError as error:
@@ -208,7 +206,7 @@ def test_of_two_that_define_it_at_the_same_moment_one_is_refused(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(90)
     (refused,) = [each for each in ended if isinstance(each, KeyDefinitionConflict)]
     (defined,) = [each for each in ended if isinstance(each, KeyDefinition)]
     assert refused.key == "order"

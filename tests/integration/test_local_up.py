@@ -47,7 +47,7 @@ def test_up_serves_until_it_is_stopped(tmp_path: Path, number: signal.Signals) -
             row = connection.execute("SELECT to_regclass('relatum.relationships') IS NOT NULL").fetchone()
             assert row == (True,)
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
         assert processes_naming(str(tmp_path / "servers")) == []
 
 
@@ -57,7 +57,7 @@ def test_up_ends_when_a_server_ends(tmp_path: Path) -> None:
         for pid in processes_naming(str(tmp_path / "servers" / "postgresql" / "data")):
             with suppress(ProcessLookupError):  # the first one's death ends the others
                 os.kill(pid, signal.SIGKILL)
-        assert process.wait(30) != 0
+        assert process.wait(90) != 0
         assert process.stderr is not None
         assert "PostgreSQL ended by itself" in " ".join(process.stderr.read().split())
 

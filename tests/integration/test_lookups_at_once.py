@@ -45,7 +45,7 @@ def _in_threads(relations: Relations) -> list[int]:
     together = threading.Barrier(LOOKUPS)
 
     def look(_: int) -> int:
-        together.wait(60)
+        together.wait(90)
         return len(relations.find("order_id", "a"))
 
     with ThreadPoolExecutor(LOOKUPS) as threads:

@@ -32,7 +32,7 @@ def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
     """Run a scenario in a loop of its own, with a limit."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             return await scenario()
 
     return asyncio.run(limited())
@@ -99,7 +99,7 @@ def test_each_put_may_name_its_own_place(amqp_url: str, stream_url: str, stream_
                 await group.put(message())
                 await group.put(message(), exchange=exchange, routing_key="elsewhere")
             assert group.is_complete
-            got = [await queue.get(no_ack=True, timeout=5) for _ in range(2)]
+            got = [await queue.get(no_ack=True, timeout=90) for _ in range(2)]
             assert [(one.headers["group_sequence"], one.headers["group_last"]) for one in got] == [
                 (2, False),
                 (3, True),

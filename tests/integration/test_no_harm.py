@@ -136,7 +136,7 @@ def test_every_kind_of_exchange_is_published_to_without_harm(
         relatum.intercept(connection, recorder=recorder, **options)
         receipts = publish_everywhere(connection.channel())
         found = dict(zip([*ROUTES, "PLAIN", "nobody"], receipts, strict=True))
-        places = {name: found[name].wait(30) for name in ("PLAIN", "nobody", "topic")}
+        places = {name: found[name].wait(90) for name in ("PLAIN", "nobody", "topic")}
         assert [each.stream for each in places["PLAIN"]] == ["PLAIN"]
         assert [each.stream for each in places["topic"]] == ["TOPIC"]
         assert places["nobody"] == ()
@@ -144,7 +144,7 @@ def test_every_kind_of_exchange_is_published_to_without_harm(
         assert found["topic"].streams is None
         if recorder == "embedded":
             for name in ("headers", "fanout", "hash-header", "recent", "random"):
-                assert [each.stream for each in found[name].wait(30)] == [name.upper()]
+                assert [each.stream for each in found[name].wait(90)] == [name.upper()]
         with pytest.raises(NotRecordedInTime):
             found["amq.headers"].wait(1)
         bystander()
@@ -170,8 +170,8 @@ def test_a_server_that_answers_over_direct_reply_to_harms_no_client(
         _, asked, _ = wait_until(lambda: _gotten(channel, queue), what="the request")
         channel.basic_publish("", asked.reply_to, b"answer", pika.BasicProperties(correlation_id="1"))
         receipt = relatum.publish(channel, "", asked.reply_to, b"answer again", mandatory=False)
-        assert receipt.wait(30) == ()
-        relatum.publish(channel, "", "PLAIN", b"").wait(30)
+        assert receipt.wait(90) == ()
+        relatum.publish(channel, "", "PLAIN", b"").wait(90)
 
         def has_both() -> bool:
             client_connection.process_data_events(0)
@@ -205,8 +205,8 @@ def test_streams_that_cannot_be_found_out_can_be_told(
         relatum.release(connection)
         relatum.intercept(connection, database=database_url, stream_url=server.stream_url, streams=["HEADERS"])
         receipt = relatum.publish(connection.channel(), "onwards", "", b"told", properties)
-        assert [each.stream for each in receipt.wait(30)] == ["HEADERS"]
-        assert receipt.settle() == receipt.wait(30)
+        assert [each.stream for each in receipt.wait(90)] == ["HEADERS"]
+        assert receipt.settle() == receipt.wait(90)
         relatum.release(connection)
     assert recorded_to(engine, "HEADERS") > 0
 
@@ -228,7 +228,7 @@ def test_what_a_client_refuses_does_not_end_recording(
         channel.basic_publish(b"", streams[0].encode(), b"")
         channel.basic_publish("", streams[1], b"")
         for stream in streams:
-            wait_until(lambda stream=stream: recorded_to(engine, stream) == 1, limit_s=30, what=f"{stream} recorded")
+            wait_until(lambda stream=stream: recorded_to(engine, stream) == 1, what=f"{stream} recorded")
         relatum.release(connection)
 
 
@@ -244,14 +244,14 @@ def test_streams_declared_or_bound_after_the_first_publish_are_recorded(
         channel.exchange_declare(exchange, "topic")
         channel.basic_publish(exchange, "key", b"")
         channel.basic_publish("", stream, b"")
-        relatum.publish(channel, "", "PLAIN", b"").wait(30)
+        relatum.publish(channel, "", "PLAIN", b"").wait(90)
         for name in (stream, other):
             declare_stream(server.broker_url, name)
         channel.queue_bind(other, exchange, "#")
         channel.basic_publish("", stream, b"")
         channel.basic_publish(exchange, "key", b"")
         for name in (stream, other):
-            wait_until(lambda name=name: recorded_to(engine, name) == 1, limit_s=60, what=f"{name} recorded")
+            wait_until(lambda name=name: recorded_to(engine, name) == 1, what=f"{name} recorded")
         relatum.release(connection)
 
 
@@ -263,11 +263,11 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
     with broker_connection(server.broker_url) as connection:
         relatum.intercept(connection, database=database_url, stream_url=server.stream_url)
         channel = connection.channel()
-        relatum.publish(channel, "", "PLAIN", b"").wait(30)
-        relatum.publish(channel, "fanout", "", b"").wait(30)
+        relatum.publish(channel, "", "PLAIN", b"").wait(90)
+        relatum.publish(channel, "fanout", "", b"").wait(90)
         recorder = EmbeddedRecorder(BrokerAddress.parse(server.broker_url, server.stream_url), engine)
         recorder.record("TOPIC")
-        wait_until(lambda: recorded_to(engine, "PLAIN") > 0, limit_s=30, what="recorded")
+        wait_until(lambda: recorded_to(engine, "PLAIN") > 0, what="recorded")
         server.freeze()
         try:
             for end in (lambda: relatum.release(connection), recorder.close):
@@ -279,7 +279,6 @@ def test_releasing_is_quick_though_the_broker_is_frozen(
         left = ("relatum-release", "relatum-closing")
         wait_until(
             lambda: not [each for each in threading.enumerate() if each.name in left],
-            limit_s=60,
             what="what was left is closed in the background",
         )
     with engine.connect() as database:

@@ -69,7 +69,7 @@ def read_all(amqp_url: str, stream: str) -> list[Message]:
 
 def wait_final(collector: Any, *ids: str) -> dict[str, tuple[OutcomeStatus, str | None]]:
     """Wait until messages have a final status; gives it, and the reason."""
-    wait_until(lambda: all(collector.outcome(each).is_final for each in ids), limit_s=30, what=f"final: {ids}")
+    wait_until(lambda: all(collector.outcome(each).is_final for each in ids), what=f"final: {ids}")
     return {each: (collector.outcome(each).status, collector.outcome(each).reason) for each in ids}
 
 
@@ -366,4 +366,4 @@ def first_group(
         ):
             return str((await anext(groups)).group_id)
 
-    return asyncio.run(asyncio.wait_for(first(), 60))
+    return asyncio.run(asyncio.wait_for(first(), 240))

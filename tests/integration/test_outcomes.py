@@ -126,8 +126,8 @@ def test_a_collector_that_nobody_made_yet_is_waited_for(engine: sa.Engine, outco
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(outcomes.wait, "id", 30, collector="late")
         Collecting(engine, "late").all_at_once("id", OutcomeStatus.SUCCEEDED)
-        assert waiting.result(30).status is OutcomeStatus.SUCCEEDED
-    while not told.get(timeout=30).is_final:
+        assert waiting.result(90).status is OutcomeStatus.SUCCEEDED
+    while not told.get(timeout=90).is_final:
         pass
 
 
@@ -136,7 +136,7 @@ def test_waiting_ends_with_the_final_outcome(collecting: Collecting, outcomes: O
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(outcomes.wait, "id", 30)
         collecting.all_at_once("id", OutcomeStatus.DEAD, reason="no")
-        assert waiting.result(30).status is OutcomeStatus.DEAD
+        assert waiting.result(90).status is OutcomeStatus.DEAD
 
 
 @pytest.mark.parametrize("status", [OutcomeStatus.UNKNOWN, OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED])
@@ -179,7 +179,7 @@ def test_handlers_are_told_each_status_until_it_is_final(collecting: Collecting,
     # One that comes late is told what is final already.
     late = threading.Event()
     outcomes.register_result_handler(lambda outcome: late.set(), "id")
-    assert late.wait(30)
+    assert late.wait(90)
 
 
 def test_a_handler_that_raises_breaks_nothing(
@@ -194,7 +194,7 @@ def test_a_handler_that_raises_breaks_nothing(
     collecting.all_at_once("id", OutcomeStatus.SUCCEEDED)
     outcomes.register_result_handler(broken, "id")
     outcomes.register_result_handler(lambda outcome: told.set(), "id")
-    assert told.wait(30)
+    assert told.wait(90)
     wait_until(lambda: "message id (succeeded)" in caplog.text, what="the log")
 
 
@@ -260,7 +260,7 @@ def test_the_async_twin_answers_the_same(collecting: Collecting, database_url: s
             await asyncio.to_thread(collecting.all_at_once, "id", OutcomeStatus.SUCCEEDED)
             assert (await outcomes.wait("id")).status is OutcomeStatus.SUCCEEDED
             assert (await outcomes.of_many(["id"]))["id"].is_final
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 while (await seen.get()).status is not OutcomeStatus.SUCCEEDED:
                     pass
 
@@ -292,7 +292,7 @@ def test_a_receipt_waits_for_the_outcome(
                 with pytest.raises(InvalidInput, match="timeout_s"):
                     call(timeout_s)  # type: ignore[arg-type]
         thread = collected_later(engine, receipt.message_id, status)
-        outcome = receipt.outcome(timeout_s=30)
+        outcome = receipt.outcome(timeout_s=90)
         assert (outcome.status, outcome.reason) == (status, "as told")
         assert receipt.outcome(collector="billing") == outcome
         thread.join()
@@ -318,7 +318,7 @@ def test_an_async_receipt_waits_for_the_outcome(
                 with pytest.raises(InvalidInput, match="timeout_s"):
                     await call(-1)
             thread = collected_later(engine, receipt.message_id, OutcomeStatus.SUCCEEDED)
-            assert (await receipt.outcome(timeout_s=30)).status is OutcomeStatus.SUCCEEDED
+            assert (await receipt.outcome(timeout_s=90)).status is OutcomeStatus.SUCCEEDED
             thread.join()
             await receipt.wait()
             relatum.release(connection)

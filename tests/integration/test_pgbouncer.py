@@ -91,7 +91,7 @@ def test_each_message_counts_once_for_a_serial_consumer(amqp_url: str, database_
                 bed.name, "test", database=pooled_url, broker=amqp_url, lease_s=2.0, batch_messages=3
             ) as consumer:
                 while len(_bodies(engine)) < 40:
-                    batch = consumer.next_batch(30.0)
+                    batch = consumer.next_batch(90.0)
                     assert batch is not None
                     with batch.transaction() as connection:
                         rows = [{"body": message.body.decode()} for message in batch]
@@ -136,7 +136,7 @@ def test_each_message_is_collected_once(amqp_url: str, stream_name: str, engine:
             ]
             outcomes = [receipt.outcome(timeout_s=60, collector=name).status for receipt in receipts]
             assert outcomes == [OutcomeStatus.SUCCEEDED] * 30
-            wait_until(lambda: receipts[-1].wait(30), what="the last message is recorded")
+            wait_until(lambda: receipts[-1].wait(90), what="the last message is recorded")
         relatum.release(connection)
     assert sorted(map(int, _bodies(engine))) == list(range(30))
 

@@ -286,7 +286,7 @@ def test_a_set_is_released_that_arrives_just_then(store: PlacementStore) -> None
             wait_until(waits, what="the release waits")
             arrived = {"state": "open", "move_id": None, "epoch": epoch + 1}
             connection.execute(sa.update(placements).where(placements.c.name == "a").values(arrived))
-        assert released.result(10) == frozenset()
+        assert released.result(90) == frozenset()
     assert store.find(["a"]) == {}
     assert store.move_of(move_id) is not None
     assert counted(store) == [0, 0, 0]

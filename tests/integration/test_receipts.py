@@ -196,7 +196,7 @@ def test_a_callback_connection_reports_unroutable_and_nacked(amqp_url: str, stre
         with pytest.raises(PublishUnroutable) as caught:
             unroutable.wait()
         assert caught.value.in_stream is False
-        assert decided.wait(5)
+        assert decided.wait(90)
         assert isinstance(unroutable.error, PublishUnroutable)
         full = unique_name()
         on_thread(
@@ -304,11 +304,11 @@ def test_over_amqp_alone_receipts_come_too(amqp_url: str, database_url: str, str
         relatum.intercept(connection, database=database_url, streams=[stream_name])
         channel = connection.channel()
         receipt = relatum.publish(channel, "", stream_name, b"")
-        (place,) = receipt.wait(20)
+        (place,) = receipt.wait(90)
         assert place.stream == stream_name
         assert receipt.settle() == (place,)
         receipt = relatum.publish(channel, fanout, "", b"")
-        assert [each.stream for each in receipt.wait(20)] == [stream_name]
+        assert [each.stream for each in receipt.wait(90)] == [stream_name]
         assert receipt.streams is None
         assert [each.stream for each in receipt.settle()] == [stream_name]
         relatum.release(connection)
@@ -344,7 +344,7 @@ def test_delivery_tags_are_counted_while_a_connection_is_released(
         channel = open_channel(connection, on_thread)
         for again in range(3):
             receipt = on_thread(relatum.publish, channel, "", stream_name, b"%d" % again)
-            (place,) = receipt.wait(30)
+            (place,) = receipt.wait(90)
             assert body_at(stream_url, place) == b"%d" % again
             relatum.release(connection)
             for _ in range(5):
@@ -352,6 +352,6 @@ def test_delivery_tags_are_counted_while_a_connection_is_released(
             on_thread(relatum.intercept, connection, **options)
         receipts = [on_thread(relatum.publish, channel, "", name, b"") for name in (stream_name, "nobody", stream_name)]
         for receipt in (receipts[0], receipts[2]):
-            assert receipt.wait(30)
+            assert receipt.wait(90)
         with pytest.raises(PublishUnroutable):
-            receipts[1].wait(30)
+            receipts[1].wait(90)

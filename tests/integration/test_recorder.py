@@ -164,7 +164,7 @@ def test_two_back_fills_at_once_write_each_row_once(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(90)
     assert len(rows_of(engine, stream_name)) == 1000
 
 
@@ -272,11 +272,11 @@ def test_what_is_no_stream_is_waited_for_and_not_written(
         with recording(amqp_url, engine, missing, queue, stream_name, keys=["order_id"]):
             publish_plain(amqp_url, stream_name, orders(3))
             wait_recorded(amqp_url, engine, stream_name)
-            wait_until(lambda: told(missing) and told(queue), limit_s=60, what="both are named")
+            wait_until(lambda: told(missing) and told(queue), what="both are named")
             assert [each.stream for each in status(amqp_url, engine)] == [stream_name]
             declare_stream(amqp_url, missing)
             publish_plain(amqp_url, missing, orders(3))
-            wait_recorded(amqp_url, engine, missing, limit_s=90)
+            wait_recorded(amqp_url, engine, missing)
             assert {each.stream: each.state for each in status(amqp_url, engine)} == dict.fromkeys(
                 (missing, stream_name), "recording"
             )
@@ -291,9 +291,7 @@ def test_nothing_is_written_while_the_broker_is_away(
 ) -> None:
     """Whether a name is a stream only the broker knows: it is waited for, and the table stays empty."""
     with recording(f"amqp://guest:guest@127.0.0.1:{free_port((0, -120))}", engine, unique_name()):
-        wait_until(
-            lambda: "RabbitMQ" in caplog.text and "is away" in caplog.text, limit_s=60, what="the outage is told"
-        )
+        wait_until(lambda: "RabbitMQ" in caplog.text and "is away" in caplog.text, what="the outage is told")
         with engine.connect() as connection:
             assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
 
@@ -522,7 +520,7 @@ def test_an_embedded_recorder_finds_streams_declared_after_the_first_publish(
             recorder.watch(super_stream, "0")
             return recorded_to(engine, partition) == 3
 
-        wait_until(is_recorded, limit_s=30, what="the partition recorded")
+        wait_until(is_recorded, what="the partition recorded")
         with Relations(amqp_url, engine) as relations:
             assert relations.find("order_id", "o1", streams=super_stream).ids == ((partition, 1),)
     finally:
@@ -593,7 +591,7 @@ def test_recording_over_amqp_gives_the_same_rows(
         wait_recorded(amqp_url, engine, stream_name)
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(90)
     assert len(rows_of(engine, stream_name)) == 40
 
 

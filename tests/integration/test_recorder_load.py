@@ -61,7 +61,7 @@ def running(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(90)
     assert not thread.is_alive()
 
 
@@ -129,7 +129,7 @@ def test_at_rest_a_process_asks_little_whatever_the_number_of_streams(
                     connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
         try:
             with running(Recorder(amqp_url, counted, names)):
-                wait_until(lambda: all_known(engine, names), limit_s=60, what="all opened")
+                wait_until(lambda: all_known(engine, names), what="all opened")
                 rest(2.0)
                 before = Counter(ends)
                 rest(REST_S)
@@ -171,7 +171,7 @@ def test_what_is_away_is_said_once_and_said_to_be_back(
         rest(3.0)
         private_servers.rabbitmq.start()
         for name in names:
-            wait_until(partial(stream_available, private_servers.broker_url, name), limit_s=60, what="the stream back")
+            wait_until(partial(stream_available, private_servers.broker_url, name), what="the stream back")
             publish_plain(private_servers.broker_url, name, [b"2"])
             wait_recorded(private_servers.broker_url, engine, name)
         wait_until(lambda: said(caplog, "back,"), what="its end in the log")

@@ -63,7 +63,7 @@ def test_a_task_that_publishes_while_its_router_is_closed_is_told(
 
     async def scenario() -> list[Any]:
         router = relatum.AsyncContextRouter(layout.super_stream, database_url)
-        async with asyncio.timeout(30), await aio_pika.connect(amqp_url) as connection:
+        async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:
             channel = await connection.channel()
             await router.open(connection)
             publishing = [

@@ -118,7 +118,7 @@ def test_each_message_is_written_once_with_asyncio(
     bed.publish(0, "a", "a1", "a2")
 
     async def consume(member: AsyncSerialConsumer, said: list[str]) -> None:
-        batch = await member.next_batch(10.0)
+        batch = await member.next_batch(90.0)
         assert batch is not None
         try:
             async with batch.transaction() as connection:
@@ -158,7 +158,7 @@ def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(
         SerialConsumer(bed.name, "test", database=proxy.url(database_url), broker=amqp_url, lease_s=LEASE_S) as member,
     ):
         bed.publish(0, "a", "a1")
-        first = member.next_batch(10.0)
+        first = member.next_batch(90.0)
         assert first is not None
         with engine.connect() as gate:
             gate.execute(sa.text("SELECT pg_advisory_lock(1)"))

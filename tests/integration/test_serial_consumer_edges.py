@@ -57,7 +57,7 @@ def bodies(batch: SerialBatch) -> list[str]:
 
 def batches(consumer: SerialConsumer, count: int) -> list[SerialBatch]:
     """So many batches, none acknowledged."""
-    found = [consumer.next_batch(10.0) for _ in range(count)]
+    found = [consumer.next_batch(90.0) for _ in range(count)]
     assert None not in found
     return [batch for batch in found if batch is not None]
 

@@ -141,7 +141,7 @@ def test_what_retention_has_dropped_is_not_known_to_be_nowhere(amqp_url: str, st
                 publish_plain(amqp_url, stream, [b"x" * 20_000] * 50)
                 return bool(reader.bounds(stream).first)
 
-            wait_until(dropped, 60)
+            wait_until(dropped)
         long_ago = sure(unsettled, monotonic_s=time.monotonic() - 3600)
         with pytest.raises(PublishOutcomeUnknown, match="retention"):
             long_ago.settle(2.0)
@@ -213,7 +213,7 @@ def _in_threads(unsettled: Unsettled, at_once: int) -> list[tuple[MessageId, ...
     together = threading.Barrier(at_once)
 
     def settle(_: int) -> tuple[MessageId, ...]:
-        together.wait(60)
+        together.wait(90)
         return unsettled.settle(60)
 
     with ThreadPoolExecutor(at_once) as threads:

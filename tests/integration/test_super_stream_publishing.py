@@ -204,7 +204,7 @@ def test_threads_share_one(amqp_url: str, orders: relatum.SuperStream, layout: L
         with broker_connection(amqp_url) as connection:
             channel = relatum.intercept(connection).channel()
             channel.confirm_delivery()
-            barrier.wait(10)
+            barrier.wait(90)
             for key in KEYS:
                 channel.basic_publish(orders, "", key.encode(), tail(key))
 
@@ -235,7 +235,7 @@ def test_callback_channels_count_each_publish_once(
         receipts = [
             on_thread(relatum.publish, channel, orders, "", key.encode(), tail(key), mandatory=True) for key in KEYS
         ]
-        places = [receipt.wait(30)[0].stream for receipt in receipts]
+        places = [receipt.wait(90)[0].stream for receipt in receipts]
     assert places == [layout.partitions[place].stream for place in PLACES]
 
 
@@ -248,7 +248,7 @@ def test_receipts_name_the_partition(
     try:
         for key, place in zip(KEYS, PLACES, strict=True):
             receipt = relatum.publish(channel, orders, "", key.encode(), tail(key))
-            (found,) = receipt.wait(30)
+            (found,) = receipt.wait(90)
             assert found.stream == layout.partitions[place].stream
     finally:
         relatum.release(connection)
@@ -271,7 +271,7 @@ def test_all_partitions_are_recorded(
         channel.basic_publish(orders, "", b"", tail("hello1"))
         with broker_connection(amqp_url) as bare:
             orders.publish(bare.channel(), b"", tail("hello4"))
-        wait_until(lambda: recorded_to(engine, layout.partitions[2].stream) == 1, limit_s=30, what="another partition")
+        wait_until(lambda: recorded_to(engine, layout.partitions[2].stream) == 1, what="another partition")
     finally:
         relatum.release(connection)
     with Relations(amqp_url, database_url, stream_url=stream_url) as relations:
@@ -291,7 +291,7 @@ def test_aio_pika_publishes_to_a_super_stream(
     """In an exchange's place and called itself it routes; the result is aio-pika's; messages stay as they were."""
 
     async def scenario() -> None:
-        async with asyncio.timeout(30), await connect(amqp_url) as connection:
+        async with asyncio.timeout(240), await connect(amqp_url) as connection:
             if intercepted:
                 relatum.intercept(connection)
             channel = await connection.channel()
@@ -321,7 +321,7 @@ def test_a_set_goes_on_from_pika_to_aio_pika_by_its_token(
         handle.publish(connection.channel(), b"0")
 
     async def scenario() -> None:
-        async with asyncio.timeout(30), await aio_pika.connect(amqp_url) as connection:
+        async with asyncio.timeout(240), await aio_pika.connect(amqp_url) as connection:
             channel = await connection.channel()
             set_ = relatum.AffinityHandle.from_token(handle.token)
             await set_.publish_async(channel, aio_pika.Message(b"1"))
@@ -342,14 +342,14 @@ def test_aio_pika_gives_receipts(
     """`relatum.publish_async` takes a super stream on a channel for an exchange."""
 
     async def scenario() -> None:
-        async with asyncio.timeout(60), await aio_pika.connect_robust(amqp_url) as connection:
+        async with asyncio.timeout(240), await aio_pika.connect_robust(amqp_url) as connection:
             relatum.intercept(connection, database=database_url, keys=["tail"], stream_url=stream_url)
             exchange = orders.exchange(await connection.channel())
             receipts = [
                 await relatum.publish_async(exchange, aio_pika.Message(b"", headers={"tail": key}), "") for key in KEYS
             ]
             for receipt, place in zip(receipts, PLACES, strict=True):
-                (found,) = await receipt.wait(30)
+                (found,) = await receipt.wait(90)
                 assert found.stream == layout.partitions[place].stream
             relatum.release(connection)
 

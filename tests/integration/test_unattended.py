@@ -142,7 +142,7 @@ channel = connection.channel()
 if ending == "close":
     channel.basic_publish("", stream, b"")
 elif ending == "wait":
-    relatum.publish(channel, "", stream, b"").wait(timeout_s=30)
+    relatum.publish(channel, "", stream, b"").wait(timeout_s=90)
 else:
     channel.basic_publish("", stream, b"")
     relatum.release(connection)

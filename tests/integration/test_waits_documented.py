@@ -133,7 +133,7 @@ class Bed:
         self.at_end(made.close)
         self.go(made.start())
         bed.publish(0, "a", "1")
-        batch = self.go(made.next_batch(30))
+        batch = self.go(made.next_batch(90.0))
         self.go(batch.acknowledge())
         return made
 
@@ -252,7 +252,7 @@ def _recorder(bed: Bed) -> None:
     wait_recorded(bed.amqp_url, bed.engine, bed.stream)
     with bed.frozen():
         stop.set()
-        running.join(30)
+        running.join(90)
     assert not running.is_alive()
     bed.took_s += WAIT_S
 

@@ -14,10 +14,11 @@ from tests.support._streams import (
     stream_available,
     unique_name,
 )
-from tests.support._waiting import wait_until
+from tests.support._waiting import LIMIT_S, wait_until
 
 __all__ = [
     "JVM_VARIABLES",
+    "LIMIT_S",
     "QUICK_START",
     "broker_connection",
     "declare_stream",

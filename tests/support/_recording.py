@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import Recorder
-from tests.support._waiting import wait_until
+from tests.support._waiting import LIMIT_S, wait_until
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def recording(
         yield recorder
     finally:
         stop.set()
-        thread.join(60)
+        thread.join(90)
     assert not thread.is_alive(), "the recorder stops when it is told to"
     assert not failures, failures
 
@@ -49,7 +49,7 @@ def recorded_to(engine: sa.Engine, stream: str) -> int:
         return connection.execute(query, {"name": stream}).scalar_one() or 0
 
 
-def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: float = 30.0) -> int:
+def wait_recorded(broker_url: str, engine: sa.Engine, stream: str, *, limit_s: float = LIMIT_S) -> int:
     """Wait until everything that is in the stream now is recorded; gives the end of its coverage."""
     with StreamReader.open(broker_url) as reader:
         last = reader.bounds(stream).last

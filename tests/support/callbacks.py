@@ -32,7 +32,7 @@ def running(url: str, **options: Any) -> Iterator[tuple[SelectConnection, Callab
     )
     thread = threading.Thread(target=connection.ioloop.start, daemon=True)
     thread.start()
-    opened.result(10)
+    opened.result(90)
 
     def on_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         answer: Future[Any] = Future()
@@ -44,12 +44,12 @@ def running(url: str, **options: Any) -> Iterator[tuple[SelectConnection, Callab
                 answer.set_exception(error)
 
         connection.ioloop.add_callback_threadsafe(call)
-        return answer.result(10)
+        return answer.result(90)
 
     yield connection, on_thread
     if connection.is_open:
         on_thread(connection.close)
-    thread.join(10)
+    thread.join(90)
     relatum.release(connection)
     connection.ioloop.close()
 
@@ -58,4 +58,4 @@ def open_channel(connection: SelectConnection, on_thread: Callable[..., Any]) ->
     """A channel of a callback connection."""
     opened: Future[Any] = Future()
     on_thread(connection.channel, on_open_callback=opened.set_result)
-    return opened.result(10)
+    return opened.result(90)

@@ -29,7 +29,7 @@ class Loop:
         left = self.run(_others())
         self.run(self.loop.shutdown_default_executor())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(90)
         self.loop.close()
         return left
 

@@ -40,7 +40,7 @@ def answering(answer: bytes) -> Iterator[str]:
         finally:
             stopped.set()
             socket.create_connection(address).close()  # accept() does not hear of the listener's close
-            thread.join(20)
+            thread.join(90)
 
 
 def _serve(listener: socket.socket, answer: bytes, stopped: threading.Event) -> None:

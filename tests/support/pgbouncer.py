@@ -100,7 +100,7 @@ def pgbouncer(
         yield url
     finally:
         running.send_signal(signal.SIGTERM)  # at once; SIGINT would wait for clients
-        running.wait(20)
+        running.wait(90)
 
 
 def _answers(url: str, running: "subprocess.Popen[bytes]", log: Path) -> bool:

@@ -77,7 +77,7 @@ class Proxy:
         """Stop, and end all connections."""
         self._closing = True
         self._wake_writer.send(b"x")
-        self._thread.join(5)
+        self._thread.join(90)
         self.reset()
         for one in (self._listener, self._wake_reader, self._wake_writer):
             one.close()

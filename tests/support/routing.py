@@ -46,18 +46,18 @@ class HeldMove:
     def _hold(self, progress: MoveProgress) -> None:
         if str(progress.move.state) == self._state:
             self._is_there.set()
-            assert self._may_go.wait(30)
+            assert self._may_go.wait(90)
 
     def begin(self) -> None:
         """Let the move begin, and wait until it stands still."""
         self._thread.start()
-        assert self._is_there.wait(30), f"the move did not become {self._state}"
+        assert self._is_there.wait(90), f"the move did not become {self._state}"
 
     def go(self) -> None:
         """Let the move end."""
         self._may_go.set()
         if self._thread.ident is not None:
-            self._thread.join(30)
+            self._thread.join(90)
 
     def __enter__(self) -> Self:
         return self

@@ -265,7 +265,7 @@ class SparkCluster:
         for process in reversed(self._processes):
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(90)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

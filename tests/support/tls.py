@@ -106,7 +106,7 @@ class Ending:
                 back = threading.Thread(target=_pass_on, args=(server, secure), daemon=True)
                 back.start()
                 _pass_on(secure, server)
-                back.join(20)
+                back.join(90)
 
     def close(self) -> None:
         """End everything."""
@@ -117,7 +117,7 @@ class Ending:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(90)
 
 
 def _pass_on(source: socket.socket, sink: socket.socket) -> None:

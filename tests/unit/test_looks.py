@@ -33,7 +33,7 @@ def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> N
 
     looks = Looks(look, 0.002)
     looks.want()
-    assert looked.wait(10)
+    assert looked.wait(90)
     looks.close()
 
 

@@ -29,7 +29,7 @@ def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
     """Run a scenario in a loop of its own, with a limit."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(240):
             return await scenario()
 
     return asyncio.run(limited())

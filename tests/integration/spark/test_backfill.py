@@ -127,7 +127,7 @@ def test_live_recording_and_other_back_fills_go_on_beside_it(
             thread.start()
         fill(spark, stream_name, urls, slice_offsets=100)
         for thread in beside:
-            thread.join(60)
+            thread.join(90)
         wait_recorded(urls[0], engine, stream_name)
     fill(spark, stream_name, urls)
     hosts = [offset for key, _, offset in rows_of(engine, stream_name) if key == "host"]
@@ -256,7 +256,7 @@ def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_g
         def is_under_way() -> bool:
             return bool(closed_ranges(engine)) and bool(workers())
 
-        wait_until(is_under_way, limit_s=60, what="a first slice covered")
+        wait_until(is_under_way, what="a first slice covered")
         for process in workers():
             os.kill(process, signal.SIGKILL)
         killed.set()
@@ -265,7 +265,7 @@ def test_a_worker_killed_in_the_middle_leaves_the_table_equal_and_the_next_run_g
     thread.start()
     with pytest.raises(Exception, match=r"worker|job|stage|Python"):  # Spark's own, by the moment of the kill
         fill(spark, stream_name, urls, slice_offsets=100, messages_per_s=600)
-    thread.join(60)
+    thread.join(90)
     assert killed.is_set()
     covered = sum(end - start for start, end, _ in closed_ranges(engine))
     assert 0 < covered < 3000

@@ -324,10 +324,10 @@ def test_reads_are_exact_while_rows_come_and_go(
                 before = _count(engine)
                 frame = relatum_spark.relationships(spark, database=database_url, split=split, partitions=4)
                 reads.append((before, sorted(int(row["value"]) for row in frame.select("value").collect())))
-            pruner.join(60)
+            pruner.join(90)
         finally:
             stop.set()
-            publisher.join(60)
+            publisher.join(90)
         wait_recorded(amqp_url, engine, stream_name)
     assert len(reads) > 1
     for before, values in reads:

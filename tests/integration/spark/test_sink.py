@@ -378,7 +378,7 @@ def test_deduplication_outlives_the_broker(private_servers: LocalServers) -> Non
     options = {"broker": server.broker_url, "streamUrl": server.stream_url, "stream": name}
     assert run_task(options, rows(ROWS)).sent == ROWS
     server.restart()
-    wait_until(lambda: stream_available(server.broker_url, name), 60, what="the stream after the restart")
+    wait_until(lambda: stream_available(server.broker_url, name), what="the stream after the restart")
     assert run_task(options, rows(ROWS)) == Published(0, ROWS)
     assert run_task(options, rows(ROWS + 5)) == Published(5, ROWS)
     assert bodies(server.broker_url, name) == rows(ROWS + 5)["value"]
