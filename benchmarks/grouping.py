@@ -14,7 +14,7 @@ from benchmarks import _streams as streams
 from benchmarks._context import KEYS, Context
 from benchmarks._results import Row
 from benchmarks._timing import in_turns, median, no_collection, per_second
-from relatum.grouping import Membership, assess, membership
+from relatum.membership import Membership, assess, membership
 from relatum.reading import StreamReader
 
 GROUP: Final = "grouping"

@@ -8,7 +8,7 @@ messages with a `Status`. What their methods for groups take and give is here, t
 from relatum_consumer._answer import Answer, Hit, Lacking, LeftOut, Status
 from relatum_consumer._async_relations import AsyncRelations
 from relatum_consumer._relations import Relations
-from relatum_consumer.grouping import (
+from relatum_consumer.groups import (
     AsyncOpenGroup,
     AsyncSharedGroup,
     AsyncSharedGroups,

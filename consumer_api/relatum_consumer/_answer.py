@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, overload
 
-from relatum._ids import MessageId
+from relatum.ids import MessageId
 from relatum.reading import Message
 
 

@@ -13,10 +13,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_count, checked_seconds
-from relatum._deadline import LOOK_S, Deadline, in_thread, left_s, within
-from relatum._ids import MessageId
-from relatum._processes import after_fork, leave_to_parent
+from relatum.checks import checked_count, checked_seconds
 from relatum.errors import (
     AccessRefused,
     DatabaseUnavailable,
@@ -25,11 +22,15 @@ from relatum.errors import (
     RelatumError,
     UsedAfterClose,
 )
+from relatum.ids import MessageId
+from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import AsyncStreamReader, AuthMechanism, BrokerAddress, Message, ReaderStatistics, async_agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
+from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._limits import POOL_MAX
+from relatum_consumer._lookup_statements import Order
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import (
     NOT_REACHED_YET,
@@ -46,9 +47,8 @@ from relatum_consumer._requests import (
     Steps,
     Within,
 )
-from relatum_consumer._statements import Order
-from relatum_consumer.grouping._asyncio import AsyncGroupMethods
-from relatum_consumer.grouping._lookups import GroupLookups
+from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods
+from relatum_consumer.groups.reading._group_lookups import GroupLookups
 
 _Result = TypeVar("_Result")
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from relatum._ids import MessageId
 from relatum.errors import InvalidInput
+from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum_consumer import _limits as limits
 

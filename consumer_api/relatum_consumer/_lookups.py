@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, get_args
 
-from relatum._arguments import checked_count, checked_name, checked_seconds
+from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, timestamp_us
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message
 from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog, Values
+from relatum_consumer._lookup_statements import Order
 from relatum_consumer._moments import Moment, Search, Side, Window, beside, window
 from relatum_consumer._related import Question, answer, without_values
 from relatum_consumer._requests import Steps
-from relatum_consumer._statements import Order
 from relatum_consumer._waiting import asked_at_least, wait
 
 Names: TypeAlias = str | Sequence[str] | None

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
-from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
     NotAStream,
@@ -16,17 +15,18 @@ from relatum.errors import (
     StreamReplaced,
     StreamUnavailable,
 )
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store import TIME
-from relatum_consumer import _statements as statements
+from relatum_consumer import _lookup_statements as statements
 from relatum_consumer._answer import Answer, Hit, Lacking, Status
 from relatum_consumer._catalog import Catalog, Wanted
 from relatum_consumer._gathered import Gathered, check_count
 from relatum_consumer._limits import ANSWER_MESSAGES_MAX
+from relatum_consumer._lookup_statements import Order
 from relatum_consumer._proof import Evidence, evidence, replaced
 from relatum_consumer._requests import Partitions, Read, Select, Steps
-from relatum_consumer._statements import Order
 
 _Result = TypeVar("_Result")
 

@@ -11,16 +11,17 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_count, checked_seconds
-from relatum._deadline import left_s, within
-from relatum._ids import MessageId
-from relatum._processes import after_fork, leave_to_parent
+from relatum.checks import checked_count, checked_seconds
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, UsedAfterClose
+from relatum.ids import MessageId
+from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import AuthMechanism, BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
+from relatum.waiting import left_s, within
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
 from relatum_consumer._limits import POOL_MAX
+from relatum_consumer._lookup_statements import Order
 from relatum_consumer._lookups import Lookups, Names
 from relatum_consumer._requests import (
     NOT_REACHED_YET,
@@ -38,9 +39,8 @@ from relatum_consumer._requests import (
     Within,
     run,
 )
-from relatum_consumer._statements import Order
-from relatum_consumer.grouping._blocking import GroupMethods
-from relatum_consumer.grouping._lookups import GroupLookups
+from relatum_consumer.groups.reading._group_lookups import GroupLookups
+from relatum_consumer.groups.reading._groups import GroupMethods
 
 _Result = TypeVar("_Result")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from relatum._ids import MessageId
 from relatum.errors import RelatumError
+from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum.store import Position
 

@@ -11,8 +11,8 @@ import time
 from contextlib import closing
 from typing import Any, Final, TypeVar
 
-from relatum._ids import MessageId
 from relatum.errors import ReadTimeout, RelatumError, StreamReplaced, Transient
+from relatum.ids import MessageId
 from relatum_consumer._answer import Answer, Status
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN

@@ -8,10 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from relatum import errors
-from relatum._ids import MessageId
+from relatum.ids import MessageId
 
 if TYPE_CHECKING:
-    from relatum.affinity import AffinityRouter, AffinitySet, AffinitySets, AsyncAffinityRouter
     from relatum.collecting import (
         AsyncMessageCollector,
         AsyncOutcomes,
@@ -20,24 +19,23 @@ if TYPE_CHECKING:
         Outcomes,
         OutcomeStatus,
     )
-    from relatum.grouping import GROUP_KEY, new_group_id
-    from relatum.interception import (
-        AsyncMessageGroup,
-        AsyncReceipt,
-        MessageGroup,
-        Receipt,
-        intercept,
-        publish,
-        publish_async,
-        release,
-    )
-    from relatum.keys import KeyDefinition
-    from relatum.serial import (
+    from relatum.contexts.affinity import AffinityRouter, AffinitySet, AffinitySets, AsyncAffinityRouter
+    from relatum.contexts.serial import (
         AsyncContextRouter,
         AsyncSerialConsumer,
         ContextRouter,
         SerialConsumer,
         SerializationContexts,
+    )
+    from relatum.groups import GROUP_KEY, AsyncMessageGroup, MessageGroup, new_group_id
+    from relatum.keys import KeyDefinition
+    from relatum.publishing import (
+        AsyncReceipt,
+        Receipt,
+        intercept,
+        publish,
+        publish_async,
+        release,
     )
     from relatum.superstreams import AffinityHandle, SuperStream
 
@@ -75,34 +73,34 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncSerialConsumer": "relatum.serial",
-    "SerialConsumer": "relatum.serial",
-    "SerializationContexts": "relatum.serial",
-    "GROUP_KEY": "relatum.grouping",
+    "AsyncSerialConsumer": "relatum.contexts.serial",
+    "SerialConsumer": "relatum.contexts.serial",
+    "SerializationContexts": "relatum.contexts.serial",
+    "GROUP_KEY": "relatum.groups",
     "AffinityHandle": "relatum.superstreams",
-    "AffinityRouter": "relatum.affinity",
-    "AffinitySet": "relatum.affinity",
-    "AffinitySets": "relatum.affinity",
-    "AsyncContextRouter": "relatum.serial",
-    "AsyncAffinityRouter": "relatum.affinity",
+    "AffinityRouter": "relatum.contexts.affinity",
+    "AffinitySet": "relatum.contexts.affinity",
+    "AffinitySets": "relatum.contexts.affinity",
+    "AsyncContextRouter": "relatum.contexts.serial",
+    "AsyncAffinityRouter": "relatum.contexts.affinity",
     "AsyncMessageCollector": "relatum.collecting",
-    "AsyncMessageGroup": "relatum.interception",
+    "AsyncMessageGroup": "relatum.groups",
     "AsyncOutcomes": "relatum.collecting",
-    "AsyncReceipt": "relatum.interception",
-    "ContextRouter": "relatum.serial",
+    "AsyncReceipt": "relatum.publishing",
+    "ContextRouter": "relatum.contexts.serial",
     "KeyDefinition": "relatum.keys",
     "MessageCollector": "relatum.collecting",
-    "MessageGroup": "relatum.interception",
+    "MessageGroup": "relatum.groups",
     "Outcome": "relatum.collecting",
     "OutcomeStatus": "relatum.collecting",
     "Outcomes": "relatum.collecting",
-    "Receipt": "relatum.interception",
+    "Receipt": "relatum.publishing",
     "SuperStream": "relatum.superstreams",
-    "intercept": "relatum.interception",
-    "new_group_id": "relatum.grouping",
-    "publish": "relatum.interception",
-    "publish_async": "relatum.interception",
-    "release": "relatum.interception",
+    "intercept": "relatum.publishing",
+    "new_group_id": "relatum.groups",
+    "publish": "relatum.publishing",
+    "publish_async": "relatum.publishing",
+    "release": "relatum.publishing",
 }
 
 

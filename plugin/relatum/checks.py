@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from relatum._names import NAME_BYTES_MAX
 from relatum.errors import ConfigurationError, InvalidInput
+from relatum.headers import NAME_BYTES_MAX
 
 COUNT_MAX: Final = 1_000_000_000
 """The largest number of things that can be asked for: more fit into no memory; PostgreSQL counts to 2^63 - 1."""

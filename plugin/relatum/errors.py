@@ -147,7 +147,7 @@ class InvalidGroup(InvalidInput):
 
     Where it was about a message to be published, nothing was sent.
 
-    The reasons are those of `relatum.grouping.GroupFault`.
+    The reasons are those of `relatum.membership.GroupFault`.
     """
 
     reason: str
@@ -257,7 +257,7 @@ class IncompleteGroup(Conflict):
 
 
 class GroupConflict(Conflict):
-    """A message group contradicts itself (fields `group_id`, `anomaly`: one of `relatum.grouping.Anomaly`)."""
+    """A message group contradicts itself (fields `group_id`, `anomaly`: one of `relatum.membership.Anomaly`)."""
 
     group_id: str
     anomaly: str

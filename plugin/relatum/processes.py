@@ -1,4 +1,4 @@
-"""What a fork does to objects that have threads, sockets or an identity. The one place that knows.
+"""What a fork does to objects that have threads, sockets or an identity, and who a process is. One place knows both.
 
 In the child there is the thread that forked and no other; sockets are the parent's as well, and a lock that another
 thread held stays locked for ever. So each such object does one of two things in a child:
@@ -13,6 +13,8 @@ Nothing of this costs anything where nobody forks, or in the parent. Other ways 
 import functools
 import inspect
 import os
+import secrets
+import socket
 from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -109,3 +111,8 @@ async def _nothing_async(self: Any, *args: Any, **_options: Any) -> bool | None:
 
 # Objects of the interpreter's own come first: `threading` has forgotten the other threads by then.
 os.register_at_fork(after_in_child=_in_child)
+
+
+def new_holder() -> str:
+    """A name for this process, as a holder of leases: host, process id, and something nobody else has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"

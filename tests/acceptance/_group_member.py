@@ -9,7 +9,7 @@ import sys
 
 from relatum.errors import ClaimLost
 from relatum_consumer import Relations
-from relatum_consumer.grouping import GroupConsumer
+from relatum_consumer.groups import GroupConsumer
 
 
 def main(broker: str, database: str, stream: str, consumer: str, file: str) -> None:

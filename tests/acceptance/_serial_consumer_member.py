@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum import AsyncSerialConsumer, SerialConsumer
-from relatum.serial.consuming._batch import BatchBase
+from relatum.contexts.serial.consuming._serial_batch import BatchBase
 
 WRITE = sa.text("INSERT INTO consumed (message) VALUES (:message)")
 

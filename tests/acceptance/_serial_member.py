@@ -16,8 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts.serial import AsyncSerialBatch, SerialBatch
 from relatum.errors import Transient
-from relatum.serial import AsyncSerialBatch, SerialBatch
 
 INSERT = sa.text("INSERT INTO consumed (context, name, stream, stream_offset) VALUES (:context, :name, :stream, :at)")
 RETRY_S = 0.1

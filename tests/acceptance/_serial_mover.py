@@ -12,8 +12,8 @@ import threading
 from collections import defaultdict
 from typing import Any
 
+from relatum.contexts.serial import SerializationContexts
 from relatum.errors import Conflict, PublishRejected, Transient
-from relatum.serial import SerializationContexts
 
 CONTEXTS_MAX = 5
 ABORTED_SHARE = 0.3

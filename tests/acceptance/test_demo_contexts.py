@@ -7,7 +7,7 @@ import pika
 import pytest
 
 from relatum.command import ExitCode
-from relatum.serial import FindingKind
+from relatum.contexts.serial import FindingKind
 from relatum.superstreams import delete_super_stream
 from relatum_consumer.demo._contexts import PARTITIONS, SUPER_STREAM
 from tests.acceptance._command import Relatum

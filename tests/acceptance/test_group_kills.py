@@ -17,8 +17,8 @@ import pika
 import pytest
 
 import relatum_migrations
-from relatum.grouping import GROUP_KEY
 from relatum.local import LocalServers
+from relatum.membership import GROUP_KEY
 from relatum.recording import status
 from relatum.store import make_engine
 from relatum_consumer import Relations

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.command import ExitCode
-from relatum.grouping import GROUP_KEY
+from relatum.membership import GROUP_KEY
 from relatum_consumer import GroupConsumer, Relations
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain, recording, wait_recorded

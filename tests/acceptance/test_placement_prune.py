@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from relatum.placement._store import PlacementStore
+from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.reading import BrokerAddress
 from relatum.superstreams._layout import Layout
 from tests.acceptance._command import Relatum

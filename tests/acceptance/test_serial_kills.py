@@ -21,9 +21,9 @@ import psycopg
 import pytest
 
 import relatum_migrations
+from relatum.contexts.serial import FindingKind, SerializationContexts, verify
 from relatum.errors import Conflict
 from relatum.local import LocalServers
-from relatum.serial import FindingKind, SerializationContexts, verify
 from tests.acceptance._serial_gate import Gate
 from tests.acceptance._serial_proof import Consumed, Sent, faults, read_partition, sent_by, valid_messages
 from tests.support import broker_connection, stream_available, unique_name, wait_until

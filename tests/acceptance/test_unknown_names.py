@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from relatum.command import ExitCode
-from relatum.grouping import GROUP_KEY
+from relatum.membership import GROUP_KEY
 from relatum.recording import backfill
 from relatum.store import add_keys, make_engine
 from tests.acceptance._command import Relatum

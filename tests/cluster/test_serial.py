@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from relatum._names import CONTEXT_HEADER
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._entries import Fence, Placed
+from relatum.contexts.placement._search import Strays
+from relatum.contexts.serial import SerialConsumer
 from relatum.errors import StreamUnavailable
-from relatum.placement._cache import Sent
-from relatum.placement._entries import Fence, Placed
-from relatum.placement._search import Strays
+from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
-from relatum.serial import SerialConsumer
 from relatum.superstreams import Layout
 from tests.support import broker_connection, unique_name
 from tests.support.cluster import Cluster, on_each_cluster

@@ -19,6 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum
+from relatum.contexts.placement._entries import Placed
 from relatum.errors import (
     ContextMoving,
     DatabaseUnavailable,
@@ -27,7 +28,6 @@ from relatum.errors import (
     PublishOutcomeUnknown,
     SuperStreamNotFound,
 )
-from relatum.placement._entries import Placed
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import placements, super_stream_partitions
 from relatum.superstreams import Layout

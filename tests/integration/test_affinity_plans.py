@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from sqlalchemy.dialects import postgresql
 
-from relatum.affinity._predecessors import recorded_places
+from relatum.contexts.affinity._predecessors import recorded_places
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 FILL = """

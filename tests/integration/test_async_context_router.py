@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 
 import relatum
-from relatum._names import PLACED_HEADER
+from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import (
     ConfigurationError,
     ContextMoving,
@@ -18,8 +18,8 @@ from relatum.errors import (
     PublishRejected,
     SuperStreamNotFound,
 )
+from relatum.headers import PLACED_HEADER
 from relatum.reading import Message, StreamReader
-from relatum.serial.moving._contexts import SerializationContexts
 from relatum.superstreams import Layout
 from tests.support import unique_name
 from tests.support.proxy import Proxy

@@ -8,9 +8,9 @@ import pytest
 from pika import BasicProperties
 
 import relatum
+from relatum.contexts.serial import SerializationContexts, verify
 from relatum.errors import AccessRefused, PublishOutcomeUnknown
 from relatum.local import LocalRabbitMQ
-from relatum.serial import SerializationContexts, verify
 from relatum.superstreams import declare_super_stream
 from tests.support import broker_connection
 from tests.support.rabbitmq_tools import run_tool

@@ -8,8 +8,8 @@ import aiormq
 import pika
 import pytest
 
-from relatum._direct import DirectPublisher
 from relatum.errors import BrokerUnavailable, PublishUnroutable, StreamNotFound
+from relatum.publishing._direct import DirectPublisher
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.superstreams import describe_super_stream
 from tests.support.proxy import Proxy

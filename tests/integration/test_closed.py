@@ -8,10 +8,10 @@ import pytest
 
 import relatum
 from relatum import AsyncOutcomes, MessageId, Outcomes
-from relatum.affinity import AffinitySets
+from relatum.contexts.affinity import AffinitySets
+from relatum.contexts.serial import SerializationContexts
 from relatum.errors import Transient, UsedAfterClose
 from relatum.reading import AsyncStreamReader, StreamReader
-from relatum.serial import SerializationContexts
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import AsyncRelations, Relations
 from tests.support import publish_plain, unique_name

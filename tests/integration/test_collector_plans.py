@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
+from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
-from relatum.collecting import _statements as statements
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 ROWS = 100_000

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from relatum import MessageId
 from relatum.collecting import OutcomeStatus, forget_finished
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason, results_of
+from relatum.collecting._bulk_steps import Executed, Join
+from relatum.collecting._collector_options import ExecutorOptions
+from relatum.collecting._collector_store import REPLACED, CollectorStore
 from relatum.collecting._joined import JoinedRun
-from relatum.collecting._options import ExecutorOptions
 from relatum.collecting._ports import Advance, Entry, Result
 from relatum.collecting._results import decide
-from relatum.collecting._steps import Executed, Join
-from relatum.collecting._store import REPLACED, CollectorStore
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.reading import Message, Properties
 from relatum.store import Position

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.collecting import Bulk, MessageCollector, Outcome, OutcomeStatus, _keeping
-from relatum.collecting._store import CollectorStore
+from relatum.collecting._collector_store import CollectorStore
 from tests.integration.test_collector import publish, read_all
 from tests.support import wait_until
 

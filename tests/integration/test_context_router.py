@@ -12,7 +12,8 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum._names import PLACED_HEADER
+from relatum.contexts.placement._entries import Placed
+from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -24,9 +25,8 @@ from relatum.errors import (
     SuperStreamConflict,
     SuperStreamNotFound,
 )
-from relatum.placement._entries import Placed
+from relatum.headers import PLACED_HEADER
 from relatum.reading import Message, StreamReader
-from relatum.serial.moving._contexts import SerializationContexts
 from relatum.superstreams import Layout
 from tests.support import broker_connection, unique_name
 from tests.support.proxy import Proxy

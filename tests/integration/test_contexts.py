@@ -10,6 +10,12 @@ from itertools import product
 
 import pytest
 
+from relatum.contexts.placement._entries import Control, Fence, Marker, entry_of
+from relatum.contexts.serial import Move, MoveProgress, MoveState, SerializationContexts
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove
+from relatum.contexts.serial.moving._mover import Mover
 from relatum.errors import (
     ConfigurationError,
     Conflict,
@@ -19,13 +25,7 @@ from relatum.errors import (
     PlacementNotFound,
     StreamNotFound,
 )
-from relatum.placement._entries import Control, Fence, Marker, entry_of
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.serial import Move, MoveProgress, MoveState, SerializationContexts
-from relatum.serial.moving import _steps as moving
-from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import Mover
-from relatum.serial.moving._store import MoveStore, NothingToMove
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from tests.support import declare_stream, delete_stream, unique_name
 

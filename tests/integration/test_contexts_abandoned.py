@@ -12,14 +12,14 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum._names import CONTEXT_HEADER
-from relatum.placement._model import MoveState
+from relatum.contexts.placement._model import MoveState
+from relatum.contexts.serial import AsyncContextRouter, ContextRouter, SerialConsumer, SerializationContexts
+from relatum.contexts.serial.moving import _abandoned as abandoned
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.serial.moving._mover import Mover
+from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
-from relatum.serial import AsyncContextRouter, ContextRouter, SerialConsumer, SerializationContexts
-from relatum.serial.moving import _abandoned as abandoned
-from relatum.serial.moving import _steps as moving
-from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import Mover
 from relatum.store import context_moves
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from tests.support import broker_connection, unique_name, wait_until
@@ -169,7 +169,7 @@ def test_a_move_that_is_attended_is_left_alone(
 ) -> None:
     """A mover whose step takes longer than it counts as heard of says meanwhile that it is there."""
     move_id = leave(contexts, amqp_url, stream_url, engine)
-    holder = relatum._holders.new_holder()
+    holder = relatum.ids.new_holder()
     assert contexts._moves.take_abandoned(holder) == move_id
     assert contexts._moves.take_abandoned("another") is None
 

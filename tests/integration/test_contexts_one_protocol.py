@@ -6,9 +6,9 @@ import pika
 import pytest
 
 import relatum
+from relatum.contexts.serial import SerialConsumer, SerializationContexts, history, verify
 from relatum.errors import ConfigurationError, SuperStreamNotFound
 from relatum.reading import StreamReader
-from relatum.serial import SerialConsumer, SerializationContexts, history, verify
 from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.proxy import Proxy

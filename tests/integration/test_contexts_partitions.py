@@ -9,6 +9,14 @@ import pika
 import psycopg
 import pytest
 
+from relatum.contexts.serial import (
+    ContextRouter,
+    MoveProgress,
+    MoveState,
+    SerialConsumer,
+    SerializationContexts,
+    verify,
+)
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -21,7 +29,6 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.reading import StreamReader
-from relatum.serial import ContextRouter, MoveProgress, MoveState, SerialConsumer, SerializationContexts, verify
 from relatum.superstreams import declare_super_stream, delete_super_stream, describe_super_stream
 from tests.support import broker_connection, delete_stream, publish_plain, stream_available, unique_name, wait_until
 from tests.support.proxy import Proxy

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum._deadline import Deadline, within
 from relatum.errors import DatabaseUnavailable
 from relatum.store import CommitInDoubt, Tokens, joined, known_engine, let_go, make_engine, settle, translated_errors
+from relatum.waiting import Deadline, within
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database, stopped_sessions
 

@@ -11,9 +11,9 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum.collecting import MessageCollector, Outcomes
+from relatum.contexts.serial import SerialConsumer
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
-from relatum.serial import SerialConsumer
 from relatum.store import make_engine
 from relatum_migrations import downgrade, upgrade
 from tests.support import broker_connection, publish_plain, wait_until

@@ -3,8 +3,8 @@
 import pytest
 from pika import BasicProperties
 
-from relatum._direct import DirectPublisher
 from relatum.errors import BrokerUnavailable
+from relatum.publishing._direct import DirectPublisher
 from relatum.reading import BrokerAddress, StreamReader
 from tests.support.proxy import Proxy
 

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.errors import CoverageConflict, NothingRecorded, StreamInUse, StreamNotFound
-from relatum.grouping import GROUP_KEY
+from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import ForgottenStream, backfill, forget, prune, status
 from relatum.recording._opening import open_tail

@@ -18,12 +18,12 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import Outcomes
+from relatum.contexts.serial import SerializationContexts
 from relatum.errors import UsedAfterFork
-from relatum.interception._embedded import EmbeddedRecorders
 from relatum.local._identity import free_port
+from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
-from relatum.serial import SerializationContexts
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
 from tests.support import publish_plain, rows_of, wait_until

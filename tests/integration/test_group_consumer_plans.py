@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum_consumer.grouping import _durable_statements as statements
+from relatum_consumer.groups.sharing import _sharing_statements as statements
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 DONE = 100_000

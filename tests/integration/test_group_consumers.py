@@ -24,13 +24,13 @@ from relatum.errors import (
     PublishUnroutable,
     StreamNotFound,
 )
-from relatum.grouping import GROUP_KEY
 from relatum.local import LocalServers
+from relatum.membership import GROUP_KEY
 from relatum.reading import StreamReader
 from relatum.recording import backfill, prune
 from relatum.store import make_engine
 from relatum_consumer import AsyncRelations, Relations
-from relatum_consumer.grouping import GroupConsumer, IncompleteGroupReport, SharedGroup, _durable_unrecorded
+from relatum_consumer.groups import GroupConsumer, IncompleteGroupReport, SharedGroup, _durable_unrecorded
 from tests.support import (
     broker_connection,
     declare_stream,

@@ -25,8 +25,8 @@ from relatum.errors import (
     OffsetExpired,
     StreamNotFound,
 )
-from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.keys import moment
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, GroupStatus
 from relatum.recording import prune
 from relatum.store import add_keys, ensure_stream
 from relatum_consumer import AsyncRelations, Relations, Status

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import IncompleteGroup
-from relatum.grouping import GROUP_KEY
+from relatum.membership import GROUP_KEY
 from relatum_consumer import Relations
 from tests.support import publish_plain, recording, wait_recorded
 from tests.support.groups import group_id, of_group, whole_group

@@ -11,7 +11,7 @@ import pika
 import sqlalchemy as sa
 
 import relatum
-from relatum.grouping import Membership, assess, membership
+from relatum.membership import Membership, assess, membership
 from relatum.reading import StreamReader
 from relatum_consumer import Relations
 from tests.support import broker_connection, wait_recorded

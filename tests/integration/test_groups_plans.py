@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum_consumer.grouping import _statements as statements
+from relatum_consumer.groups.reading import _group_statements as statements
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 ROWS = 1_000_000

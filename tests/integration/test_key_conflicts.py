@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum._outages import Outages
 from relatum.errors import KeyDefinitionConflict, RelatumError
 from relatum.keys import AGREE_S, KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import Recorder
 from relatum.recording._publishers_keys import PublishersKeys
 from relatum.store import add_keys, key_definitions, remove_key
+from relatum.waiting import Outages
 from tests.support import broker_connection, recorded_to, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.proxy import Proxy

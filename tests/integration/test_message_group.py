@@ -21,7 +21,7 @@ from relatum.errors import (
     PublishOutcomeUnknown,
     PublishUnroutable,
 )
-from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
 from relatum.reading import Message, StreamReader
 from tests.support import (
     broker_connection,

@@ -18,7 +18,7 @@ from relatum.errors import (
     PublishOutcomeUnknown,
     PublishUnroutable,
 )
-from relatum.grouping import Membership, assess, membership
+from relatum.membership import Membership, assess, membership
 from relatum.reading import Message, StreamReader
 from tests.support import unique_name
 from tests.support.proxy import Proxy

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.serial.moving import _statements as statements
+from relatum.contexts.serial.moving import _move_statements as statements
 from tests.integration.test_placement_plans import FILL, MOVES, SMALL, sql_of
 from tests.support.plans import filled_database, nodes_of, plan_of
 

@@ -10,14 +10,14 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum._dead_letters import Burial, DeadLetters
-from relatum._direct import DirectPublisher
 from relatum.collecting import Bulk, MessageCollector, OutcomeStatus
 from relatum.errors import InvalidInput, PublishRejected
-from relatum.grouping import GROUP_KEY
+from relatum.membership import GROUP_KEY
+from relatum.publishing._dead_letters import Burial, DeadLetters
+from relatum.publishing._direct import DirectPublisher
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum_consumer import AsyncRelations, Relations
-from relatum_consumer.grouping import GroupConsumer
+from relatum_consumer.groups import GroupConsumer
 from tests.support import (
     declare_stream,
     delete_stream,

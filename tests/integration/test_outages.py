@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from relatum._client_logs import own_connection
+from relatum.client_logs import own_connection
 from relatum.collecting import Bulk, MessageCollector, Outcomes
-from relatum.grouping import GROUP_KEY
+from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.local import LocalServers
+from relatum.membership import GROUP_KEY
 from relatum.reading import BrokerAddress, Message
 from relatum.recording import EmbeddedRecorder
-from relatum.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.store import make_engine
 from relatum.superstreams import declare_super_stream
 from relatum_consumer import Relations

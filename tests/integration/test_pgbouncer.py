@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import Bulk, OutcomeStatus
+from relatum.contexts.serial import SerialConsumer
 from relatum.errors import ConfigurationError, DatabaseUnavailable
-from relatum.serial import SerialConsumer
 from relatum.store import make_engine, parse_database, translated_errors
 from relatum_consumer import AsyncRelations, Relations
 from relatum_migrations import current, downgrade, head, upgrade

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from relatum.placement._store import PlacementStore
+from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.superstreams._layout import Layout
 
 DOCS = Path(__file__).parents[2] / "docs"

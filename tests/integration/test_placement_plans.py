@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
-from relatum.placement import _prune_statements as prune_statements
-from relatum.placement import _statements as statements
+from relatum.contexts.placement import _placement_prune_statements as prune_statements
+from relatum.contexts.placement import _placement_statements as statements
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 NAMES = 150_000

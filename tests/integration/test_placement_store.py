@@ -9,6 +9,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from relatum.contexts.placement import forget_placements
+from relatum.contexts.placement._model import PartitionRow, PartitionState, PlacementState
+from relatum.contexts.placement._placement_prune import forget_moves, forget_released
+from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore
 from relatum.errors import (
     AccessRefused,
     DatabaseUnavailable,
@@ -21,10 +25,6 @@ from relatum.errors import (
     TooManyOpenSets,
 )
 from relatum.limits import INTEGER_MAX
-from relatum.placement import forget_placements
-from relatum.placement._model import PartitionRow, PartitionState, PlacementState
-from relatum.placement._prune import forget_moves, forget_released
-from relatum.placement._store import CHANGES_MAX, PlacementStore
 from relatum.reading import BrokerAddress
 from relatum.store import (
     context_moves,

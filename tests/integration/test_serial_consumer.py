@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
+from relatum.contexts.serial import SerialBatch, SerialConsumer, forget_consumer
+from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.reading import StreamReader
 from relatum.recording._batch import position_of
-from relatum.serial import SerialBatch, SerialConsumer, forget_consumer
-from relatum.serial.consuming._statements import DRAINED
 from relatum.store import serial_checkpoints, serial_holds, serial_members, serial_positions
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until

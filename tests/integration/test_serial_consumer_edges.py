@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import ContextRouter, errors
-from relatum._names import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
-from relatum.placement._entries import Marker
-from relatum.serial import SerialBatch, SerialConsumer, SerializationContexts
+from relatum.contexts.placement._entries import Marker
+from relatum.contexts.serial import SerialBatch, SerialConsumer, SerializationContexts
+from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from relatum.store import serial_holds
 from tests.support import broker_connection, wait_until
 from tests.support.serial_consuming import SerialBed, serial_bed

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
-from relatum.serial.consuming import _statements as statements
+from relatum.contexts.serial.consuming import _serial_statements as statements
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 MOVES = 20_000

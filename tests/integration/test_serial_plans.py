@@ -6,8 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from relatum.placement import _prune_statements as prune
-from relatum.serial.consuming import _statements as consuming
+from relatum.contexts.placement import _placement_prune_statements as prune
+from relatum.contexts.serial.consuming import _serial_statements as consuming
 from tests.integration.test_placement_plans import FILL, MOVES, OURS, SMALL, sql_of
 from tests.support.plans import filled_database, nodes_of, plan_of
 

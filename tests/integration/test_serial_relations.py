@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 import relatum
 from relatum import ContextRouter
-from relatum.placement._entries import Adoption, encode
+from relatum.contexts.placement._entries import Adoption, encode
+from relatum.contexts.serial import SerializationContexts, verify
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.serial import SerializationContexts, verify
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations
 from tests.support import publish_plain, recording, rows_of, unique_name, wait_recorded

@@ -16,10 +16,10 @@ from pika import BlockingConnection
 
 import relatum
 from relatum import MessageId
-from relatum._deadline import LEAST_S
 from relatum.errors import BrokerUnavailable, PublishOutcomeUnknown, PublishRejected
-from relatum.interception._settle import Unsettled
 from relatum.local import LocalServers
+from relatum.publishing._settle import Unsettled
+from relatum.waiting import LEAST_S
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import SLACK_S

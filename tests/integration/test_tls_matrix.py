@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 import relatum
 from relatum.collecting import AsyncMessageCollector, MessageCollector
 from relatum.command._app import app
+from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
-from relatum.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.store import make_engine
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from relatum_consumer import AsyncRelations, Relations

@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import AccessRefused, NotAStream, StreamNotFound
-from relatum.grouping import GROUP_KEY
 from relatum.local import LocalRabbitMQ
+from relatum.membership import GROUP_KEY
 from relatum.recording import backfill, prune, status, verify
 from relatum.store import add_keys
 from relatum_consumer import Relations, Status

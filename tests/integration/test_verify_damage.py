@@ -12,8 +12,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum._names import RECEIPT_HEADER, TIME_HEADER
-from relatum.grouping import GROUP_KEY
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
+from relatum.membership import GROUP_KEY
 from relatum.recording import StreamVerified, backfill, repair, verify
 from relatum.store import add_keys
 from tests.support import publish_plain, recording, wait_recorded

@@ -12,9 +12,9 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
+from relatum.contexts.serial import SerializationContexts, history, verify
 from relatum.errors import ConfigurationError
 from relatum.local import LocalRabbitMQ
-from relatum.serial import SerializationContexts, history, verify
 from relatum.superstreams import declare_super_stream, describe_super_stream
 from tests.support import broker_connection
 from tests.support.rabbitmq_tools import run_tool

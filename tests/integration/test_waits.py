@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from relatum._deadline import within
 from relatum.errors import BrokerUnavailable, OffsetNotFound, ReadTimeout
 from relatum.reading import BrokerAddress, Message
+from relatum.waiting import within
 from relatum_consumer import Relations, Status
 from tests.contract._faces import FACES as READERS
 from tests.contract._faces import open_face

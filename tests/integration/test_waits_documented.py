@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, MessageCollector, Outcomes
+from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import (
     BrokerUnavailable,
     IncompleteGroup,
@@ -25,10 +26,9 @@ from relatum.errors import (
     RelatumError,
     Transient,
 )
-from relatum.grouping import GROUP_KEY
+from relatum.membership import GROUP_KEY
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import Recorder
-from relatum.serial import AsyncSerialConsumer, SerialConsumer
 from relatum_consumer import AsyncRelations, Relations
 from relatum_spark.source._offsets import Slice
 from relatum_spark.source._reading import read_slice

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from relatum import _peers
 from relatum.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable
 from relatum.recording import Recorder
+from relatum.wire import _peers as _peers
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.contract._faces import FACES, open_face

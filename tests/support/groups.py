@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from relatum.grouping import Membership
+from relatum.membership import Membership
 from tests.support._streams import broker_connection
 
 Plain = tuple[bytes, dict[str, Any]]

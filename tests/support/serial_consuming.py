@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import pika
 import sqlalchemy as sa
 
-from relatum._names import CONTEXT_HEADER, PLACED_HEADER
-from relatum.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
-from relatum.placement._store import PlacementStore
+from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, encode
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import StreamReader
 from relatum.store import context_moves, moved_contexts, placement_epochs, super_stream_partitions
 from relatum.superstreams import Layout, Partition, declare_super_stream, delete_super_stream

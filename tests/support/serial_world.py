@@ -19,15 +19,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeAlias
 
+from relatum.contexts.placement import _publication as publication
+from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.contexts.placement._search import Search
+from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
+from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable, MoveConflict, RelatumError
-from relatum.placement import _publication as publication
-from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.placement._model import MoveInfo, MoveState, Placement, PlacementState
-from relatum.placement._search import Search
-from relatum.serial._log import Hold, PartitionLog, Verdict
-from relatum.serial.consuming._starts import MovedBefore, consistent_starts
-from relatum.serial.moving import _steps as moving
-from relatum.serial.moving._steps import MoveStep
 
 PARTITIONS = ("p0", "p1", "p2")
 STEP_S = 0.01

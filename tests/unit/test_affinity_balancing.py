@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.affinity._balancing import MessageBalance, SetBalance
+from relatum.contexts.affinity._balancing import MessageBalance, SetBalance
 from relatum.errors import ConfigurationError
 from relatum.superstreams import Candidate
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.affinity._headers import NO_WISH, Wish, wish_of
+from relatum.contexts.affinity._affinity_headers import NO_WISH, Wish, wish_of
 from relatum.errors import InvalidInput
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=200)

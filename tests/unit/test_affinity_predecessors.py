@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum import MessageId
-from relatum.affinity._predecessors import Found, Recent, place_in
+from relatum.contexts.affinity._predecessors import Found, Recent, place_in
 
 PARTITIONS = ("orders-0", "orders:1")
 

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relatum._arguments import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds
-from relatum._ids import MessageId
+from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds
+from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
 from relatum.errors import InvalidInput
+from relatum.ids import MessageId
 from relatum.reading import Message, Properties, StreamReader
 from relatum.reading._operations import check_offset
 from relatum.reading._window import Window
-from relatum.serial.consuming._options import ConsumerOptions
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations
 from relatum_consumer._lookups import Lookups
-from relatum_consumer.grouping import GroupConsumer
-from relatum_consumer.grouping._lookups import GroupLookups
+from relatum_consumer.groups import GroupConsumer
+from relatum_consumer.groups.reading._group_lookups import GroupLookups
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]

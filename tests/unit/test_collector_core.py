@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relatum import MessageId
 from relatum.collecting._bulk import Bulk, Collected, FlushReason
-from relatum.collecting._core import Core, Verdict
-from relatum.collecting._options import BACKOFF_MAX_S, ENTRY_BYTES, CollectorLimits, ExecutorOptions
+from relatum.collecting._collector_core import Core, Verdict
+from relatum.collecting._collector_options import BACKOFF_MAX_S, ENTRY_BYTES, CollectorLimits, ExecutorOptions
 from relatum.collecting._outcome import OutcomeStatus
 from relatum.collecting._ports import Entry, Result
 from relatum.errors import InvalidInput

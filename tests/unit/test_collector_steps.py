@@ -9,12 +9,7 @@ import pytest
 from relatum import MessageId
 from relatum.collecting import _intake
 from relatum.collecting._bulk import NO_RESULT, Bulk, Collected, Failure, FlushReason, results_of
-from relatum.collecting._core import Core, Verdict
-from relatum.collecting._intake import Intake, describe, id_of, type_of_property
-from relatum.collecting._options import CRASHES_MAX, ExecutorOptions
-from relatum.collecting._outcome import OutcomeStatus
-from relatum.collecting._ports import Followed, Stored
-from relatum.collecting._steps import (
+from relatum.collecting._bulk_steps import (
     Bury,
     Consumed,
     Execute,
@@ -28,6 +23,11 @@ from relatum.collecting._steps import (
     consume,
     fail,
 )
+from relatum.collecting._collector_core import Core, Verdict
+from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
+from relatum.collecting._intake import Intake, describe, id_of, type_of_property
+from relatum.collecting._outcome import OutcomeStatus
+from relatum.collecting._ports import Followed, Stored
 from relatum.errors import OffsetExpired
 from relatum.reading import Message, Properties
 

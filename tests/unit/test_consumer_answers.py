@@ -24,7 +24,7 @@ from relatum.reading import Agreement, Message, Properties, StreamBounds, Unread
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Lacking, Status
-from relatum_consumer import _statements as statements
+from relatum_consumer import _lookup_statements as statements
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._lookups import Lookups
 from relatum_consumer._proof import Evidence, Uncovered, _check_identity, gaps

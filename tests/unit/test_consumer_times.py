@@ -18,11 +18,11 @@ from relatum.recording._time_blocks import time_blocks, width_class
 from relatum_consumer import Answer, Status
 from relatum_consumer import _blocks as blocks
 from relatum_consumer import _limits as limits
-from relatum_consumer import _statements as statements
+from relatum_consumer import _lookup_statements as statements
 from relatum_consumer._blocks import Block
+from relatum_consumer._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from relatum_consumer._lookups import Lookups
 from relatum_consumer._requests import Bounds, Partitions, Read, Request, Scan, Select
-from relatum_consumer._statements import BLOCK_PAGE, WIDTHS_US
 from tests.support import times as slow
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.contexts.placement._entries import Adoption, Control, Fence, Marker, Placed, decode, encode, entry_of
 from relatum.limits import INTEGER_MAX
-from relatum.placement._entries import Adoption, Control, Fence, Marker, Placed, decode, encode, entry_of
 
 number = st.integers(0, INTEGER_MAX)
 name = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from relatum import errors
-from relatum._failures import BACKOFF_S, QUESTION_S, backoff, may_be_mended, may_repeat
+from relatum.waiting import BACKOFF_S, QUESTION_S, backoff, may_be_mended, may_repeat
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.RelatumError)]
 

@@ -6,8 +6,8 @@ import pytest
 
 import relatum
 from relatum.errors import ConfigurationError, InvalidGroup
-from relatum.grouping import checked_group_id, checked_membership, checked_sequence
-from relatum.interception._group import GroupBase
+from relatum.groups._group import GroupBase
+from relatum.membership import checked_group_id, checked_membership, checked_sequence
 
 
 @pytest.mark.parametrize("wrong", [None, "orders", 5])

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import InvalidInput
-from relatum.grouping import Anomaly
-from relatum_consumer.grouping._assembly import Member, assemble, distinct, in_arrival
-from relatum_consumer.grouping._limits import BATCH_MESSAGES, GROUPS_AT_ONCE
-from relatum_consumer.grouping._options import GroupOptions
-from relatum_consumer.grouping._reading import Batches
-from relatum_consumer.grouping._scan import Scan
-from relatum_consumer.grouping._view import View
+from relatum.membership import Anomaly
+from relatum_consumer.groups.reading._assembly import Member, assemble, distinct, in_arrival
+from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, GROUPS_AT_ONCE
+from relatum_consumer.groups.reading._group_options import GroupOptions
+from relatum_consumer.groups.reading._group_scan import Scan
+from relatum_consumer.groups.reading._streams_view import View
+from relatum_consumer.groups.reading._whole_groups import Batches
 
 ID = "0" * 48
 

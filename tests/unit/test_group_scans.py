@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.store import CoverageRow
-from relatum_consumer.grouping._durable_scan import (
+from relatum_consumer.groups.sharing._sharing_scan import (
     WINDOW_OFFSETS_MAX,
     WINDOW_OFFSETS_MIN,
     WINDOW_ROWS,

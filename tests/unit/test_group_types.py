@@ -13,7 +13,7 @@ from contextlib import aclosing, closing
 from datetime import UTC, datetime
 from typing import assert_type
 
-from relatum.grouping import GroupPosition
+from relatum.membership import GroupPosition
 from relatum.reading import Message
 from relatum_consumer import (
     AsyncOpenGroup,

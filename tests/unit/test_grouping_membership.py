@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import relatum
 from relatum.errors import InvalidGroup
-from relatum.grouping import (
+from relatum.keys import InvalidValue
+from relatum.limits import GROUP_SEQUENCE_MAX
+from relatum.membership import (
     GROUP_KEY,
     GroupStatus,
     Membership,
@@ -20,8 +22,6 @@ from relatum.grouping import (
     parse_value,
     value_bounds,
 )
-from relatum.keys import InvalidValue
-from relatum.limits import GROUP_SEQUENCE_MAX
 from relatum.reading import Message
 
 ID = "0123456789abcdef" * 3

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
-from relatum.grouping import Anomaly, Membership, Numbering, assess
 from relatum.limits import GROUP_SEQUENCE_MAX
+from relatum.membership import Anomaly, Membership, Numbering, assess
 
 ID = "cd" * 24
 

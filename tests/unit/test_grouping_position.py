@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.grouping import Anomaly, GroupPosition, Membership, assess
+from relatum.membership import Anomaly, GroupPosition, Membership, assess
 
 ID = "ab" * 24
 

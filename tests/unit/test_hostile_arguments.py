@@ -11,9 +11,10 @@ import pika
 import pytest
 
 import relatum
-from relatum import collecting, errors, local, recording, serial, superstreams
-from relatum.interception._interception import Options
+from relatum import collecting, errors, local, recording, superstreams
+from relatum.contexts import serial
 from relatum.keys import as_definitions
+from relatum.publishing._interception import Options
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, StreamReader
 from relatum.reading._window import Window
 

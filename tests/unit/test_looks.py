@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from relatum.contexts.placement import _looks
+from relatum.contexts.placement._looks import Looks
 from relatum.errors import DatabaseUnavailable
-from relatum.placement import _looks
-from relatum.placement._looks import Looks
 
 
 def test_each_message_is_followed_by_a_look() -> None:

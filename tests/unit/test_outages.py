@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from relatum._outages import ANSWER_S, Outages, Server
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -15,6 +14,7 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
+from relatum.waiting import ANSWER_S, Outages, Server
 
 logger = logging.getLogger("relatum.test-outages")
 AWAY = DatabaseUnavailable("refused")
@@ -100,7 +100,7 @@ def test_a_server_that_was_never_asked_or_says_nothing_is_not_up(
     assert outages.is_up(Server.DATABASE)
     with outages.asking(Server.DATABASE):
         assert outages.is_up(Server.DATABASE)
-        monkeypatch.setattr("relatum._outages.ANSWER_S", -ANSWER_S)
+        monkeypatch.setattr("relatum.waiting._outages.ANSWER_S", -ANSWER_S)
         assert not outages.is_up(Server.DATABASE)
         assert not outages.is_up(Server.BROKER)
     assert outages.is_up(Server.DATABASE)

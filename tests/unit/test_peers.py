@@ -2,8 +2,8 @@
 
 import pytest
 
-from relatum import _peers as peers
 from relatum.errors import ProtocolError
+from relatum.wire import _peers as peers
 from relatum.wire._session import AnotherProtocol, Login, StreamSession
 
 GREETINGS = {

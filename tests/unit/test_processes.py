@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from relatum._processes import after_fork, of_one_process
-from relatum._uuid7 import uuid7
 from relatum.errors import ConfigurationError, UsedAfterFork
+from relatum.processes import after_fork, of_one_process
+from relatum.uuid7 import uuid7
 from tests.support.forking import in_child
 
 

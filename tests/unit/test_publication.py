@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
-from relatum.placement._cache import PlacementCache, Sent, Unchecked
-from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.placement._model import MoveInfo, MoveState, Placement, PlacementState
-from relatum.placement._publication import (
+from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
+from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.contexts.placement._publication import (
     Adopt,
     FindMove,
     Place,
@@ -24,7 +23,8 @@ from relatum.placement._publication import (
     Sleep,
     Unsettled,
 )
-from relatum.placement._search import Search as Looking
+from relatum.contexts.placement._search import Search as Looking
+from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
 
 
 class _World:

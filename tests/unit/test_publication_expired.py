@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from relatum.placement._entries import Adoption
-from relatum.placement._model import MoveInfo, MoveState, Placement, PlacementState
-from relatum.placement._publication import (
+from relatum.contexts.placement._entries import Adoption
+from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.contexts.placement._publication import (
     Adopt,
     FindMove,
     Place,

@@ -6,9 +6,9 @@ import threading
 import pytest
 from prometheus_client import generate_latest
 
-from relatum._outages import Outages
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._progress import Progress
+from relatum.waiting import Outages
 from tests.support.alerts import documented_alerts, fires
 
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relatum._names import CONTEXT_HEADER, PLACED_HEADER
-from relatum.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
+from relatum.contexts.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
+from relatum.contexts.serial._partition_log import PartitionLog
+from relatum.contexts.serial.consuming._partition_following import EntryReader, Following, Piece, Step
+from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
+from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
-from relatum.serial._log import PartitionLog
-from relatum.serial.consuming._following import EntryReader, Following, Piece, Step
-from relatum.serial.consuming._options import ConsumerOptions
 
 MOVE = 7
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.serial._log import PartitionLog, Verdict
-from relatum.serial.consuming._starts import MovedBefore, consistent_starts
+from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts.serial._partition_log import PartitionLog, Verdict
+from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
 
 A = frozenset({"a"})
 AB = frozenset({"a", "b"})

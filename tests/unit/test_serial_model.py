@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from relatum.placement import _publication as publication
-from relatum.placement._cache import Sent as CheckedSent
-from relatum.placement._entries import Entry, Fence, Marker
-from relatum.serial._log import PartitionLog
-from relatum.serial.moving import _steps as moving
+from relatum.contexts.placement import _publication as publication
+from relatum.contexts.placement._cache import Sent as CheckedSent
+from relatum.contexts.placement._entries import Entry, Fence, Marker
+from relatum.contexts.serial._partition_log import PartitionLog
+from relatum.contexts.serial.moving import _move_steps as moving
 from tests.support.serial_world import PARTITIONS, World, Wrong
 
 EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from relatum.contexts.placement._entries import Fence, Marker
+from relatum.contexts.placement._model import MoveState
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import MoveConflict, StreamUnavailable
-from relatum.placement._entries import Fence, Marker
-from relatum.placement._model import MoveState
-from relatum.serial.moving import _steps as moving
-from relatum.serial.moving._steps import MoveStep
 
 C = frozenset("ab")
 BEGUN = MoveStep(7, MoveState.FENCING, 1, False, "s", "t", C, 40, 40, 10, 20)

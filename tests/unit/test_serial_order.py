@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from relatum._ids import MessageId
-from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.serial._order import (
+from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts.serial._order import (
     FINDINGS_MAX,
     ContextMessage,
     Finding,
@@ -17,6 +16,7 @@ from relatum.serial._order import (
     Unreadable,
     canonical_order,
 )
+from relatum.ids import MessageId
 
 A, B = "a" * 16, "b" * 16
 Partitions = Mapping[str, Sequence[Entry]]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relatum.contexts.serial.moving._spread import spread
 from relatum.errors import InvalidInput
-from relatum.serial.moving._spread import spread
 
 counts = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 40))
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from relatum.contexts.placement._async_placement_router import AsyncNameLocks, SharedRead
+from relatum.contexts.placement._placement_router import NameLocks
 from relatum.errors import DatabaseUnavailable
-from relatum.placement._async_router import AsyncNameLocks, SharedRead
-from relatum.placement._router import NameLocks
 
 
 class _Read:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import HeadersRefused, InvalidRelationshipKey
-from relatum.interception._stamp import Stamp, Stamper
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import (
     HEADERS_BYTES_MAX,
@@ -22,6 +21,7 @@ from relatum.limits import (
     TIME_US_MAX,
     TIME_US_MIN,
 )
+from relatum.publishing._stamp import Stamp, Stamper
 
 
 def stamp(stamper: Stamper, headers: dict[str, Any] | None = None, body: Any = b"", **properties: Any) -> Stamp:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import relatum
 from relatum.errors import InvalidGroup
-from relatum.grouping import GROUP_KEY, Membership, membership
-from relatum.interception._stamp import Stamp, Stamper
 from relatum.keys import KeyDefinition
 from relatum.limits import GROUP_SEQUENCE_MAX
+from relatum.membership import GROUP_KEY, Membership, membership
+from relatum.publishing._stamp import Stamp, Stamper
 
 ID = "0123456789abcdef" * 3
 

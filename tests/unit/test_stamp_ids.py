@@ -4,7 +4,7 @@ import threading
 import time
 import uuid
 
-from relatum._uuid7 import uuid7
+from relatum.uuid7 import uuid7
 
 
 def test_ids_are_uuids_of_version_7() -> None:

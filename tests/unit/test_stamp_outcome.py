@@ -8,7 +8,7 @@ from aiormq.exceptions import AMQPConnectionError, DeliveryError
 from pamqp.commands import Basic
 
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishUnroutable
-from relatum.interception._outcome import outcome
+from relatum.publishing._publish_errors import outcome
 
 CASES = [
     (PublishUnroutable, pika.exceptions.UnroutableError([])),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relatum._deadline import left_s, within
+from relatum.waiting import left_s, within
 from relatum.steps import Request, Steps, async_each, async_run, each, nested, run
 
 Perform = Callable[[Any], Any]

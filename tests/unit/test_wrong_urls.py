@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from relatum._arguments import checked_name
+from relatum.checks import checked_name
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput
 from relatum.reading import BrokerAddress
 from relatum.store import parse_database, translated_errors

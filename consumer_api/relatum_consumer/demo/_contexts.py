@@ -19,9 +19,9 @@ from typing import Final, Self
 import pika
 
 from relatum import ContextRouter, SerialConsumer
+from relatum.contexts.serial import Move, SerializationContexts, SerialReport, verify
 from relatum.errors import ConfigurationError
 from relatum.reading import Message, StreamReader
-from relatum.serial import Move, SerializationContexts, SerialReport, verify
 from relatum.superstreams import declare_super_stream
 from relatum_consumer.demo._data import FLIGHTS, Dataset, Outgoing
 from relatum_consumer.demo._publish import Servers

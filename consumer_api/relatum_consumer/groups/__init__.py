@@ -4,15 +4,15 @@ The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `g
 `incomplete_groups`, `group_consumer_status`.
 """
 
-from relatum_consumer.grouping._assembly import GroupOrder
-from relatum_consumer.grouping._asyncio import AsyncOpenGroup
-from relatum_consumer.grouping._blocking import OpenGroup
-from relatum_consumer.grouping._durable_asyncio import AsyncSharedGroup, AsyncSharedGroups
-from relatum_consumer.grouping._durable_blocking import SharedGroup, SharedGroups
-from relatum_consumer.grouping._durable_options import GroupConsumer
-from relatum_consumer.grouping._durable_status import GroupConsumerStatus, GroupMemberStatus, GroupSourceStatus
-from relatum_consumer.grouping._group import Group, IncompleteGroupReport
-from relatum_consumer.grouping._options import OnConflict, OnDuplicate
+from relatum_consumer.groups.reading._assembly import GroupOrder
+from relatum_consumer.groups.reading._async_groups import AsyncOpenGroup
+from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
+from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._groups import OpenGroup
+from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
+from relatum_consumer.groups.sharing._shared_groups import SharedGroup, SharedGroups
+from relatum_consumer.groups.sharing._sharing_options import GroupConsumer
+from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, GroupMemberStatus, GroupSourceStatus
 
 __all__ = [
     "AsyncOpenGroup",

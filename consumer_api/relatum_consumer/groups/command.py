@@ -20,10 +20,10 @@ from relatum.command import (
     parse_span,
     print_json,
 )
-from relatum.grouping import GroupPosition, membership
+from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
 from relatum_consumer.command import open_relations
-from relatum_consumer.grouping import Group, GroupConsumerStatus, IncompleteGroupReport
+from relatum_consumer.groups import Group, GroupConsumerStatus, IncompleteGroupReport
 
 __all__ = ["groups"]
 

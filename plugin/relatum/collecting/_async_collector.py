@@ -9,22 +9,22 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from relatum._arguments import checked_event, checked_name
-from relatum._failures import backoff
+from relatum.checks import checked_event, checked_name
 from relatum.collecting._async_executing import AsyncExecutor
 from relatum.collecting._async_following import AsyncFollower
 from relatum.collecting._async_keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._async_workers import AsyncWorker
-from relatum.collecting._base import CollectorBase
 from relatum.collecting._collector import CLOSE_S, END_S
-from relatum.collecting._core import Verdict
-from relatum.collecting._options import CollectorLimits, check_seconds
+from relatum.collecting._collector_base import CollectorBase
+from relatum.collecting._collector_core import Verdict
+from relatum.collecting._collector_options import CollectorLimits, check_seconds
+from relatum.collecting._collector_state import logger
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
-from relatum.collecting._state import logger
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound, Transient
 from relatum.reading import AsyncStreamReader, Message
+from relatum.waiting import backoff
 
 """Seconds that cancelled tasks, and calls in threads, are waited for at the end."""
 

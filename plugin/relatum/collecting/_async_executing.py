@@ -10,8 +10,8 @@ from typing import Any
 
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._bulk import Answer, Bulk
+from relatum.collecting._bulk_steps import Executed
 from relatum.collecting._joined import call
-from relatum.collecting._steps import Executed
 
 AsyncExecutor = Callable[[Bulk], Answer | Awaitable[Answer]]
 """A coroutine function is awaited in the collector's loop; any other is called in a thread."""

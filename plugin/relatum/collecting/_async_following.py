@@ -7,16 +7,16 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from relatum._failures import Pauses, ended
-from relatum._ids import MessageId
 from relatum.collecting._agreeing import LastCollected, last_agreed
 from relatum.collecting._async_shared import AsyncShared
+from relatum.collecting._collector_state import logger
 from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, is_another, readable
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
-from relatum.collecting._state import logger
 from relatum.errors import Conflict
+from relatum.ids import MessageId
 from relatum.reading import AsyncStreamReader, RecordBatch, StreamBounds, async_agreement
+from relatum.waiting import Pauses, ended
 
 OpenAsyncReader = Callable[[], Awaitable[AsyncStreamReader]]
 

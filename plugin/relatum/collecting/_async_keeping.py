@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from relatum.collecting._async_shared import AsyncShared
+from relatum.collecting._collector_state import logger
 from relatum.collecting._keeping import PARTITIONS_S, TAKE_OVER_MESSAGES, TAKE_OVER_S, WAIT_S
-from relatum.collecting._state import logger
 
 
 async def store_until_end(shared: AsyncShared) -> None:

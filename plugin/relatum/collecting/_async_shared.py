@@ -11,15 +11,15 @@ from concurrent.futures import wait as wait_for_threads
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from relatum._failures import Pauses, ended, may_be_mended, may_repeat
 from relatum.collecting._bulk import Collected
+from relatum.collecting._bulk_steps import Consumed
+from relatum.collecting._collector_options import CollectorLimits
+from relatum.collecting._collector_state import State, logger
 from relatum.collecting._intake import Gathered
-from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
 from relatum.collecting._shared import NOT_STORED
-from relatum.collecting._state import State, logger
-from relatum.collecting._steps import Consumed
 from relatum.errors import Conflict
+from relatum.waiting import Pauses, ended, may_be_mended, may_repeat
 
 THREADS: Final = 8
 """Threads for the store beside one for each worker: one stores, one keeps the lease, followers ask now and then."""

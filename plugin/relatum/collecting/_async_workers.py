@@ -6,16 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from relatum._dead_letters import Burial, DeadLetters
-from relatum._ids import MessageId
 from relatum.collecting._async_executing import AsyncExecutor, FromThread, call_executor
 from relatum.collecting._async_following import OpenAsyncReader
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._bulk import Bulk
-from relatum.collecting._joined import JoinedRun
-from relatum.collecting._options import ExecutorOptions
-from relatum.collecting._state import log_defect
-from relatum.collecting._steps import (
+from relatum.collecting._bulk_steps import (
     Bury,
     Consumed,
     Execute,
@@ -30,8 +25,13 @@ from relatum.collecting._steps import (
     consume,
     fail,
 )
+from relatum.collecting._collector_options import ExecutorOptions
+from relatum.collecting._collector_state import log_defect
+from relatum.collecting._joined import JoinedRun
 from relatum.collecting._workers import WAIT_S, not_refused, undecided
 from relatum.errors import RelatumError
+from relatum.ids import MessageId
+from relatum.publishing._dead_letters import Burial, DeadLetters
 from relatum.reading import AsyncStreamReader
 from relatum.reading._window import Result as Found
 

@@ -7,8 +7,8 @@ from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from relatum._ids import MessageId
 from relatum.errors import InvalidInput
+from relatum.ids import MessageId
 from relatum.reading import Message
 
 if TYPE_CHECKING:

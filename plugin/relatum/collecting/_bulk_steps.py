@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from relatum._failures import may_repeat
-from relatum._ids import MessageId
 from relatum.collecting._bulk import Bulk, Collected, Failure, results_of
+from relatum.collecting._collector_options import ExecutorOptions
 from relatum.collecting._intake import id_of, id_of_place
-from relatum.collecting._options import ExecutorOptions
 from relatum.collecting._outcome import OutcomeStatus
 from relatum.collecting._ports import Result, Stored
 from relatum.collecting._results import GIVEN_UP, decide, is_hopeless
 from relatum.errors import NotFound, OffsetExpired, OffsetNotFound, RelatumError
+from relatum.ids import MessageId
 from relatum.reading import Message
+from relatum.waiting import may_repeat
 
 UNREAD_S: Final = 2.0
 """Seconds until a body is read again that is in its stream, as far as anybody knows, and could not be read."""

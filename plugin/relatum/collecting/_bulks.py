@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from relatum.collecting._bulk import Bulk, Collected, FlushReason
-from relatum.collecting._options import ExecutorOptions
+from relatum.collecting._collector_options import ExecutorOptions
 
 
 class OpenBulk:

@@ -7,27 +7,27 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from relatum._arguments import checked_event, checked_name
-from relatum._failures import backoff
+from relatum.checks import checked_event, checked_name
 from relatum.collecting._async_executing import is_coroutine_function
-from relatum.collecting._base import CollectorBase
 from relatum.collecting._bulk import Executor
-from relatum.collecting._core import Verdict
-from relatum.collecting._following import Follower
-from relatum.collecting._handlers import Handler
-from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
-from relatum.collecting._options import (
+from relatum.collecting._collector_base import CollectorBase
+from relatum.collecting._collector_core import Verdict
+from relatum.collecting._collector_options import (
     CollectorLimits,
     ExecutorOptions,
     check_seconds,
 )
+from relatum.collecting._collector_state import logger
+from relatum.collecting._following import Follower
+from relatum.collecting._handlers import Handler
+from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import logger
 from relatum.collecting._workers import Worker
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
 from relatum.reading import Message, StreamReader
+from relatum.waiting import backoff
 
 END_S: Final = 5.0
 """Seconds to leave, after that: a database that does not answer is let go."""

@@ -9,15 +9,9 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_callable, checked_name, checked_names, shown
-from relatum._dead_letters import DeadLetters
-from relatum._failures import log_failure
-from relatum._processes import of_one_process
+from relatum.checks import checked_callable, checked_name, checked_names, shown
 from relatum.collecting._bulk import Collected
-from relatum.collecting._handlers import Handler
-from relatum.collecting._intake import TypeOf, describe, type_of_property
-from relatum.collecting._memory import MemoryStore
-from relatum.collecting._options import (
+from relatum.collecting._collector_options import (
     BULK_BYTES,
     BULK_MESSAGES,
     BULKS_MAX,
@@ -28,12 +22,18 @@ from relatum.collecting._options import (
     check_count,
     check_seconds,
 )
+from relatum.collecting._collector_prune import KEEP_S
+from relatum.collecting._collector_state import State, logger
+from relatum.collecting._handlers import Handler
+from relatum.collecting._intake import TypeOf, describe, type_of_property
+from relatum.collecting._memory import MemoryStore
 from relatum.collecting._ports import Store
-from relatum.collecting._prune import KEEP_S
-from relatum.collecting._state import State, logger
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.limits import INTEGER_MAX
+from relatum.processes import of_one_process
+from relatum.publishing._dead_letters import DeadLetters
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
+from relatum.waiting import log_failure
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
@@ -124,7 +124,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         if database is None:
             return MemoryStore(self.name)
         # Imported here: a collector in memory needs no PostgreSQL.
-        from relatum.collecting._store import CollectorStore
+        from relatum.collecting._collector_store import CollectorStore
 
         vhost = "/" if self._address is None else self._address.vhost
         return CollectorStore(self.name, database, vhost=vhost, keep_s=keep_s)

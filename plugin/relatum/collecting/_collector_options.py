@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from relatum._arguments import checked_choice, checked_count, checked_name, checked_seconds
+from relatum.checks import checked_choice, checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_count, checked_seconds
-from relatum.collecting import _statements as statements
+from relatum.checks import checked_count, checked_seconds
+from relatum.collecting import _collector_statements as statements
 from relatum.store import translated_errors
 
 KEEP_S: Final = 7 * 86_400

@@ -4,18 +4,17 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from relatum._failures import log_failure
-from relatum._outages import Outages
 from relatum.collecting._bulk import Collected
-from relatum.collecting._core import Core
+from relatum.collecting._bulk_steps import Consumed
+from relatum.collecting._collector_core import Core
+from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._handlers import Handlers
 from relatum.collecting._intake import Gathered, Intake
-from relatum.collecting._options import CollectorLimits
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store, Stored
 from relatum.collecting._results import collected_outcome, outcome_of
-from relatum.collecting._steps import Consumed
 from relatum.errors import Conflict, DatabaseUnavailable
+from relatum.waiting import Outages, log_failure
 
 logger = logging.getLogger("relatum.collector")
 

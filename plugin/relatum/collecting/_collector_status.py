@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_names, shown
-from relatum.collecting import _status_statements as statements
+from relatum.checks import checked_names, shown
+from relatum.collecting import _collector_status_statements as statements
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import as_engine, collected_messages, translated_errors

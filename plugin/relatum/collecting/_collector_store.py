@@ -17,17 +17,16 @@ from uuid import UUID
 import psycopg
 import sqlalchemy as sa
 
-from relatum._deadline import Deadline
-from relatum._ids import MessageId
+from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
-from relatum.collecting import _statements as statements
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX
+from relatum.collecting._collector_prune import KEEP_S, forget_finished
 from relatum.collecting._intake import id_of_place
 from relatum.collecting._outcome import Outcome
 from relatum.collecting._outcomes import read_outcomes
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
-from relatum.collecting._prune import KEEP_S, forget_finished
 from relatum.errors import Conflict, RowRefused
+from relatum.ids import MessageId
 from relatum.recording import new_holder
 from relatum.store import (
     Position,
@@ -43,6 +42,7 @@ from relatum.store import (
     settle,
     translated_errors,
 )
+from relatum.waiting import Deadline
 
 logger = logging.getLogger("relatum.collector")
 

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from relatum._failures import Pauses, ended
-from relatum._ids import MessageId
 from relatum.collecting._agreeing import LastCollected, last_agreed
+from relatum.collecting._collector_state import logger
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import logger
 from relatum.errors import Conflict, OffsetExpired, OffsetNotFound, RelatumError, StreamUnavailable
+from relatum.ids import MessageId
 from relatum.reading import Agreement, Message, RecordBatch, StreamBounds, StreamReader, agreement
+from relatum.waiting import Pauses, ended
 
 IDLE_S: Final = 0.25
 """How often a follower with nothing to read looks whether it should stop."""

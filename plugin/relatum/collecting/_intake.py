@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from relatum._failures import ended
-from relatum._ids import MessageId
 from relatum.collecting._bulk import Collected
-from relatum.collecting._core import Core, Verdict
+from relatum.collecting._collector_core import Core, Verdict
 from relatum.collecting._ports import Advance, Entry, Followed, Stored
 from relatum.errors import DataError, InvalidInput
+from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum.reading._message import type_and_id_of
 from relatum.recording._batch import position_of
+from relatum.waiting import ended
 
 logger = logging.getLogger("relatum.collector")
 

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from relatum._ids import MessageId
 from relatum.collecting._bulk import Bulk, Executor
+from relatum.collecting._bulk_steps import Executed, Join, Joined, Letter, letters_of, with_refused
 from relatum.collecting._ports import Result, Store, Stored
-from relatum.collecting._steps import Executed, Join, Joined, Letter, letters_of, with_refused
 from relatum.errors import ConfigurationError, DatabaseUnavailable
+from relatum.ids import MessageId
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from relatum.collecting._collector_state import logger
 from relatum.collecting._shared import Shared
-from relatum.collecting._state import logger
 
 TAKE_OVER_S: Final = 1.0
 """How often messages of members that died are looked for."""

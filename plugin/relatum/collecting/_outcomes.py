@@ -12,15 +12,13 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_callable, checked_name, shown
-from relatum._deadline import LEAST_S, Deadline, in_thread, within
-from relatum._outages import Outages
-from relatum._processes import after_fork, leave_to_parent
-from relatum.collecting import _statements as statements
-from relatum.collecting._options import check_seconds
+from relatum.checks import checked_callable, checked_name, shown
+from relatum.collecting import _collector_statements as statements
+from relatum.collecting._collector_options import check_seconds
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import least_advanced, unknown
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
+from relatum.processes import after_fork, leave_to_parent
 from relatum.store import (
     collector_sources,
     collectors,
@@ -30,6 +28,7 @@ from relatum.store import (
     make_engine,
     translated_errors,
 )
+from relatum.waiting import LEAST_S, Deadline, Outages, in_thread, within
 
 logger = logging.getLogger("relatum.collecting")
 

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
-from relatum._ids import MessageId
 from relatum.collecting._outcome import Outcome, OutcomeStatus
+from relatum.ids import MessageId
 from relatum.store import Position
 
 if TYPE_CHECKING:

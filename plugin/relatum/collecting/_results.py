@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from relatum._ids import MessageId
 from relatum.collecting._bulk import Collected, Failure
-from relatum.collecting._options import CRASHES_MAX, ExecutorOptions
+from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
 from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import Result
+from relatum.ids import MessageId
 
 GIVEN_UP: Final = Failure("the collector died each time this message was consumed", retry=False)
 

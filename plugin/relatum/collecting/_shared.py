@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from relatum._failures import Pauses, ended, may_be_mended, may_repeat
 from relatum.collecting._bulk import Collected
+from relatum.collecting._bulk_steps import Consumed
+from relatum.collecting._collector_options import CollectorLimits
+from relatum.collecting._collector_state import State, logger
 from relatum.collecting._intake import Gathered
-from relatum.collecting._options import CollectorLimits
 from relatum.collecting._ports import Store
-from relatum.collecting._state import State, logger
-from relatum.collecting._steps import Consumed
 from relatum.errors import Conflict
+from relatum.waiting import Pauses, ended, may_be_mended, may_repeat
 
 T = TypeVar("T")
 

@@ -7,14 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from relatum._dead_letters import Burial, DeadLetters
-from relatum._ids import MessageId
 from relatum.collecting._bulk import Bulk, Executor
-from relatum.collecting._joined import JoinedRun, call
-from relatum.collecting._options import ExecutorOptions
-from relatum.collecting._shared import Abandoned, Shared
-from relatum.collecting._state import NAMED_MAX, log_defect
-from relatum.collecting._steps import (
+from relatum.collecting._bulk_steps import (
     Bury,
     Consumed,
     Execute,
@@ -28,7 +22,13 @@ from relatum.collecting._steps import (
     consume,
     fail,
 )
+from relatum.collecting._collector_options import ExecutorOptions
+from relatum.collecting._collector_state import NAMED_MAX, log_defect
+from relatum.collecting._joined import JoinedRun, call
+from relatum.collecting._shared import Abandoned, Shared
 from relatum.errors import AccessRefused, RelatumError
+from relatum.ids import MessageId
+from relatum.publishing._dead_letters import Burial, DeadLetters
 from relatum.reading import StreamReader
 from relatum.reading._window import Result as Found
 

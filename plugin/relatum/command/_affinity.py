@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from relatum.affinity import AffinitySet, AffinitySets
 from relatum.command._options import (
     BrokerOption,
     DatabaseOption,
@@ -22,8 +21,9 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, errors, print_json, table_of
+from relatum.contexts.affinity import AffinitySet, AffinitySets
+from relatum.contexts.serial import MoveProgress
 from relatum.errors import InvalidInput
-from relatum.serial import MoveProgress
 
 affinity = typer.Typer(
     help="List, count, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"

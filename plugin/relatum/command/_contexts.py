@@ -20,7 +20,7 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, print_json, table_of
-from relatum.serial import Assignment, SerializationContexts
+from relatum.contexts.serial import Assignment, SerializationContexts
 
 contexts = typer.Typer(
     help="Place serialization contexts, move them between partitions in order, and verify it.",

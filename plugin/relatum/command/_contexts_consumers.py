@@ -17,9 +17,9 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, print_error, print_json, table_of
+from relatum.contexts.serial import HoldStatus, SerialStatus, forget_consumer
+from relatum.contexts.serial import consumers as read_consumers
 from relatum.reading import BrokerAddress
-from relatum.serial import HoldStatus, SerialStatus, forget_consumer
-from relatum.serial import consumers as read_consumers
 from relatum.superstreams import describe_super_stream
 
 

@@ -20,8 +20,8 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, print_json
+from relatum.contexts.serial import Plan, SerializationContexts
 from relatum.errors import InvalidInput
-from relatum.serial import Plan, SerializationContexts
 
 ContextsArgument: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="[CONTEXT]…", help="The contexts' names.", show_default=False)

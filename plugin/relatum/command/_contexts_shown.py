@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from relatum.command._output import console, errors, print_json, table_of
-from relatum.serial import ContextsStatus, Move, MoveProgress
+from relatum.contexts.serial import ContextsStatus, Move, MoveProgress
 
 
 def move_document(move: Move) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from relatum.command._options import (
     require_broker,
 )
 from relatum.command._output import console, errors, print_json, table_of
-from relatum.serial import ContextMessage, SerialReport
-from relatum.serial import history as read_history
-from relatum.serial import verify as run_verify
+from relatum.contexts.serial import ContextMessage, SerialReport
+from relatum.contexts.serial import history as read_history
+from relatum.contexts.serial import verify as run_verify
 
 FINDINGS_SHOWN: Final = 20
 """Findings shown on the terminal."""

@@ -14,7 +14,7 @@ from relatum.command._options import (
     require_database,
 )
 from relatum.command._output import console, errors, print_json
-from relatum.placement import forget_placements
+from relatum.contexts.placement import forget_placements
 from relatum.reading import BrokerAddress
 from relatum.recording import prune as run_prune
 from relatum.store import as_engine

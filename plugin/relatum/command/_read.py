@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from relatum._ids import MessageId
 from relatum.command._messages import message_document, print_messages
 from relatum.command._options import BrokerOption, JsonOption, StreamUrlOption, require_broker
 from relatum.command._output import print_json
+from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, StreamReader
 
 

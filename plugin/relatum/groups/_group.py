@@ -7,12 +7,12 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum._names import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
-from relatum._processes import of_one_process
 from relatum.errors import InvalidGroup, PublishOutcomeUnknown
-from relatum.grouping import GroupFault, GroupPosition, Membership, Numbering
-from relatum.interception._pika import OwnProperties, copy_with
-from relatum.interception._publish import publisher_of
+from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
+from relatum.membership import GroupFault, GroupPosition, Membership, Numbering
+from relatum.processes import of_one_process
+from relatum.publishing._publish import publisher_of
+from relatum.publishing.clients._pika import OwnProperties, copy_with
 
 OnIncomplete: TypeAlias = Literal["raise", "close"]
 

@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from relatum.errors import PublishUnroutable
-from relatum.grouping import Membership
-from relatum.interception._group import GroupBase, OnIncomplete
-from relatum.interception._publish_async import intercepted_exchange
+from relatum.groups._group import GroupBase, OnIncomplete
+from relatum.membership import Membership
+from relatum.publishing._publish_async import intercepted_exchange
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage
@@ -127,7 +127,7 @@ def _grouped(message: "AbstractMessage", place: Membership) -> Any:
 
 def _require_routed(result: Any, place: Membership) -> None:
     """Raise where the message came back: aio-pika then returns it, unless the channel says otherwise."""
-    from relatum.interception import _aio_pika
+    from relatum.publishing.clients import _aio_pika as _aio_pika
 
     if isinstance(result, _aio_pika.DeliveredMessage):
         raise PublishUnroutable(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
-from relatum._arguments import shown
+from relatum.checks import shown
 from relatum.errors import InvalidKeyDefinition
 from relatum.keys._canonical import InvalidValue, KeyType, canonical, join_components
 from relatum.limits import KEY_NAME_BYTES_MAX

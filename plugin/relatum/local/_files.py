@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from relatum._arguments import checked_name
+from relatum.checks import checked_name
 
 
 def write_private(file: Path, text: str) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from relatum._arguments import checked_count, checked_seconds
-from relatum._processes import of_one_process
+from relatum.checks import checked_count, checked_seconds
 from relatum.errors import ServerStartFailed
 from relatum.local._files import checked_directory
 from relatum.local._identity import Identity, ports_free
 from relatum.local._process import SupervisedProcess, lock_directory
+from relatum.processes import of_one_process
 
 LAST_LINES = 20
 """Lines of a server's own output in the error of a failed start."""

@@ -5,7 +5,7 @@ headers: `group_id`, `group_sequence` and `group_last`. `relatum.MessageGroup` p
 key `GROUP_KEY`.
 """
 
-from relatum.grouping._membership import (
+from relatum.membership._membership import (
     GROUP_KEY,
     GroupFault,
     GroupStatus,
@@ -19,8 +19,8 @@ from relatum.grouping._membership import (
     parse_value,
     value_bounds,
 )
-from relatum.grouping._numbering import Numbering
-from relatum.grouping._position import Anomaly, GroupPosition, Ranges, assess
+from relatum.membership._numbering import Numbering
+from relatum.membership._position import Anomaly, GroupPosition, Ranges, assess
 
 __all__ = [
     "GROUP_KEY",

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from relatum._names import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
-from relatum._uuid7 import uuid7
 from relatum.errors import InvalidGroup
+from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.limits import GROUP_ID_BYTES, GROUP_SEQUENCE_MAX
 from relatum.reading import Message
+from relatum.uuid7 import uuid7
 
 GROUP_KEY: Final = KeyDefinition(
     "message_group",

@@ -3,7 +3,8 @@
 import heapq
 
 from relatum.errors import GroupConflict, IncompleteGroup, InvalidGroup
-from relatum.grouping._membership import (
+from relatum.limits import GROUP_SEQUENCE_MAX
+from relatum.membership._membership import (
     GroupFault,
     Membership,
     checked_group_id,
@@ -11,8 +12,7 @@ from relatum.grouping._membership import (
     new_group_id,
     new_place,
 )
-from relatum.grouping._position import Anomaly, GroupPosition, Ranges
-from relatum.limits import GROUP_SEQUENCE_MAX
+from relatum.membership._position import Anomaly, GroupPosition, Ranges
 
 _CANNOT_GO_ON = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST, Anomaly.EXPIRED)
 """What no further message can put right."""

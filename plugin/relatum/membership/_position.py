@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from relatum.grouping._membership import Membership
+from relatum.membership._membership import Membership
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of sequence numbers, each with its first and its last, in ascending order."""

@@ -9,14 +9,14 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionBlockedTimeout, Con
 from pika.frame import Method
 from pika.spec import Basic
 
-from relatum._names import RECEIPT_HEADER
 from relatum.errors import ConfigurationError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
-from relatum.interception._locate import Sent
-from relatum.interception._pika import CountingPublisher
-from relatum.interception._receipt import Receipt
-from relatum.interception._refusals import refuses_publish
-from relatum.interception._returns import RETURNS, Returns
-from relatum.interception._settle import final_at
+from relatum.headers import RECEIPT_HEADER
+from relatum.publishing._locate import Sent
+from relatum.publishing._receipt import Receipt
+from relatum.publishing._refusals import refuses_publish
+from relatum.publishing._returns import RETURNS, Returns
+from relatum.publishing._settle import final_at
+from relatum.publishing.clients._pika import CountingPublisher
 
 _CONFIRMS: Final = "_relatum_confirms"
 

@@ -9,13 +9,13 @@ from typing import Any, Final, Self
 
 from pika import BasicProperties
 
-from relatum._direct import TIMEOUT_S, DirectPublisher, encoded_bytes
-from relatum._failures import ended, log_failure, may_be_mended, may_repeat
-from relatum._ids import MessageId
-from relatum._processes import after_fork
 from relatum.errors import InvalidInput
+from relatum.ids import MessageId
 from relatum.limits import HEADERS_DEPTH_MAX
+from relatum.processes import after_fork
+from relatum.publishing._direct import TIMEOUT_S, DirectPublisher, encoded_bytes
 from relatum.reading import BrokerAddress, Message
+from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
 logger = logging.getLogger("relatum.dead_letters")
 

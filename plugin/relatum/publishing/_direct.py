@@ -18,8 +18,7 @@ from pika.exceptions import (
     UnroutableError,
 )
 
-from relatum._client_logs import own_connection
-from relatum._processes import after_fork, leave_to_parent
+from relatum.client_logs import own_connection
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -31,6 +30,7 @@ from relatum.errors import (
     PublishUnroutable,
     RelatumError,
 )
+from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import BrokerAddress
 from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from sqlalchemy import URL, Engine
 
-from relatum._processes import after_fork, leave_to_parent
-from relatum.interception._ports import KeyKeeper, Recorder
 from relatum.keys import KeyDefinition
+from relatum.processes import after_fork, leave_to_parent
+from relatum.publishing._ports import KeyKeeper, Recorder
 from relatum.reading import BrokerAddress
 
 logger = logging.getLogger("relatum.recorder")

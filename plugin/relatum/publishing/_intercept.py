@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 import pika
 from sqlalchemy import URL, Engine
 
-from relatum._arguments import checked_names
+from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
-from relatum.interception import _pika
-from relatum.interception._interception import Interception, Options, RecorderChoice, interception_of
-from relatum.interception._stamp import OnInvalid
 from relatum.keys import KeyDefinition, as_definitions
+from relatum.publishing._interception import Interception, Options, RecorderChoice, interception_of
+from relatum.publishing._stamp import OnInvalid
+from relatum.publishing.clients import _pika as _pika
 
 _Connection = TypeVar("_Connection")
 
@@ -123,7 +123,7 @@ def _client_of(connection: Any) -> ModuleType:
         return _pika
     if any(kind.__module__.partition(".")[0] == "aio_pika" for kind in type(connection).__mro__):
         # Only now: aio-pika is optional, and whoever has such a connection has imported it.
-        from relatum.interception import _aio_pika
+        from relatum.publishing.clients import _aio_pika as _aio_pika
 
         return _aio_pika
     raise ConfigurationError(f"{type(connection).__qualname__} is neither a pika nor an aio-pika connection")

@@ -10,13 +10,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import URL, Engine
 
-from relatum._arguments import as_options, checked_choice, checked_names, checked_seconds
-from relatum._processes import of_one_process
-from relatum.interception._embedded import EmbeddedRecorders
-from relatum.interception._locate import Locator
-from relatum.interception._ports import KeyKeeper, Recorder
-from relatum.interception._stamp import OnInvalid, Stamper
+from relatum.checks import as_options, checked_choice, checked_names, checked_seconds
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
+from relatum.processes import of_one_process
+from relatum.publishing._embedded import EmbeddedRecorders
+from relatum.publishing._locate import Locator
+from relatum.publishing._ports import KeyKeeper, Recorder
+from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import BrokerAddress
 from relatum.store import parse_database
 from relatum.superstreams._connections import address_of

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from relatum._deadline import left_s
-from relatum._processes import after_fork
 from relatum.errors import BrokerUnavailable, ReadTimeout
+from relatum.processes import after_fork
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.waiting import left_s
 
 CONNECT_S: Final = 10.0
 """Seconds to reach the broker, and for each of its answers, at most: where the call around it has no less."""
@@ -59,7 +59,7 @@ class LentReader:
 
     @contextmanager
     def lend(self) -> Iterator[StreamReader]:
-        """The reader, for a look. Its questions end with the call around them (`relatum._deadline.within`).
+        """The reader, for a look. Its questions end with the call around them (`relatum.waiting._deadline.within`).
 
         Raises:
             BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.

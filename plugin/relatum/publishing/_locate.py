@@ -15,10 +15,6 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum._deadline import LEAST_S, within
-from relatum._ids import MessageId
-from relatum._names import BROKERS_OWN, TIME_HEADER
-from relatum._processes import after_fork
 from relatum.collecting import AsyncOutcomes, Outcomes
 from relatum.errors import (
     AccessRefused,
@@ -27,10 +23,14 @@ from relatum.errors import (
     NotFound,
     Transient,
 )
-from relatum.interception._lent import CONNECT_S, LentReader
-from relatum.interception._ports import Recorder
+from relatum.headers import BROKERS_OWN, TIME_HEADER
+from relatum.ids import MessageId
+from relatum.processes import after_fork
+from relatum.publishing._lent import CONNECT_S, LentReader
+from relatum.publishing._ports import Recorder
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.store import coverage, known_engine, let_go, make_engine, receipts, streams, translated_errors
+from relatum.waiting import LEAST_S, within
 
 logger = logging.getLogger("relatum.interception")
 

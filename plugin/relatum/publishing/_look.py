@@ -3,9 +3,9 @@
 from contextlib import suppress
 from typing import Final
 
-from relatum._ids import MessageId
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
-from relatum.interception._locate import Locator, Sent, Whereabouts
+from relatum.ids import MessageId
+from relatum.publishing._locate import Locator, Sent, Whereabouts
 
 POLL_FIRST_S: Final = 0.002
 """Seconds before the table is asked again for the first time; a batch is recorded in about that time."""

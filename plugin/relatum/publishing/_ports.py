@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from relatum._ids import MessageId
+from relatum.ids import MessageId
 from relatum.keys import KeyAgreement
 
 

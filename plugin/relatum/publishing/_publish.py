@@ -10,16 +10,16 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.exceptions import NackError, UnroutableError
 
-from relatum._uuid7 import uuid7
 from relatum.errors import ConfigurationError
-from relatum.interception._confirms import Confirms
-from relatum.interception._interception import Interception
-from relatum.interception._locate import Sent
-from relatum.interception._pika import PUBLISHER, CountingPublisher, Publisher
-from relatum.interception._receipt import Receipt
-from relatum.interception._returns import strip_returned
-from relatum.interception._stamp import Stamp
+from relatum.publishing._confirms import Confirms
+from relatum.publishing._interception import Interception
+from relatum.publishing._locate import Sent
+from relatum.publishing._receipt import Receipt
+from relatum.publishing._returns import strip_returned
+from relatum.publishing._stamp import Stamp
+from relatum.publishing.clients._pika import PUBLISHER, CountingPublisher, Publisher
 from relatum.superstreams import Target
+from relatum.uuid7 import uuid7
 
 NO_DATABASE: Final = "a receipt comes from the table: intercept the connection with database=URL"
 

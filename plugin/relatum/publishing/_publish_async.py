@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relatum.errors import ConfigurationError, PublishUnroutable
-from relatum.interception._interception import Interception
-from relatum.interception._locate import Sent
-from relatum.interception._publish import receipt_names, require_database
-from relatum.interception._receipt import AsyncReceipt
+from relatum.publishing._interception import Interception
+from relatum.publishing._locate import Sent
+from relatum.publishing._publish import receipt_names, require_database
+from relatum.publishing._receipt import AsyncReceipt
 from relatum.superstreams import TargetExchange
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def publish_async(
         PublishOutcomeUnknown: connection or time lost before the broker's answer; `in_stream` is None. Settle it:
             `await error.settle()`.
     """
-    from relatum.interception import _aio_pika
+    from relatum.publishing.clients import _aio_pika as _aio_pika
 
     if isinstance(target, TargetExchange):
         channel = target.channel
@@ -93,7 +93,7 @@ def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
     Raises:
         ConfigurationError: its connection is not intercepted.
     """
-    from relatum.interception import _aio_pika
+    from relatum.publishing.clients import _aio_pika as _aio_pika
 
     exchange: Any = getattr(target, "default_exchange", None) or target
     if not hasattr(exchange, "publish"):

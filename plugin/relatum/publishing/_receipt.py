@@ -7,10 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from relatum._deadline import LEAST_S, in_thread, within
-from relatum._ids import MessageId
 from relatum.collecting import Outcome
-from relatum.collecting._options import check_seconds
+from relatum.collecting._collector_options import check_seconds
 from relatum.collecting._outcomes import not_finished
 from relatum.errors import (
     ConfigurationError,
@@ -18,9 +16,11 @@ from relatum.errors import (
     PublishError,
     PublishOutcomeUnknown,
 )
-from relatum.interception._locate import Locator, Sent, Whereabouts
-from relatum.interception._look import POLL_FIRST_S, POLL_LAST_S, Look, in_order
-from relatum.interception._settle import Unsettled
+from relatum.ids import MessageId
+from relatum.publishing._locate import Locator, Sent, Whereabouts
+from relatum.publishing._look import POLL_FIRST_S, POLL_LAST_S, Look, in_order
+from relatum.publishing._settle import Unsettled
+from relatum.waiting import LEAST_S, in_thread, within
 
 WAIT_S: Final = 10.0
 """Seconds a receipt waits by default."""

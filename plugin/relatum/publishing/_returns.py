@@ -7,8 +7,8 @@ from pika import BasicProperties
 from pika.channel import Channel
 from pika.exceptions import NackError, UnroutableError
 
-from relatum._names import RECEIPT_HEADER, TIME_HEADER
-from relatum.interception._stamp import Stamp
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
+from relatum.publishing._stamp import Stamp
 
 RETURNS: Final = "_relatum_returns"
 """Where a channel keeps its `Returns`."""

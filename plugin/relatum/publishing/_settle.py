@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
-from relatum._arguments import checked_names, checked_seconds
-from relatum._deadline import LEAST_S, in_thread, within
-from relatum._ids import MessageId
+from relatum.checks import checked_names, checked_seconds
 from relatum.errors import (
     BrokerUnavailable,
     ConfigurationError,
@@ -28,8 +26,10 @@ from relatum.errors import (
     RelatumError,
     Transient,
 )
-from relatum.interception._locate import Locator, Sent, Whereabouts
+from relatum.ids import MessageId
+from relatum.publishing._locate import Locator, Sent, Whereabouts
 from relatum.reading import RecordBatch, StreamBounds, StreamReader
+from relatum.waiting import LEAST_S, in_thread, within
 
 CLOCK_SKEW_S: Final = 60
 """Seconds by which clocks are trusted less than they say: nodes of a cluster among each other, and one that was set."""

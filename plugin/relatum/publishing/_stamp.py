@@ -8,13 +8,13 @@ from functools import partial
 from time import time_ns
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from relatum._names import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, RECEIPT_HEADER, TIME_HEADER
-from relatum._uuid7 import uuid7
 from relatum.errors import InvalidGroup, InvalidRelationshipKey
-from relatum.grouping import GROUP_KEY, checked_membership
-from relatum.interception._headers import HeaderLimits
+from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER, RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import BodyFunction, InvalidValue, KeyAgreement, KeyDefinition, KeyType, SkipReason, canonical
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.membership import GROUP_KEY, checked_membership
+from relatum.publishing._headers import HeaderLimits
+from relatum.uuid7 import uuid7
 
 logger = logging.getLogger("relatum.interception")
 

@@ -8,9 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Seque
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from relatum._client_logs import own_connection
-from relatum._deadline import Patience, left_s
-from relatum._ids import MessageId
+from relatum.client_logs import own_connection
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -20,6 +18,7 @@ from relatum.errors import (
     RelatumError,
     UsedAfterClose,
 )
+from relatum.ids import MessageId
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import no_amqp
 from relatum.reading._amqp_operations import (
@@ -43,6 +42,7 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.waiting import Patience, left_s
 
 try:
     import aio_pika

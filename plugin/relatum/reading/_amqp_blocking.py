@@ -25,11 +25,7 @@ from pika.exceptions import (
     StreamLostError,
 )
 
-from relatum._client_logs import own_connection
-from relatum._deadline import Patience, left_s
-from relatum._ids import MessageId
-from relatum._peers import AMQP, ask_who, hint, is_another, unreached
-from relatum._processes import after_fork, leave_to_parent
+from relatum.client_logs import own_connection
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -40,6 +36,8 @@ from relatum.errors import (
     RelatumError,
     UsedAfterClose,
 )
+from relatum.ids import MessageId
+from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_operations import (
     AmqpOperations,
@@ -63,6 +61,8 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.waiting import Patience, left_s
+from relatum.wire._peers import AMQP, ask_who, hint, is_another, unreached
 
 PIKA_GRACE_S: Final = 1.0
 """Seconds added to a time-out that pika watches itself."""

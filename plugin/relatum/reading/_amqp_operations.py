@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from relatum._deadline import Patience
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -26,6 +25,7 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan, check_offset, not_there
 from relatum.reading._window import Result, Window
+from relatum.waiting import Patience
 
 QUIET_S: Final = 0.5
 """Seconds without a delivery that mean the end of a stream. A local broker delivers within milliseconds."""

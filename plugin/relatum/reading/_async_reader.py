@@ -8,11 +8,10 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
-from relatum._arguments import checked_count, checked_name, checked_names, checked_seconds, checked_text
-from relatum._deadline import current, has_passed, left_s
-from relatum._ids import MessageId
-from relatum._processes import of_one_process
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
 from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
+from relatum.ids import MessageId
+from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
@@ -26,6 +25,7 @@ from relatum.reading._start import Start
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
+from relatum.waiting import current, has_passed, left_s
 from relatum.wire._session import AnotherCluster
 
 _Taken = TypeVar("_Taken")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, Literal
 
-from relatum._arguments import shown
+from relatum.checks import shown
 from relatum.errors import ConfigurationError
 from relatum.reading._address import BrokerAddress
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
-from relatum._processes import after_fork, leave_to_parent
+from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._time import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, Waiter
 

@@ -11,9 +11,9 @@ import ssl
 from collections.abc import Iterator
 from typing import Final, TypeVar
 
-from relatum._peers import TLS, ask_who
 from relatum.errors import ConnectionLost, TlsRefused
 from relatum.reading._login import BrokerLogin
+from relatum.wire._peers import TLS, ask_who
 
 _Error = TypeVar("_Error", bound=BaseException)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from relatum._arguments import checked_text, shown
+from relatum.checks import checked_text, shown
 from relatum.errors import ConfigurationError
 
 AuthMechanism: TypeAlias = Literal["PLAIN", "EXTERNAL"]

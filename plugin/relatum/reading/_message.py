@@ -12,10 +12,10 @@ from uuid import UUID
 
 from pika.compat import long as pika_long
 
-from relatum._arguments import checked_count, checked_name, shown
-from relatum._ids import MessageId
-from relatum._names import TIME_HEADER
+from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, UndecodableMessage
+from relatum.headers import TIME_HEADER
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.wire import _amqp10 as amqp10
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Final
 
-from relatum._arguments import shown
-from relatum._names import BROKERS_OWN, NAME_BYTES_MAX
+from relatum.checks import shown
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -27,6 +26,7 @@ from relatum.errors import (
     StreamNotHere,
     StreamUnavailable,
 )
+from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.limits import INTEGER_MAX
 from relatum.reading._batches import StreamBounds
 from relatum.reading._leading import LedElsewhere, NotSettled

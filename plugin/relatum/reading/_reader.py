@@ -7,10 +7,9 @@ from operator import index
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 
-from relatum._arguments import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
-from relatum._deadline import current, has_passed, left_s
-from relatum._ids import MessageId
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
 from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
@@ -25,6 +24,7 @@ from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
+from relatum.waiting import current, has_passed, left_s
 from relatum.wire._session import AnotherCluster, AnotherProtocol, MechanismNotTaken
 
 CREDIT: Final = 16

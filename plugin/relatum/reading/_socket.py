@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from relatum._peers import STREAM, hint, is_another, unreached
-from relatum._processes import after_fork
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -19,10 +17,12 @@ from relatum.errors import (
     ReadTimeout,
     TlsRefused,
 )
+from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._handshake import has_hung_up, refusal_inside, why_hung_up
 from relatum.reading._operations import StreamOperations
 from relatum.wire import _frames as frames
+from relatum.wire._peers import STREAM, hint, is_another, unreached
 from relatum.wire._session import AnotherProtocol, Event, Login, Mechanism, Steps, StreamSession
 
 RECEIVE_BYTES: Final = 256 << 10

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from relatum._arguments import shown
+from relatum.checks import shown
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.wire import _frames as frames

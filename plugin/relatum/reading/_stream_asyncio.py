@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from dataclasses import replace
 from typing import TypeVar
 
-from relatum._deadline import Patience, left_s
-from relatum._ids import MessageId
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -21,6 +19,7 @@ from relatum.errors import (
     StreamNotHere,
     UsedAfterClose,
 )
+from relatum.ids import MessageId
 from relatum.reading._address import BrokerAddress
 from relatum.reading._async_socket import AsyncConnection
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -52,6 +51,7 @@ from relatum.reading._stream_blocking import batches_of, name_missing
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.waiting import Patience, left_s
 from relatum.wire._chunk import Chunk
 from relatum.wire._frames import Broker
 from relatum.wire._session import Steps

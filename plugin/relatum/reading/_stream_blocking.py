@@ -9,9 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
-from relatum._deadline import Patience, left_s
-from relatum._ids import MessageId
-from relatum._processes import after_fork
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -26,6 +23,8 @@ from relatum.errors import (
     StreamUnavailable,
     UsedAfterClose,
 )
+from relatum.ids import MessageId
+from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -56,6 +55,7 @@ from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.waiting import Patience, left_s
 from relatum.wire._chunk import Chunk, split
 from relatum.wire._frames import Broker
 from relatum.wire._session import Steps

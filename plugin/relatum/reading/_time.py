@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from relatum._deadline import current, has_passed, left_s
 from relatum.errors import ReadTimeout
+from relatum.waiting import current, has_passed, left_s
 
 CONNECT_S_LEAST: Final = 0.01
 """Seconds for connecting where a call has none left: 0 would mean something else to sockets."""

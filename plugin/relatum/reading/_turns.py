@@ -12,7 +12,7 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from relatum._arguments import checked_count
+from relatum.checks import checked_count
 from relatum.errors import ConnectionsInUse
 
 CONNECTIONS_MAX: Final = 16

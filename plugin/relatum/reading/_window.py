@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from relatum._arguments import checked_name
-from relatum._ids import MessageId
+from relatum.checks import checked_name
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading._message import Message
 from relatum.reading._operations import check_integers, check_offset

@@ -1,6 +1,6 @@
 """Recording: from streams into the relationship table, and what keeps the two equal."""
 
-from relatum._holders import new_holder
+from relatum.processes import new_holder
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
 from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._embedded import EmbeddedRecorder

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_name, checked_names
+from relatum.checks import checked_name, checked_names
 from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader

@@ -9,19 +9,18 @@ from typing import Any, Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
-from relatum._arguments import checked_name, shown
-from relatum._failures import QUESTION_S, backoff, ended
-from relatum._ids import MessageId
-from relatum._outages import Server
-from relatum._processes import of_one_process
+from relatum.checks import checked_name, shown
 from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound, RelatumError
+from relatum.ids import MessageId
 from relatum.keys import KeyDefinition, as_definitions
+from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys
 from relatum.recording._recorder import committers_of, engine_of
 from relatum.recording._watched import Subject, Watched
 from relatum.store import let_go
+from relatum.waiting import QUESTION_S, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
 

@@ -7,8 +7,8 @@ The definitions are compiled once into slots: each distinct header or property a
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from relatum._names import RECEIPT_HEADER, TIME_HEADER
 from relatum.errors import UndecodableMessage
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, SkipReason, checked_text
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_count, checked_name, checked_names
+from relatum.checks import checked_count, checked_name, checked_names
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording._deleting import BATCH_ROWS, delete_batch, delete_between
 from relatum.recording._in_use import reason_of

@@ -15,8 +15,6 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._failures import QUESTION_S, backoff
-from relatum._outages import Outages
 from relatum.errors import CoverageConflict, StreamNotFound
 from relatum.recording._fill import Filler
 from relatum.recording._holes import late_holes
@@ -25,6 +23,7 @@ from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, gaps
 from relatum.recording._readers import SharedReader
 from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
+from relatum.waiting import QUESTION_S, Outages, backoff
 
 logger = logging.getLogger("relatum.recorder")
 

@@ -8,11 +8,8 @@ from typing import Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
-from relatum._deadline import Deadline
-from relatum._failures import ended
-from relatum._holders import new_holder
-from relatum._outages import Outages
 from relatum.errors import NotFound, RelatumError
+from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._gaps import GapCloser
 from relatum.recording._housekeeping import Housekeeping
@@ -22,6 +19,7 @@ from relatum.recording._readers import SharedReader
 from relatum.recording._tail import Shared, TailRecorder
 from relatum.recording._writer import Committers, RecordedListener
 from relatum.store import component_engine, database_name
+from relatum.waiting import Deadline, Outages, ended
 
 logger = logging.getLogger("relatum.recorder")
 

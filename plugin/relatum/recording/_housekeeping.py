@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum._failures import backoff, ended
-from relatum._outages import Outages, Server
 from relatum.errors import RelatumError, StreamReplaced
 from relatum.keys import KeyDefinition
 from relatum.recording._lease import RENEWALS, give_back, holders, take
@@ -21,6 +19,7 @@ from relatum.recording._progress import Progress
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._writer import Writer
 from relatum.store import StreamRow, current_stream, ensure_stream, key_definitions, streams, translated_errors
+from relatum.waiting import Outages, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
 

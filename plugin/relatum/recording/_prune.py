@@ -7,7 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_count, checked_names
+from relatum.checks import checked_count, checked_names
 from relatum.errors import RelatumError, StreamNotFound
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.reading._asking import bounds_or_error

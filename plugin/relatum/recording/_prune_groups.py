@@ -6,7 +6,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from relatum.grouping import GROUP_KEY, value_bounds
+from relatum.membership import GROUP_KEY, value_bounds
 from relatum.store import group_scans, group_states, keys, relationships, streams, translated_errors
 
 _FINAL: Final = group_states.c.state.in_(["open", "done", "dead"])

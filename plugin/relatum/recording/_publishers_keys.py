@@ -8,13 +8,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._failures import QUESTION_S, backoff, ended
-from relatum._outages import Outages
-from relatum._processes import of_one_process
 from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
 from relatum.keys import KeyAgreement, KeyDefinition
+from relatum.processes import of_one_process
 from relatum.recording._recorder import engine_of
 from relatum.store import add_keys, check_keys, let_go
+from relatum.waiting import QUESTION_S, Outages, backoff, ended
 
 LOOK_S: Final = 60.0
 """Seconds after which the definitions are compared once more: others may have removed a key and defined it anew."""

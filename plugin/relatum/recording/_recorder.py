@@ -10,10 +10,7 @@ from typing import Final
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 
-from relatum._arguments import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
-from relatum._failures import QUESTION_S, backoff
-from relatum._outages import Server
-from relatum._processes import of_one_process
+from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -22,10 +19,12 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.keys import KeyDefinition, as_definitions
+from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._lease import LEASE_S
 from relatum.store import add_keys, key_definitions, known_engine, let_go, make_engine, translated_errors
+from relatum.waiting import QUESTION_S, Server, backoff
 
 logger = logging.getLogger("relatum.recorder")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_name, shown
+from relatum.checks import checked_name, shown
 from relatum.errors import ConfigurationError, Conflict, InvalidInput
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording._compare import Difference, StreamVerified

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from relatum.grouping import GROUP_KEY
+from relatum.membership import GROUP_KEY
 from relatum.reading import Message, StreamReader
 from relatum.recording._batch import position_of
 from relatum.recording._compare import Block, Difference, Expected

@@ -7,7 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_names
+from relatum.checks import checked_names
 from relatum.errors import AccessRefused, NotFound, RelatumError, StreamNotFound, Transient
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader

@@ -8,8 +8,6 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._failures import QUESTION_S, backoff, ended
-from relatum._outages import Outages, Server
 from relatum.errors import Conflict, RelatumError, StreamNotFound
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording._batch import readable
@@ -19,6 +17,7 @@ from relatum.recording._opening import note, open_tail, pass_over
 from relatum.recording._readers import SharedReader
 from relatum.recording._writer import Committers, RecordedListener, Writer
 from relatum.store import StreamRow, streams, translated_errors
+from relatum.waiting import QUESTION_S, Outages, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
 

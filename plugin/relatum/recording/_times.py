@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_name
+from relatum.checks import checked_name
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import as_engine, ensure_stream, translated_errors

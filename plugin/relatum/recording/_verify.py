@@ -17,7 +17,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_count, checked_names, shown
+from relatum.checks import checked_count, checked_names, shown
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum._ids import MessageId
 from relatum.errors import NotFound, OffsetExpired
-from relatum.grouping import GROUP_KEY, value_bounds
+from relatum.ids import MessageId
+from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import Message, StreamReader
 from relatum.recording._compare import DIFFERENCES_MAX, Difference
 from relatum.recording._extract import Extractor

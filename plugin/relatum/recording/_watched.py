@@ -8,7 +8,7 @@ that question takes down the stream plugin of RabbitMQ 3.10 where the exchange l
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from relatum._names import BROKERS_OWN, NAME_BYTES_MAX
+from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 
 ASK_S: Final = (0.5, 60.0)
 """Least and most seconds before the same is asked again: doubled each time."""

@@ -11,9 +11,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy.engine import URL
 
-from relatum._arguments import shown
-from relatum._peers import checked_host
+from relatum.checks import shown
 from relatum.errors import ConfigurationError
+from relatum.wire._peers import checked_host
 
 _SCHEMES: Final = ("postgresql", "postgres")
 

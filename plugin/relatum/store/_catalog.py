@@ -9,7 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum._arguments import checked_name
+from relatum.checks import checked_name
 from relatum.errors import (
     CoverageConflict,
     InvalidKeyDefinition,

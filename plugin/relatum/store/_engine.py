@@ -9,13 +9,13 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, ExceptionContext
 
-from relatum._arguments import shown
-from relatum._deadline import Deadline
-from relatum._processes import after_fork, leave_to_parent
+from relatum.checks import shown
 from relatum.errors import ConfigurationError, UsedAfterClose
+from relatum.processes import after_fork, leave_to_parent
 from relatum.store._address import POOL, POOL_SIZE, STATEMENT, parse_database
 from relatum.store._sessions import look_at_sessions
 from relatum.store._waiting import ComponentEngine, TimedPool, bound_waits
+from relatum.waiting import Deadline
 
 _LIBPQ_OPTIONS: dict[str, Any] = {
     "fallback_application_name": "relatum",

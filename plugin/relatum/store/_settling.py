@@ -23,14 +23,13 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum._deadline import within
-from relatum._failures import backoff
-from relatum._uuid7 import uuid7
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store._engine import ONCE_STATEMENT_S
 from relatum.store._settlement_tables import settlements
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import patient
+from relatum.uuid7 import uuid7
+from relatum.waiting import backoff, within
 
 SETTLE_S: Final = 10.0
 """Seconds for which it is tried to find out whether a commit came through, by default."""

@@ -11,7 +11,6 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 
-from relatum._peers import POSTGRESQL, service_in
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -21,6 +20,7 @@ from relatum.errors import (
     SchemaMissing,
 )
 from relatum.store._waiting import NoAnswerInTime, no_connection
+from relatum.wire._peers import POSTGRESQL, service_in
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 """What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.

@@ -20,8 +20,8 @@ from psycopg.pq import PollingStatus, TransactionStatus
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
-from relatum._deadline import LOOK_S, Deadline, current, left_s, within
 from relatum.errors import DatabaseUnavailable
+from relatum.waiting import LOOK_S, Deadline, current, left_s, within
 
 ROLLBACK_S: Final = 0.5
 """Seconds for a rollback after the time of a call: an answering server needs less, and the connection is kept."""

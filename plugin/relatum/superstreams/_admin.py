@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union
 from pika.compat import long
 from pika.exceptions import ChannelClosedByBroker
 
-from relatum._arguments import checked_count, checked_names, checked_text, shown
+from relatum.checks import checked_count, checked_names, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput, SuperStreamConflict, SuperStreamNotFound
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.reading import BrokerAddress

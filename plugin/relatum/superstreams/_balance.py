@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
-from relatum._arguments import shown
-from relatum._routing import partition_of
+from relatum.checks import shown
 from relatum.errors import ConfigurationError, InvalidInput
+from relatum.superstreams._routing import partition_of
 
 
 @dataclass(frozen=True, slots=True)

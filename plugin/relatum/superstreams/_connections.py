@@ -13,7 +13,7 @@ from pika.connection import Connection, Parameters
 from pika.credentials import ExternalCredentials
 from pika.exceptions import AMQPError, ChannelClosedByBroker
 
-from relatum._client_logs import own_connection
+from relatum.client_logs import own_connection
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
 from relatum.reading import BrokerAddress, BrokerLogin
 from relatum.reading import _amqp_blocking as amqp

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from relatum._arguments import checked_text, checked_weights, shown
-from relatum._processes import after_fork
+from relatum.checks import checked_text, checked_weights, shown
 from relatum.errors import InvalidInput
+from relatum.processes import after_fork
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._layout import Layout, Partition
 from relatum.superstreams._protocol import Target, channel_of

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from relatum._arguments import checked_count, checked_text, shown
-from relatum._routing import partition_of
+from relatum.checks import checked_count, checked_text, shown
 from relatum.errors import InvalidInput, NotFound
+from relatum.superstreams._routing import partition_of
 
 LAYOUT_MAX: Final = 100_000
 """Partitions of a layout that is given by their number; RabbitMQ itself makes 1,000 at most."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import mmh3
 
-from relatum._arguments import shown
+from relatum.checks import shown
 from relatum.errors import InvalidInput
 
 SEED: Final = 104_729

@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 
-from relatum._arguments import checked_text, shown
-from relatum._processes import after_fork
+from relatum.checks import checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.keys import InvalidValue, KeyType, canonical
+from relatum.processes import after_fork
 from relatum.reading import BrokerAddress
 from relatum.superstreams._admin import describe_super_stream
 from relatum.superstreams._balance import Balance, BalanceName

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
-from relatum._failures import ended
 from relatum.errors import BrokerUnavailable, DatabaseUnavailable, ReadTimeout, RelatumError, StreamUnavailable
+from relatum.waiting._repeating import ended
 
 ANSWER_S: Final = 10.0
 """Seconds after which a server that was asked and says nothing counts as away."""

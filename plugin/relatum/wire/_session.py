@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
-from relatum._peers import service_of
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost, ProtocolError
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
 from relatum.wire._frames import Code, Command
+from relatum.wire._peers import service_of
 from relatum.wire._publishing import Confirmed, Refused, decode_outcome
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}

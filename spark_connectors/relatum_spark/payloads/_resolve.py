@@ -15,8 +15,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructField, StructType
 
-from relatum._ids import MessageId
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
+from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import BrokerAddress, Message, StreamReader, UnreadableRecord
 from relatum_spark._broker import Broker, database_url

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from relatum._names import RECEIPT_HEADER, TIME_HEADER
 from relatum.errors import InvalidInput, InvalidRelationshipKey
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import SkipReason
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.sink._sequence import EPOCH_MAX, check_names

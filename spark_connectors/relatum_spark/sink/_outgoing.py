@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from relatum._names import RECEIPT_HEADER, TIME_HEADER
-from relatum._routing import partition_of
 from relatum.errors import InvalidInput
-from relatum.interception._stamp import Stamper
+from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, microseconds
+from relatum.publishing._stamp import Stamper
+from relatum.superstreams._routing import partition_of
 from relatum_spark.sink._encode import encode_content
 from relatum_spark.sink._sequence import Numbering
 from relatum_spark.sink._spool import Spool

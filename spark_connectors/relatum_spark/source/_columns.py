@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from relatum._names import TIME_HEADER
+from relatum.headers import TIME_HEADER
 from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch

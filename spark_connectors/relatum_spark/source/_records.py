@@ -12,8 +12,8 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Any, Final, NamedTuple
 
-from relatum._names import TIME_HEADER
 from relatum.errors import UndecodableMessage
+from relatum.headers import TIME_HEADER
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, Properties
 from relatum.reading._message import header_value, is_header, property_text, reply_to_text

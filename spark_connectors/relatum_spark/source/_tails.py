@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from relatum._outages import Outages
 from relatum.errors import ConfigurationError, StreamNotFound, Transient
 from relatum.reading import StreamBounds, StreamReader
+from relatum.waiting import Outages
 from relatum_spark._broker import Broker
 from relatum_spark.source._places import after
 

@@ -17,12 +17,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import relatum_spark
-from relatum._routing import partition_of
 from relatum.errors import BrokerUnavailable, Conflict, InvalidInput, PublishOutcomeUnknown, StreamNotFound
 from relatum.keys import KeyDefinition
 from relatum.local import LocalServers
 from relatum.reading import Message, StreamReader
 from relatum.store import add_keys
+from relatum.superstreams._routing import partition_of
 from relatum_spark.sink._options import parse_sink_options
 from relatum_spark.sink._outgoing import Columns
 from relatum_spark.sink._sink import Published, _shape, make_stream_writer, make_writer, write_task

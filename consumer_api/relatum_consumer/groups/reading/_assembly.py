@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from relatum._ids import MessageId
-from relatum.grouping import Anomaly, GroupPosition, Membership, assess
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MIN
+from relatum.membership import Anomaly, GroupPosition, Membership, assess
 
 GroupOrder: TypeAlias = Literal["logical", "physical"]
 

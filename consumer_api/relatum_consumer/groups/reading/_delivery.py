@@ -4,18 +4,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from relatum._ids import MessageId
 from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient
-from relatum.grouping import Anomaly, membership
+from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
+from relatum.membership import Anomaly, membership
 from relatum.reading import Message, StreamBounds
 from relatum_consumer._proof import replaced
 from relatum_consumer._related import first_retained
-from relatum_consumer.grouping._assembly import UNGROUPED, Assembled, GroupOrder, Member, Row, assemble
-from relatum_consumer.grouping._group import Group, sequence_of
-from relatum_consumer.grouping._limits import BATCH_MESSAGES, READ_RETRIES
-from relatum_consumer.grouping._options import OnConflict, OnDuplicate
-from relatum_consumer.grouping._requests import Give, GroupSteps, OpenMany, TakeMany
+from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, GroupOrder, Member, Row, assemble
+from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, READ_RETRIES
+from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
+from relatum_consumer.groups.reading._group_requests import Give, GroupSteps, OpenMany, TakeMany
+from relatum_consumer.groups.reading._group_values import Group, sequence_of
 
 FINAL = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 """What a group cannot recover from, in the order in which it is named."""

@@ -3,18 +3,18 @@
 from datetime import timedelta
 from typing import Any
 
-from relatum._arguments import checked_seconds
-from relatum.grouping import GroupPosition, checked_group_id, checked_sequence
+from relatum.checks import checked_seconds
+from relatum.membership import GroupPosition, checked_group_id, checked_sequence
 from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._lookups import Names, names_of
-from relatum_consumer.grouping import _position as position
-from relatum_consumer.grouping._assembly import GroupOrder
-from relatum_consumer.grouping._group import Group, IncompleteGroupReport
-from relatum_consumer.grouping._open import unfolding_groups
-from relatum_consumer.grouping._options import GroupOptions, check_order
-from relatum_consumer.grouping._reading import whole_groups
-from relatum_consumer.grouping._requests import GroupSteps
+from relatum_consumer.groups.reading import _group_position as position
+from relatum_consumer.groups.reading._assembly import GroupOrder
+from relatum_consumer.groups.reading._group_options import GroupOptions, check_order
+from relatum_consumer.groups.reading._group_requests import GroupSteps
+from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._open_group import unfolding_groups
+from relatum_consumer.groups.reading._whole_groups import whole_groups
 
 
 class GroupLookups:

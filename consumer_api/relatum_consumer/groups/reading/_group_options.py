@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from relatum._arguments import checked_seconds
+from relatum.checks import checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum_consumer.grouping._assembly import GroupOrder
+from relatum_consumer.groups.reading._assembly import GroupOrder
 
 OnDuplicate: TypeAlias = Literal["first", "raise"]
 """What becomes of a number that several messages have."""

@@ -6,18 +6,18 @@ from dataclasses import replace
 from itertools import islice
 
 from relatum.errors import InvalidInput, StreamReplaced
-from relatum.grouping import GROUP_KEY, Anomaly, GroupPosition, Membership, parse_value
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, parse_value
 from relatum.reading import StreamBounds
 from relatum_consumer._answer import Answer
 from relatum_consumer._catalog import Catalog, PresentStream, Wanted
 from relatum_consumer._proof import Evidence, all_ends, evidence
 from relatum_consumer._related import Question, answer
 from relatum_consumer._requests import Select
-from relatum_consumer.grouping import _statements as statements
-from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member, assemble, distinct
-from relatum_consumer.grouping._delivery import (
+from relatum_consumer.groups.reading import _group_statements as statements
+from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, distinct
+from relatum_consumer.groups.reading._delivery import (
     Reading,
     all_of,
     as_group,
@@ -26,10 +26,10 @@ from relatum_consumer.grouping._delivery import (
     read_members,
     without_copies,
 )
-from relatum_consumer.grouping._group import Group, IncompleteGroupReport
-from relatum_consumer.grouping._limits import REPORTS_MAX
-from relatum_consumer.grouping._requests import GroupSteps, Sift
-from relatum_consumer.grouping._view import View, group_key, look, member_of
+from relatum_consumer.groups.reading._group_limits import REPORTS_MAX
+from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
+from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
 
 Names = tuple[str, ...] | None
 

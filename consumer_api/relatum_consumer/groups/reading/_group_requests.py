@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from relatum._ids import MessageId
+from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum_consumer._requests import Request
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import overload
 
-from relatum._ids import MessageId
-from relatum.grouping import GroupPosition, GroupStatus, group_status, membership
+from relatum.ids import MessageId
+from relatum.membership import GroupPosition, GroupStatus, group_status, membership
 from relatum.reading import Message
 
 

@@ -8,27 +8,27 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from relatum._deadline import within
 from relatum.errors import RelatumError
-from relatum.grouping import GroupPosition
+from relatum.membership import GroupPosition
 from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.waiting import within
 from relatum_consumer._answer import Answer
 from relatum_consumer._lookups import Names
-from relatum_consumer.grouping._assembly import GroupOrder
-from relatum_consumer.grouping._durable_blocking import SharedGroups
-from relatum_consumer.grouping._durable_options import GroupConsumer, SharedOptions, shared_options
-from relatum_consumer.grouping._durable_status import GroupConsumerStatus, consumer_status
-from relatum_consumer.grouping._group import Group, IncompleteGroupReport
-from relatum_consumer.grouping._lookups import GroupLookups
-from relatum_consumer.grouping._open import Unfolding
-from relatum_consumer.grouping._options import (
+from relatum_consumer.groups.reading._assembly import GroupOrder
+from relatum_consumer.groups.reading._group_lookups import GroupLookups
+from relatum_consumer.groups.reading._group_options import (
     GroupArguments,
     GroupStart,
     OnConflict,
     OnDuplicate,
     SharingArguments,
 )
-from relatum_consumer.grouping._requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
+from relatum_consumer.groups.reading._group_requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
+from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._open_group import Unfolding
+from relatum_consumer.groups.sharing._shared_groups import SharedGroups
+from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, shared_options
+from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_status
 
 _Result = TypeVar("_Result")
 

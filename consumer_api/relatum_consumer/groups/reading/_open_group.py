@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from relatum.errors import IncompleteGroup
-from relatum.grouping import Anomaly, GroupPosition
+from relatum.membership import Anomaly, GroupPosition
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._requests import Pause
-from relatum_consumer.grouping._assembly import Assembled, GroupOrder, Member
-from relatum_consumer.grouping._delivery import FINAL, Reading, conflict, read_members
-from relatum_consumer.grouping._limits import PART_MESSAGES
-from relatum_consumer.grouping._options import GroupOptions
-from relatum_consumer.grouping._position import settled, standing
-from relatum_consumer.grouping._reading import Batches, Ends, Idle, offset_of
-from relatum_consumer.grouping._requests import Give, GroupSteps
-from relatum_consumer.grouping._scan import Scan
-from relatum_consumer.grouping._view import look
+from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member
+from relatum_consumer.groups.reading._delivery import FINAL, Reading, conflict, read_members
+from relatum_consumer.groups.reading._group_limits import PART_MESSAGES
+from relatum_consumer.groups.reading._group_options import GroupOptions
+from relatum_consumer.groups.reading._group_position import settled, standing
+from relatum_consumer.groups.reading._group_requests import Give, GroupSteps
+from relatum_consumer.groups.reading._group_scan import Scan
+from relatum_consumer.groups.reading._streams_view import look
+from relatum_consumer.groups.reading._whole_groups import Batches, Ends, Idle, offset_of
 
 
 @dataclass(frozen=True, slots=True)

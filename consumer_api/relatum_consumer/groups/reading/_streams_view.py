@@ -11,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from relatum.errors import InvalidInput, KeyNotDefined
-from relatum.grouping import GROUP_KEY, membership, parse_value
+from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message, StreamBounds
 from relatum_consumer._answer import LeftOut
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import Uncovered, all_ends, all_names, uncovered
 from relatum_consumer._requests import Select
-from relatum_consumer.grouping import _statements as statements
-from relatum_consumer.grouping._assembly import Member, Row, by_group, distinct
-from relatum_consumer.grouping._limits import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.grouping._requests import GroupSteps, Sift
+from relatum_consumer.groups.reading import _group_statements as statements
+from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
+from relatum_consumer.groups.reading._group_limits import UNRECORDED_MEMBERS_MAX
+from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
 
 logger = logging.getLogger("relatum.groups")
 

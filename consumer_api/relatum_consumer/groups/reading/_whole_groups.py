@@ -12,9 +12,9 @@ from relatum_consumer._limits import MESSAGE_BYTES, POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._lookups import time_us_of
 from relatum_consumer._proof import coverage_by_stream, ends_of, replaced
 from relatum_consumer._requests import Pause
-from relatum_consumer.grouping._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
-from relatum_consumer.grouping._delivery import Policy, Reading, deliver
-from relatum_consumer.grouping._limits import (
+from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
+from relatum_consumer.groups.reading._delivery import Policy, Reading, deliver
+from relatum_consumer.groups.reading._group_limits import (
     BATCH_BYTES,
     BATCH_MESSAGES,
     FIRST_GROUPS,
@@ -22,10 +22,10 @@ from relatum_consumer.grouping._limits import (
     GROUPS_AT_ONCE,
     WINDOW_OFFSETS,
 )
-from relatum_consumer.grouping._options import GroupOptions
-from relatum_consumer.grouping._requests import GroupSteps, Sift
-from relatum_consumer.grouping._scan import Candidate, Scan, rows_between, without_group
-from relatum_consumer.grouping._view import View, look, say_left_out
+from relatum_consumer.groups.reading._group_options import GroupOptions
+from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
+from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between, without_group
+from relatum_consumer.groups.reading._streams_view import View, look, say_left_out
 
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> GroupSteps[None]:

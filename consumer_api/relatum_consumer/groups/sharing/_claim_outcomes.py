@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from relatum._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.errors import GroupConflict
+from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import Message
-from relatum_consumer.grouping._group import Group, IncompleteGroupReport
+from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 
 NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
 """Why a group is given up that was given as often as its consumer allows."""

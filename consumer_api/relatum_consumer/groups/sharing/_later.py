@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from relatum._failures import Pauses
-from relatum_consumer.grouping._durable_outcomes import GivenUp
+from relatum.waiting import Pauses
+from relatum_consumer.groups.sharing._claim_outcomes import GivenUp
 
 MESSAGES_MAX: Final = 10_000
 """Messages held for later; with more of them, who gives groups waits for the dead letters."""

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from relatum._dead_letters import DeadLetters
-from relatum._failures import ended
-from relatum._holders import new_holder
-from relatum._outages import Outages
-from relatum._processes import of_one_process
 from relatum.errors import RelatumError, Transient
+from relatum.processes import new_holder, of_one_process
+from relatum.publishing._dead_letters import DeadLetters
 from relatum.reading import BrokerAddress
+from relatum.waiting import Outages, ended
 from relatum_consumer._catalog import Catalog
-from relatum_consumer.grouping._durable import RENEWALS, SharedReading
-from relatum_consumer.grouping._durable_options import SharedOptions
-from relatum_consumer.grouping._durable_outcomes import Claim, Given, GivenUp
-from relatum_consumer.grouping._group import Group
+from relatum_consumer.groups.reading._group_values import Group
+from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
+from relatum_consumer.groups.sharing._sharing_options import SharedOptions
+from relatum_consumer.groups.sharing._sharing_steps import RENEWALS, SharedReading
 
 logger = logging.getLogger("relatum.groups")
 

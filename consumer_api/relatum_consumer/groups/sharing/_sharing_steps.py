@@ -7,28 +7,27 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from relatum._failures import ended, may_repeat
-from relatum._outages import Outages
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
-from relatum.grouping import Anomaly
+from relatum.membership import Anomaly
 from relatum.reading import Message, StreamBounds
+from relatum.waiting import Outages, ended, may_repeat
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._limits import POLL_S_MIN
 from relatum_consumer._proof import ends_of
 from relatum_consumer._requests import Pause, Read
-from relatum_consumer.grouping import _durable_statements as statements
-from relatum_consumer.grouping._assembly import Assembled, Member
-from relatum_consumer.grouping._delivery import Policy, Reading, all_of, conflict, floor_of, read_group
-from relatum_consumer.grouping._durable_claims import Claims
-from relatum_consumer.grouping._durable_consumer import check_dead_letters, find_consumer
-from relatum_consumer.grouping._durable_later import Later
-from relatum_consumer.grouping._durable_options import SharedOptions
-from relatum_consumer.grouping._durable_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
-from relatum_consumer.grouping._durable_scan import Scanner
-from relatum_consumer.grouping._durable_unrecorded import Unrecorded
-from relatum_consumer.grouping._group import IncompleteGroupReport
-from relatum_consumer.grouping._position import report
-from relatum_consumer.grouping._requests import GroupSteps
+from relatum_consumer.groups.reading._assembly import Assembled, Member
+from relatum_consumer.groups.reading._delivery import Policy, Reading, all_of, conflict, floor_of, read_group
+from relatum_consumer.groups.reading._group_position import report
+from relatum_consumer.groups.reading._group_requests import GroupSteps
+from relatum_consumer.groups.reading._group_values import IncompleteGroupReport
+from relatum_consumer.groups.sharing import _sharing_statements as statements
+from relatum_consumer.groups.sharing._claim_outcomes import NEVER_ACKNOWLEDGED, Claim, Given, GivenUp, Outcome, Refused
+from relatum_consumer.groups.sharing._claims import Claims
+from relatum_consumer.groups.sharing._group_consumer import check_dead_letters, find_consumer
+from relatum_consumer.groups.sharing._later import Later
+from relatum_consumer.groups.sharing._sharing_options import SharedOptions
+from relatum_consumer.groups.sharing._sharing_scan import Scanner
+from relatum_consumer.groups.sharing._unrecorded import Unrecorded
 
 logger = logging.getLogger("relatum.groups")
 

@@ -10,7 +10,7 @@ from relatum.store import CoverageRow
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import all_names, attended, coverage_by_stream
 from relatum_consumer._requests import Bounds
-from relatum_consumer.grouping._requests import GroupSteps
+from relatum_consumer.groups.reading._group_requests import GroupSteps
 
 logger = logging.getLogger("relatum.groups")
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from relatum._names import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
+from relatum.contexts.placement._placement_names import check_name
 from relatum.errors import InvalidInput
-from relatum.placement._names import check_name
+from relatum.headers import AFFINITY_LAST_HEADER, PREDECESSOR_HEADER
 
 
 class Wish(NamedTuple):

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from pika import BasicProperties
 
-from relatum._arguments import as_options, checked_count, checked_seconds
-from relatum._names import AFFINITY_HEADER
-from relatum.affinity._balancing import MessageBalance, SetBalance
-from relatum.affinity._headers import NO_WISH, wish_of
-from relatum.affinity._keeping import Keeping
+from relatum.checks import as_options, checked_count, checked_seconds
+from relatum.contexts.affinity._affinity_headers import NO_WISH, wish_of
+from relatum.contexts.affinity._balancing import MessageBalance, SetBalance
+from relatum.contexts.affinity._set_keeping import Keeping
+from relatum.contexts.placement._async_placement_router import AsyncRouter
+from relatum.contexts.placement._model import PartitionRow
+from relatum.contexts.placement._placement_core import RouterOptions
+from relatum.contexts.placement._placement_router import Router, require_confirms
+from relatum.contexts.placement._publication import WhenAway
+from relatum.contexts.serial.moving._abandoned import attend_for
+from relatum.headers import AFFINITY_HEADER
 from relatum.limits import INTEGER_MAX
-from relatum.placement._async_router import AsyncRouter
-from relatum.placement._core import RouterOptions
-from relatum.placement._model import PartitionRow
-from relatum.placement._publication import WhenAway
-from relatum.placement._router import Router, require_confirms
-from relatum.serial.moving._abandoned import attend_for
 from relatum.superstreams import Balance, BalanceName
 from relatum.superstreams._protocol import channel_of
 

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from relatum._arguments import as_options, checked_weights
+from relatum.checks import as_options, checked_weights
 from relatum.errors import ConfigurationError
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
 

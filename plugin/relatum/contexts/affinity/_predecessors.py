@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import sqlalchemy as sa
 
-from relatum._ids import MessageId
 from relatum.errors import NotFound, PredecessorNotFound
+from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, StreamReader
 from relatum.store import key_definitions, relationships, streams, translated_errors

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relatum.affinity._headers import Wish
-from relatum.affinity._predecessors import Found, Recent, find_predecessor, place_in, read_predecessor
-from relatum.affinity._upkeep import Upkeep
+from relatum.contexts.affinity._affinity_headers import Wish
+from relatum.contexts.affinity._predecessors import Found, Recent, find_predecessor, place_in, read_predecessor
+from relatum.contexts.affinity._set_upkeep import Upkeep
+from relatum.contexts.placement._model import PartitionRow
+from relatum.contexts.placement._placement_core import RouterCore
+from relatum.contexts.placement._publication import POLL_S, Published
 from relatum.errors import ContextMoving
-from relatum.placement._core import RouterCore
-from relatum.placement._model import PartitionRow
-from relatum.placement._publication import POLL_S, Published
 
 
 class Place(NamedTuple):

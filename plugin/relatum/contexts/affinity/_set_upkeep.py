@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import backoff
-from relatum._outages import Outages
+from relatum.contexts.placement._placement_core import RouterCore
+from relatum.contexts.placement._placement_store import IDLE_S_MAX, PlacementStore
 from relatum.errors import RelatumError
-from relatum.placement._core import RouterCore
-from relatum.placement._store import IDLE_S_MAX, PlacementStore
 from relatum.store import database_name
+from relatum.waiting import Outages, backoff
 
 logger = logging.getLogger("relatum.affinity")
 

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum._arguments import (
+from relatum.checks import (
     checked_count,
     checked_name,
     checked_names,
@@ -17,14 +17,14 @@ from relatum._arguments import (
     checked_text,
     checked_weights,
 )
-from relatum._names import CONTEXT_HEADER
-from relatum.affinity._upkeep import close_idle
+from relatum.contexts.affinity._set_upkeep import close_idle
+from relatum.contexts.placement._model import Placement, PlacementState
+from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.serial import Move, Progress, SerializationContexts
 from relatum.errors import PlacementNotFound, SuperStreamConflict
-from relatum.placement._model import Placement, PlacementState
-from relatum.placement._names import check_name
-from relatum.placement._store import PlacementStore
+from relatum.headers import CONTEXT_HEADER
 from relatum.reading import AuthMechanism, BrokerAddress
-from relatum.serial import Move, Progress, SerializationContexts
 
 PAGE: Final = 1_000
 """Sets that are read at once."""

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_seconds
-from relatum._deadline import in_thread
-from relatum._processes import of_one_process
-from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
-from relatum.placement._cache import Sent
-from relatum.placement._core import CLOSED, Places, RouterCore, RouterOptions, unsettled
-from relatum.placement._model import PartitionRow
-from relatum.placement._publication import (
+from relatum.checks import checked_seconds
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._model import PartitionRow
+from relatum.contexts.placement._placement_core import CLOSED, Places, RouterCore, RouterOptions, unsettled
+from relatum.contexts.placement._placement_router import rejected
+from relatum.contexts.placement._publication import (
     Adopt,
     Published,
     ReadGeneration,
@@ -30,9 +28,11 @@ from relatum.placement._publication import (
     T,
     Unsettled,
 )
-from relatum.placement._router import rejected
+from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
+from relatum.processes import of_one_process
 from relatum.superstreams._connections import vhost_of
 from relatum.superstreams._protocol import channel_of
+from relatum.waiting import in_thread
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

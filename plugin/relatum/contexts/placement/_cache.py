@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from relatum.placement._entries import Adoption, Placed
-from relatum.placement._model import Placement, PlacementState
+from relatum.contexts.placement._entries import Adoption, Placed
+from relatum.contexts.placement._model import Placement, PlacementState
 
 
 class Known(NamedTuple):

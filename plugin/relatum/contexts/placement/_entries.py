@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
-from relatum._names import CONTROL_HEADER, PLACED_HEADER
+from relatum.headers import CONTROL_HEADER, PLACED_HEADER
 from relatum.limits import INTEGER_MAX
 
 CONTROL_BYTES: Final = CONTROL_HEADER.encode()

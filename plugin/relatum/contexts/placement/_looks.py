@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import ended
-from relatum._outages import Outages
 from relatum.errors import DatabaseUnavailable
+from relatum.waiting import Outages, ended
 
 logger = logging.getLogger("relatum.placement")
 

@@ -9,16 +9,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import as_options, checked_choice, checked_count, checked_name, checked_seconds
-from relatum._deadline import LEAST_S, Deadline, within
-from relatum._ids import MessageId
-from relatum._names import PLACED_HEADER
-from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError, UsedAfterClose
-from relatum.limits import INTEGER_MAX
-from relatum.placement._looks import Looks
-from relatum.placement._model import PartitionRow, PartitionState, Placement
-from relatum.placement._names import check_name
-from relatum.placement._publication import (
+from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds
+from relatum.contexts.placement._looks import Looks
+from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement
+from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.placement._publication import (
     Adopt,
     FindMove,
     Place,
@@ -30,13 +26,17 @@ from relatum.placement._publication import (
     Send,
     WhenAway,
 )
-from relatum.placement._search import Strays
-from relatum.placement._store import PlacementStore
+from relatum.contexts.placement._search import Strays
+from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError, UsedAfterClose
+from relatum.headers import PLACED_HEADER
+from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import component_engine, make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import address_of
 from relatum.superstreams._layout import checked_name as checked_super_stream
+from relatum.waiting import LEAST_S, Deadline, within
 
 END_S: Final = 1.0
 """Seconds for questions to the database that are under way when a router is closed."""

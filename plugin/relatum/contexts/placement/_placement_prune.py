@@ -5,10 +5,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.contexts.placement import _placement_prune_statements as statements
+from relatum.contexts.placement._model import PartitionState
 from relatum.errors import StreamNotFound
 from relatum.limits import INTEGER_MAX
-from relatum.placement import _prune_statements as statements
-from relatum.placement._model import PartitionState
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.reading._asking import bounds_or_error
 from relatum.store import super_stream_partitions, super_streams, translated_errors

@@ -13,14 +13,14 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import UnroutableError
 
-from relatum._arguments import checked_seconds
-from relatum._processes import of_one_process
+from relatum.checks import checked_seconds
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._model import PartitionRow
+from relatum.contexts.placement._placement_core import Places, RouterCore, RouterOptions, unsettled
+from relatum.contexts.placement._publication import Published, Request, Send, Sleep, Steps, T, Unsettled
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, RelatumError
-from relatum.interception._pika import OwnProperties, copy_with
-from relatum.placement._cache import Sent
-from relatum.placement._core import Places, RouterCore, RouterOptions, unsettled
-from relatum.placement._model import PartitionRow
-from relatum.placement._publication import Published, Request, Send, Sleep, Steps, T, Unsettled
+from relatum.processes import of_one_process
+from relatum.publishing.clients._pika import OwnProperties, copy_with
 from relatum.superstreams import Target
 from relatum.superstreams._connections import vhost_of
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.placement._model import MoveInfo, PartitionRow, Placement
+from relatum.contexts.placement._model import MoveInfo, PartitionRow, Placement
 from relatum.store import (
     context_moves,
     moved_contexts,

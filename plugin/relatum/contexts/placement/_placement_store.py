@@ -15,19 +15,9 @@ from typing import Any, Final, Self, TypeVar
 import psycopg
 import sqlalchemy as sa
 
-from relatum.errors import (
-    InvalidInput,
-    MoveConflict,
-    PlacementNotFound,
-    RowRefused,
-    StreamNotFound,
-    SuperStreamConflict,
-    SuperStreamNotFound,
-    TooManyOpenSets,
-)
-from relatum.placement import _statements as statements
-from relatum.placement._direct_statements import CLOSED, DirectStatements
-from relatum.placement._model import (
+from relatum.contexts.placement import _placement_statements as statements
+from relatum.contexts.placement._direct_statements import CLOSED, DirectStatements
+from relatum.contexts.placement._model import (
     Changes,
     Choose,
     MoveInfo,
@@ -39,8 +29,18 @@ from relatum.placement._model import (
     PlacementCounts,
     PlacementState,
 )
-from relatum.placement._names import check_name
-from relatum.placement._prune import forget_released
+from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._placement_prune import forget_released
+from relatum.errors import (
+    InvalidInput,
+    MoveConflict,
+    PlacementNotFound,
+    RowRefused,
+    StreamNotFound,
+    SuperStreamConflict,
+    SuperStreamNotFound,
+    TooManyOpenSets,
+)
 from relatum.store import close_engine, known_engine, make_engine, translated_errors
 
 CHANGES_MAX: Final = 10_000

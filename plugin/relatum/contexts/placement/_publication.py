@@ -23,10 +23,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from relatum.contexts.placement._cache import Known, PlacementCache, Sent, Unchecked
+from relatum.contexts.placement._entries import Adoption, Placed
+from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
-from relatum.placement._cache import Known, PlacementCache, Sent, Unchecked
-from relatum.placement._entries import Adoption, Placed
-from relatum.placement._model import MoveInfo, Placement, PlacementState
 
 POLL_S: Final = 0.005
 """Seconds between two looks whether a move has ended."""

@@ -7,10 +7,8 @@ from typing import Final, cast
 
 from pika import BasicProperties
 
-from relatum._direct import TIMEOUT_S, DirectPublisher
-from relatum.errors import ReadTimeout, StreamUnavailable
-from relatum.placement._cache import Sent
-from relatum.placement._entries import (
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._entries import (
     CONTENT_TYPE,
     CONTROL_BYTES,
     Adoption,
@@ -21,6 +19,8 @@ from relatum.placement._entries import (
     encode,
     entry_of,
 )
+from relatum.errors import ReadTimeout, StreamUnavailable
+from relatum.publishing._direct import TIMEOUT_S, DirectPublisher
 from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
 
 IDLE_S: Final = TIMEOUT_S

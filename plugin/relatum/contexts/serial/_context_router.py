@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import sqlalchemy as sa
 from pika import BasicProperties
 
-from relatum._arguments import as_options, checked_choice, checked_count
-from relatum._names import CONTEXT_HEADER
+from relatum.checks import as_options, checked_choice, checked_count
+from relatum.contexts.placement._async_placement_router import AsyncRouter
+from relatum.contexts.placement._placement_core import RouterOptions
+from relatum.contexts.placement._placement_router import Router
+from relatum.contexts.serial.moving._abandoned import attend_for
+from relatum.headers import CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX
-from relatum.placement._async_router import AsyncRouter
-from relatum.placement._core import RouterOptions
-from relatum.placement._router import Router
-from relatum.serial.moving._abandoned import attend_for
 from relatum.superstreams import Balance, BalanceName
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from relatum._ids import MessageId
-from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
-from relatum.serial._log import PartitionLog, Verdict
+from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
+from relatum.contexts.serial._partition_log import PartitionLog, Verdict
+from relatum.ids import MessageId
 
 FINDINGS_MAX: Final = 1_000
 """Findings listed of one kind; more are counted."""

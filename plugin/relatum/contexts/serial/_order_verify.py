@@ -11,13 +11,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_name
-from relatum._names import CONTEXT_HEADER
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
-from relatum.placement._entries import Entry, entry_of
-from relatum.placement._names import check_name
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.serial._order import (
+from relatum.checks import checked_name
+from relatum.contexts.placement._entries import Entry, entry_of
+from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.serial._order import (
     ContextMessage,
     OrderCheck,
     PartitionsReading,
@@ -25,7 +22,10 @@ from relatum.serial._order import (
     Unreadable,
     canonical_order,
 )
-from relatum.serial._verify_store import floors_before, known_super_stream
+from relatum.contexts.serial._order_verify_store import floors_before, known_super_stream
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
+from relatum.headers import CONTEXT_HEADER
+from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import as_engine, translated_errors
 from relatum.superstreams import describe_super_stream
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
 
-from relatum.placement._entries import Adoption, Data, Entry, Fence, Marker
+from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker
 
 
 class Verdict(Enum):

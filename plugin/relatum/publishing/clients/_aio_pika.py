@@ -18,14 +18,14 @@ from aiormq.exceptions import AMQPConnectionError, ChannelClosed, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
 
-from relatum._processes import of_one_process
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
-from relatum.interception._interception import ATTRIBUTE, Interception
-from relatum.interception._locate import Sent
-from relatum.interception._outcome import outcome
-from relatum.interception._refusals import refuses_publish
-from relatum.interception._settle import Unsettled, final_at
-from relatum.interception._stamp import Stamp, Stamper
+from relatum.processes import of_one_process
+from relatum.publishing._interception import ATTRIBUTE, Interception
+from relatum.publishing._locate import Sent
+from relatum.publishing._publish_errors import outcome
+from relatum.publishing._refusals import refuses_publish
+from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing._stamp import Stamp, Stamper
 
 CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
 """Where an intercepted channel keeps the connection's interception."""

@@ -22,15 +22,15 @@ from pika.exceptions import (
     UnroutableError,
 )
 
-from relatum._processes import of_one_process
 from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
-from relatum.interception._interception import ATTRIBUTE, Interception
-from relatum.interception._locate import Sent
-from relatum.interception._outcome import outcome
-from relatum.interception._refusals import BLOCKING, MALFORMED, refuses_message
-from relatum.interception._returns import Returns, strip_returned
-from relatum.interception._settle import Unsettled, final_at
-from relatum.interception._stamp import Stamp
+from relatum.processes import of_one_process
+from relatum.publishing._interception import ATTRIBUTE, Interception
+from relatum.publishing._locate import Sent
+from relatum.publishing._publish_errors import outcome
+from relatum.publishing._refusals import BLOCKING, MALFORMED, refuses_message
+from relatum.publishing._returns import Returns, strip_returned
+from relatum.publishing._settle import Unsettled, final_at
+from relatum.publishing._stamp import Stamp
 from relatum.superstreams import Target
 
 PUBLISHER: Final = "_relatum_publisher"

@@ -9,17 +9,17 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from relatum._arguments import checked_callable
-from relatum._failures import backoff
+from relatum.checks import checked_callable
+from relatum.contexts.serial.consuming._consumer import CLOSE_S, LOOK_S
+from relatum.contexts.serial.consuming._serial_base import ConsumerBase
+from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch
+from relatum.contexts.serial.consuming._serial_options import check_seconds
+from relatum.contexts.serial.consuming._serial_state import log_defect
+from relatum.contexts.serial.consuming._serial_status import SerialStatus
+from relatum.contexts.serial.consuming._threads import in_thread
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
-from relatum.serial.consuming._base import ConsumerBase
-from relatum.serial.consuming._batch import AsyncSerialBatch
-from relatum.serial.consuming._consumer import CLOSE_S, LOOK_S
-from relatum.serial.consuming._options import check_seconds
-from relatum.serial.consuming._state import log_defect
-from relatum.serial.consuming._status import SerialStatus
-from relatum.serial.consuming._threads import in_thread
+from relatum.waiting import backoff
 
 
 class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from relatum._arguments import checked_callable
-from relatum._failures import backoff
+from relatum.checks import checked_callable
+from relatum.contexts.serial.consuming._serial_base import ConsumerBase
+from relatum.contexts.serial.consuming._serial_batch import SerialBatch
+from relatum.contexts.serial.consuming._serial_options import check_seconds
+from relatum.contexts.serial.consuming._serial_state import log_defect
+from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
-from relatum.serial.consuming._base import ConsumerBase
-from relatum.serial.consuming._batch import SerialBatch
-from relatum.serial.consuming._options import check_seconds
-from relatum.serial.consuming._state import log_defect
-from relatum.serial.consuming._status import SerialStatus
+from relatum.waiting import backoff
 
 CLOSE_S: Final = 10.0
 """Seconds `close` waits for threads by default."""

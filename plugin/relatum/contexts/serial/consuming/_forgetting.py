@@ -4,9 +4,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_name
+from relatum.checks import checked_name
+from relatum.contexts.serial.consuming._serial_options import check_name
 from relatum.errors import Conflict
-from relatum.serial.consuming._options import check_name
 from relatum.store import as_engine, serial_consumers, serial_members, super_streams, translated_errors
 
 _named: Final = (

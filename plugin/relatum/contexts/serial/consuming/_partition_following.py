@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from relatum._names import CONTROL_HEADER, PLACED_HEADER
+from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
+from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
+from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
 from relatum.errors import UndecodableMessage
-from relatum.placement._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
+from relatum.headers import CONTROL_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
 from relatum.reading._message import header_value
-from relatum.serial._log import Hold, PartitionLog, Verdict
-from relatum.serial.consuming._options import ConsumerOptions
 from relatum.wire import _amqp10 as amqp10
 
 LAZY_S: Final = 0.5

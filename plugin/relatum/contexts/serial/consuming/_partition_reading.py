@@ -5,7 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from relatum._failures import backoff
+from relatum.contexts.placement._entries import Adoption
+from relatum.contexts.serial._partition_log import PartitionLog
+from relatum.contexts.serial.consuming._partition_following import Following, Piece
+from relatum.contexts.serial.consuming._serial_state import Shared, logger
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore, Opened
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -15,13 +19,9 @@ from relatum.errors import (
     StreamUnavailable,
     Transient,
 )
-from relatum.placement._entries import Adoption
 from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement
 from relatum.recording._batch import position_of
-from relatum.serial._log import PartitionLog
-from relatum.serial.consuming._following import Following, Piece
-from relatum.serial.consuming._state import Shared, logger
-from relatum.serial.consuming._store import ConsumerStore, Opened
+from relatum.waiting import backoff
 
 IDLE_S: Final = 0.1
 """How often a reader with nothing to read looks whether it should stop."""

@@ -6,14 +6,11 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_callable
-from relatum._processes import of_one_process
-from relatum.errors import ConfigurationError, UsedAfterClose
-from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
-from relatum.serial.consuming._batch import BatchBase
-from relatum.serial.consuming._following import Pause
-from relatum.serial.consuming._member import Member
-from relatum.serial.consuming._options import (
+from relatum.checks import checked_callable
+from relatum.contexts.serial.consuming._partition_following import Pause
+from relatum.contexts.serial.consuming._serial_batch import BatchBase
+from relatum.contexts.serial.consuming._serial_member import Member
+from relatum.contexts.serial.consuming._serial_options import (
     BATCH_BYTES,
     BATCH_MESSAGES,
     BATCH_S,
@@ -24,8 +21,11 @@ from relatum.serial.consuming._options import (
     Start,
     check_name,
 )
-from relatum.serial.consuming._status import SerialStatus, read_status
-from relatum.serial.consuming._store import ConsumerStore
+from relatum.contexts.serial.consuming._serial_status import SerialStatus, read_status
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore
+from relatum.errors import ConfigurationError, UsedAfterClose
+from relatum.processes import of_one_process
+from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 
 BatchT = TypeVar("BatchT", bound=BatchBase)
 Told = Callable[[str], Any]

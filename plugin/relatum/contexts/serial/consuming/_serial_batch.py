@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
+from relatum.contexts.serial.consuming._partition_following import Following, Step
+from relatum.contexts.serial.consuming._serial_member import Member
+from relatum.contexts.serial.consuming._threads import in_thread
 from relatum.errors import InvalidInput
 from relatum.reading import Message
-from relatum.serial.consuming._following import Following, Step
-from relatum.serial.consuming._member import Member
-from relatum.serial.consuming._threads import in_thread
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -11,8 +11,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum._names import CONTEXT_HEADER
-from relatum._outages import Outages
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.serial.consuming._partition_following import Following, Step
+from relatum.contexts.serial.consuming._partition_reading import PartitionReader
+from relatum.contexts.serial.consuming._serial_options import ConsumerOptions, Start
+from relatum.contexts.serial.consuming._serial_state import Shared, log_defect, logger
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore, lost
+from relatum.contexts.serial.moving._abandoned import Abandoned, Where
 from relatum.errors import (
     DatabaseUnavailable,
     PartitionLost,
@@ -20,16 +25,11 @@ from relatum.errors import (
     StreamNotFound,
     SuperStreamConflict,
 )
-from relatum.placement._store import PlacementStore
+from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.serial.consuming._following import Following, Step
-from relatum.serial.consuming._options import ConsumerOptions, Start
-from relatum.serial.consuming._partition_reading import PartitionReader
-from relatum.serial.consuming._state import Shared, log_defect, logger
-from relatum.serial.consuming._store import ConsumerStore, lost
-from relatum.serial.moving._abandoned import Abandoned, Where
 from relatum.store import SETTLE_S, CommitInDoubt, database_name, rolled_back
 from relatum.superstreams import Layout, describe_super_stream
+from relatum.waiting import Outages
 
 LEAVE_S: Final = 1.0
 """Seconds to give partitions back, at least, however short a close may be."""

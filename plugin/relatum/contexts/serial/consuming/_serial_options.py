@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
-from relatum._arguments import checked_count, checked_name, checked_seconds, shown
+from relatum.checks import checked_count, checked_name, checked_seconds, shown
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 

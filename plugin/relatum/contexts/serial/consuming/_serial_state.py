@@ -9,11 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from relatum._failures import log_failure
-from relatum._outages import Outages
+from relatum.contexts.serial.consuming._partition_following import Following, Pause, Step
+from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
 from relatum.errors import AccessRefused, ConfigurationError
-from relatum.serial.consuming._following import Following, Pause, Step
-from relatum.serial.consuming._options import ConsumerOptions
+from relatum.waiting import Outages, log_failure
 
 logger = logging.getLogger("relatum.serial")
 

@@ -6,12 +6,12 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.contexts.serial.consuming._partition_following import Pause
+from relatum.contexts.serial.consuming._serial_options import check_name
+from relatum.contexts.serial.consuming._serial_statements import DRAINED
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.serial.consuming._following import Pause
-from relatum.serial.consuming._options import check_name
-from relatum.serial.consuming._statements import DRAINED
-from relatum.serial.consuming._store import ConsumerStore
 from relatum.store import as_engine, serial_consumers, super_streams, translated_errors
 
 _NAMES: Final = (

@@ -15,17 +15,16 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relatum._deadline import Deadline
+from relatum.contexts.placement._entries import Control, Fence, Marker
+from relatum.contexts.serial._order_verify_store import floors_before
+from relatum.contexts.serial.consuming import _serial_statements as statements
+from relatum.contexts.serial.consuming._partition_following import Following, Step
+from relatum.contexts.serial.consuming._serial_shares import target
+from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
+from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import PartitionLost
-from relatum.placement._entries import Control, Fence, Marker
 from relatum.recording import new_holder
 from relatum.recording._batch import position_of
-from relatum.serial._verify_store import floors_before
-from relatum.serial.consuming import _statements as statements
-from relatum.serial.consuming._following import Following, Step
-from relatum.serial.consuming._shares import target
-from relatum.serial.consuming._starts import MovedBefore, consistent_starts
-from relatum.serial.moving._store import MoveStore
 from relatum.store import (
     Position,
     Tokens,
@@ -37,6 +36,7 @@ from relatum.store import (
     settle,
     translated_errors,
 )
+from relatum.waiting import Deadline
 
 POOL: Final = 4
 """Connections kept. More are opened where it takes them: each transaction an application joins holds one."""

@@ -13,18 +13,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from relatum._failures import QUESTION_S, backoff, log_failure
-from relatum._holders import new_holder
-from relatum._outages import Outages, Server
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.serial.moving._move_store import MoveStore, logger
+from relatum.contexts.serial.moving._mover import Mover
 from relatum.errors import Conflict, NotFound
+from relatum.processes import new_holder
 from relatum.reading import BrokerAddress
-from relatum.serial.moving import _steps as moving
-from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import Mover
-from relatum.serial.moving._store import MoveStore, logger
+from relatum.waiting import QUESTION_S, Outages, Server, backoff, log_failure
 
 if TYPE_CHECKING:
-    from relatum.placement._core import RouterCore
+    from relatum.contexts.placement._placement_core import RouterCore
 
 LOOK_S: Final = 1.5
 """Seconds between two looks of a process whether a move is abandoned, while it waits for one; half of it by chance."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
-from relatum.placement._model import MoveInfo, PartitionRow, Placement
+from relatum.contexts.placement._model import MoveInfo, PartitionRow, Placement
 
 Move: TypeAlias = MoveInfo
 """A move of contexts, as the database has it."""

@@ -4,11 +4,11 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from relatum._direct import DirectPublisher
-from relatum.placement._entries import CONTROL_BYTES, Control, Fence, Marker, entry_of
-from relatum.placement._search import publish_control, scan
+from relatum.contexts.placement._entries import CONTROL_BYTES, Control, Fence, Marker, entry_of
+from relatum.contexts.placement._search import publish_control, scan
+from relatum.contexts.serial.moving._move_steps import FindControl
+from relatum.publishing._direct import DirectPublisher
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.serial.moving._steps import FindControl
 
 
 class ControlStreams:

@@ -8,7 +8,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.placement import _statements as placement_statements
+from relatum.contexts.placement import _placement_statements as placement_statements
 from relatum.store import (
     context_moves,
     moved_contexts,

@@ -20,9 +20,9 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from relatum.contexts.placement._entries import Control, Fence, Marker
+from relatum.contexts.placement._model import MoveState
 from relatum.errors import MoveConflict, StreamUnavailable
-from relatum.placement._entries import Control, Fence, Marker
-from relatum.placement._model import MoveState
 
 GRACE_S: Final = 0.05
 """Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum._outages import Outages
+from relatum.contexts.placement import _placement_statements as placement_statements
+from relatum.contexts.placement._model import MoveInfo, PartitionState, PlacementState
+from relatum.contexts.placement._placement_store import move_info
+from relatum.contexts.serial.moving import _move_statements as statements
+from relatum.contexts.serial.moving._move_steps import Begin, MoveStep, SetAborting, SetFenced, Switch
 from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
-from relatum.placement import _statements as placement_statements
-from relatum.placement._model import MoveInfo, PartitionState, PlacementState
-from relatum.placement._store import move_info
-from relatum.serial.moving import _statements as statements
-from relatum.serial.moving._steps import Begin, MoveStep, SetAborting, SetFenced, Switch
 from relatum.store import database_name, translated_errors
+from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")
 

@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from relatum._holders import new_holder
-from relatum._outages import Server
-from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
-from relatum.placement._model import MoveInfo
-from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._steps import (
+from relatum.contexts.placement._model import MoveInfo
+from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.serial.moving._move_steps import (
     Begin,
     FindControl,
     FindEnd,
@@ -25,7 +22,10 @@ from relatum.serial.moving._steps import (
     Steps,
     Switch,
 )
-from relatum.serial.moving._store import LEASE_S, MoveStore
+from relatum.contexts.serial.moving._move_store import LEASE_S, MoveStore
+from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
+from relatum.processes import new_holder
+from relatum.waiting import Server
 
 RETRY_S: Final = 30.0
 """Seconds for which a step is tried again while the broker or the database does not answer."""

@@ -6,16 +6,16 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Final, NamedTuple
 
-from relatum._failures import log_failure
+from relatum.contexts.placement._model import Placement
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._abandoned import go_on_with_abandoned
+from relatum.contexts.serial.moving._assignments import Call, Move
+from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.serial.moving._move_store import MoveStore, NothingToMove, logger
+from relatum.contexts.serial.moving._mover import Mover
 from relatum.errors import Conflict, MoveConflict, RelatumError
-from relatum.placement._model import Placement
-from relatum.placement._store import PlacementStore
-from relatum.serial.moving import _steps as moving
-from relatum.serial.moving._abandoned import go_on_with_abandoned
-from relatum.serial.moving._assignments import Call, Move
-from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import Mover
-from relatum.serial.moving._store import MoveStore, NothingToMove, logger
+from relatum.waiting import log_failure
 
 MOVES_AT_ONCE: Final = 4
 """How many moves are performed side by side unless the caller says otherwise."""

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from relatum._names import CONTEXT_HEADER
+from relatum.contexts.placement._model import PartitionRow, PartitionState
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import ConfigurationError, PartitionInUse, StreamNotFound, SuperStreamConflict, SuperStreamNotFound
-from relatum.placement._model import PartitionRow, PartitionState
-from relatum.placement._store import PlacementStore
+from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
-from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._store import MoveStore
 from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
 from relatum.superstreams._connections import blocking_connection
 

@@ -8,22 +8,22 @@ from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum._arguments import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
-from relatum._processes import of_one_process
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
+from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, PlacementState
+from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._placement_store import PlacementStore
+from relatum.contexts.serial.moving import _move_steps as moving
+from relatum.contexts.serial.moving._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
+from relatum.contexts.serial.moving._controls import ControlStreams
+from relatum.contexts.serial.moving._move_store import MoveStore
+from relatum.contexts.serial.moving._mover import RETRY_S
+from relatum.contexts.serial.moving._movers import MOVES_AT_ONCE, Movers, find_some, in_parts
+from relatum.contexts.serial.moving._partitions import Partitions
+from relatum.contexts.serial.moving._spread import spread
 from relatum.errors import Conflict, InvalidInput, PlacementNotFound
 from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
-from relatum.placement._model import PartitionRow, PartitionState, Placement, PlacementState
-from relatum.placement._names import check_name
-from relatum.placement._store import PlacementStore
+from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress
-from relatum.serial.moving import _steps as moving
-from relatum.serial.moving._assignments import Assignment, Call, ContextsStatus, Move, Plan, Progress
-from relatum.serial.moving._controls import ControlStreams
-from relatum.serial.moving._mover import RETRY_S
-from relatum.serial.moving._movers import MOVES_AT_ONCE, Movers, find_some, in_parts
-from relatum.serial.moving._partitions import Partitions
-from relatum.serial.moving._spread import spread
-from relatum.serial.moving._store import MoveStore
 
 LISTED_AT_ONCE: Final = 1_000
 """Placements read in one statement."""

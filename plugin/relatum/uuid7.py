@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from relatum._processes import after_fork
+from relatum.processes import after_fork
 
 _COUNTERS: Final = tuple(f"7{count:03x}" for count in range(4096))
 """The version and the 12 bits after it, counting."""

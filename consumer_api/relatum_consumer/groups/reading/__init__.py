@@ -1,0 +1,1 @@
+"""Reading groups whole and in order, and looking at one by its id."""

@@ -1,0 +1,1 @@
+"""Consumers that share groups: each group is given to one of their members."""

@@ -1,0 +1,51 @@
+"""How long a call may wait, which failures may be repeated and when, and what is said of a server that is away.
+
+Whatever waits for a server, or tries again, does so by this room: one deadline for a whole call, one list of errors
+that may be repeated, one back-off, and one line in the log when something goes away and one when it is back.
+"""
+
+from relatum.waiting._deadline import (
+    LEAST_S,
+    LOOK_S,
+    Deadline,
+    Patience,
+    current,
+    has_passed,
+    in_thread,
+    left_s,
+    within,
+)
+from relatum.waiting._outages import ANSWER_S, Outages, Server
+from relatum.waiting._repeating import (
+    BACKOFF_S,
+    QUESTION_S,
+    Pauses,
+    backoff,
+    ended,
+    log_failure,
+    may_be_mended,
+    may_repeat,
+)
+
+__all__ = [
+    "ANSWER_S",
+    "BACKOFF_S",
+    "LEAST_S",
+    "LOOK_S",
+    "QUESTION_S",
+    "Deadline",
+    "Outages",
+    "Patience",
+    "Pauses",
+    "Server",
+    "backoff",
+    "current",
+    "ended",
+    "has_passed",
+    "in_thread",
+    "left_s",
+    "log_failure",
+    "may_be_mended",
+    "may_repeat",
+    "within",
+]
