@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from relatum.waiting import left_s, within
 from relatum.steps import Request, Steps, async_each, async_run, each, nested, run
+from relatum.waiting import left_s, within
 
 Perform = Callable[[Any], Any]
 
