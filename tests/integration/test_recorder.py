@@ -11,13 +11,13 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum.errors import CoverageConflict, SchemaMissing
+from relatum.errors import SchemaMissing
 from relatum.keys import KeyDefinition
 from relatum.local._identity import free_port
 from relatum.reading import BrokerAddress, StreamBounds, StreamReader
 from relatum.recording import EmbeddedRecorder, Recorder, backfill, prune, repair, set_record_time, status, verify
 from relatum.recording._batch import Batch
-from relatum.recording._commit import commit_batch
+from relatum.recording._commit import Share, commit_shares
 from relatum.recording._embedded import DRAIN_S
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import is_same, open_tail
@@ -208,9 +208,10 @@ def test_a_commit_that_lost_the_race_writes_nothing(
         for records in reader.batches(stream_name, follow=False):
             if records is not None:
                 batch.add(records)
-    commit_batch(engine, tail, batch, None)
-    with pytest.raises(CoverageConflict):
-        commit_batch(engine, tail, batch, None)
+    first, second = Share(tail, batch, None), Share(tail, batch, None)
+    commit_shares(engine, [first])
+    commit_shares(engine, [second])
+    assert (first.is_committed, second.is_committed, second.is_held_up) == (True, False, False)
     assert len(rows_of(engine, stream_name)) == 5
 
 
@@ -233,8 +234,9 @@ def test_a_recorder_that_slept_while_another_closed_its_tail_writes_nothing(
         for records in reader.batches(stream_name, asleep.to_offset, follow=False):
             assert records is not None
             batch.add(records)
-    with pytest.raises(CoverageConflict):
-        commit_batch(engine, asleep, batch, None)
+    share = Share(asleep, batch, None)
+    commit_shares(engine, [share])
+    assert (share.is_committed, share.is_held_up) == (False, False)
     assert len([row for row in rows_of(engine, stream_name) if row[0] == "order_id"]) == 10
 
 

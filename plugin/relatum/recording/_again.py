@@ -59,7 +59,7 @@ def replace_rows(
         )
         mine = relationships.c.key_id == sa.any_(sa.literal(list(row.key_ids), sa.ARRAY(sa.SmallInteger)))
         before = connection.execute(sa.delete(relationships).where(of_part, mine)).rowcount
-        write_rows(connection, stream_id, batch, high_us=None)
+        write_rows(connection, [(batch, None)])
         if batch.rows != before:
             _scan_again(connection, stream_id, row.from_offset, to_offset)
         left = _carve(connection, row, to_offset)

@@ -30,7 +30,7 @@ class Batch:
     """
 
     def __init__(self, stream_id: int, extractor: Extractor, *, with_time: bool) -> None:
-        self._stream_id = stream_id
+        self.stream_id = stream_id
         self._extractor = extractor
         self._with_time = with_time
         self._times: list[int] = []
@@ -41,7 +41,8 @@ class Batch:
         self.rows = 0
         self.messages = 0
         self.receipts: list[tuple[str, int]] = []
-        self.skips: Counter[tuple[int, str]] = Counter()
+        self.skips: Counter[tuple[int, int, str]] = Counter()
+        """How many values were not recorded, by stream, key and reason."""
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
         self.oldest_at: float | None = None
@@ -82,12 +83,12 @@ class Batch:
                 shown = "\\N" if time_us is None else time_us
                 rows.extend([(offset, shown, key_id, value) for key_id, value in values])
             if skips:
-                self.skips.update((key_id, reason.value) for key_id, reason in skips)
+                self.skips.update((self.stream_id, key_id, reason.value) for key_id, reason in skips)
             if receipt is not None:
                 self.receipts.append((receipt, offset))
         if needs_escape("".join([row[3] for row in rows])):
             rows = [(offset, time_us, key_id, copy_text(value)) for offset, time_us, key_id, value in rows]
-        stream = self._stream_id
+        stream = self.stream_id
         lines = "".join([f"{offset}\t{time}\t{stream}\t{key}\t{value}\n" for offset, time, key, value in rows])
         self.lines.append(lines)
         self.line_bytes += len(lines)

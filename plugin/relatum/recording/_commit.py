@@ -1,5 +1,12 @@
-"""One transaction for one batch: the rows and the coverage move together, or neither does."""
+"""One transaction for the batches of many streams: a stream's rows and its coverage move together, or neither does.
 
+Each stream's coverage moves by a compare-and-set of its own, and only the rows of those that moved are written. See
+docs/adr/0015.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import sqlalchemy as sa
@@ -7,10 +14,10 @@ import sqlalchemy as sa
 from relatum.recording._batch import Batch
 from relatum.store import (
     CoverageRow,
-    Position,
-    advance,
-    checkpoints,
+    TailMove,
+    advance_all,
     copy_lines,
+    copy_number,
     copy_text,
     count_skips,
     translated_errors,
@@ -20,67 +27,94 @@ CHECKPOINT_OFFSETS: Final = 10_000
 """Offsets between two checkpoints: how far back, at most, rows are written again after a stream lost its tail."""
 
 
-def commit_batch(
-    engine: sa.Engine, row: CoverageRow, batch: Batch, high_us: int | None, *, checkpoint: bool = False
-) -> tuple[CoverageRow, int | None]:
-    """Write a batch's rows and move the coverage over them, in one transaction.
+@dataclass(slots=True)
+class Share:
+    """What one stream has in a commit.
+
+    Attributes:
+        row: The range the batch continues, as we left it; then as it is now.
+        batch: At least one message.
+        high_us: The greatest time recorded of the stream before; then as it is now.
+        checkpoint: Write down what lies at the batch's end.
+        is_committed: Whether it came through.
+        is_held_up: Whether somebody else has its range locked: nothing is written, and it is to be tried again. Where
+            neither is so, another recorder was first.
+    """
+
+    row: CoverageRow
+    batch: Batch
+    high_us: int | None
+    checkpoint: bool = False
+    is_committed: bool = field(default=False, init=False)
+    is_held_up: bool = field(default=False, init=False)
+
+
+def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
+    """Write the rows of many streams' batches and move their coverage over them, in one transaction.
 
     Args:
         engine: The database.
-        row: The range the batch continues, as we left it.
-        batch: At least one message.
-        high_us: The greatest time recorded of the stream before.
-        checkpoint: Write down what lies at the batch's end.
-
-    Returns:
-        The range as it is now, and the greatest time.
+        shares: One for each stream; they say afterwards what became of them.
 
     Raises:
-        CoverageConflict: another recorder was first; nothing was written.
         DatabaseUnavailable: the commit's outcome is not known; read the coverage again before going on.
+        RelatumError: PostgreSQL refuses something; nothing of any stream was written.
     """
+    moves = [TailMove(share.row, share.batch.last_offset + 1, share.batch.position()) for share in shares]
     with translated_errors(), engine.begin() as connection:
-        # First, so that a recorder that lost the race has written nothing it must roll back.
-        row = advance(connection, row, batch.last_offset + 1, batch.position())
-        high_us = write_rows(connection, row.stream_id, batch, high_us=high_us)
-        count_skips(connection, row.stream_id, batch.skips)
-        if checkpoint:
-            add_checkpoint(connection, row.stream_id, batch.position())
-    return row, high_us
+        # First, so that of a stream whose race is lost nothing is written.
+        moved, held_up = advance_all(connection, moves)
+        won = [share for share in shares if share.row.coverage_id in moved]
+        times = write_rows(connection, [(share.batch, share.high_us) for share in won])
+        skips: Counter[tuple[int, int, str]] = Counter()
+        for share in won:
+            skips.update(share.batch.skips)
+        count_skips(connection, skips)
+        marked = {share.row.coverage_id for share in won if share.checkpoint}
+        add_checkpoints(connection, [move for move in moves if move.row.coverage_id in marked])
+    for share, high_us in zip(won, times, strict=True):
+        share.high_us = high_us
+    for move, share in zip(moves, shares, strict=True):
+        share.is_held_up = move.row.coverage_id in held_up
+        share.is_committed = move.row.coverage_id in moved
+        if share.is_committed:
+            share.row = move.moved
 
 
-def write_rows(connection: sa.Connection, stream_id: int, batch: Batch, *, high_us: int | None) -> int | None:
-    """Write a batch's rows into their tables, in the caller's transaction; gives the greatest time recorded now.
+def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | None]]) -> list[int | None]:
+    """Write batches' rows into their tables, in the caller's transaction.
 
     Waits for no lock that another's rows take. The counters of what was skipped are the caller's to move: they are
     single rows, and who moves them first makes all others wait until the transaction ends.
+
+    Args:
+        connection: The transaction.
+        batches: Batches, each with the greatest time recorded of its stream before.
+
+    Returns:
+        The greatest time recorded of each stream now.
     """
-    copy_lines(connection, "relationships", batch.lines)
-    blocks, high_us = batch.time_blocks(high_us)
-    copy_lines(
-        connection,
-        "time_blocks",
-        [
+    copy_lines(connection, "relationships", [line for batch, _ in batches for line in batch.lines])
+    blocks: list[str] = []
+    receipts: list[str] = []
+    highest: list[int | None] = []
+    for batch, high_us in batches:
+        stream_id = batch.stream_id
+        found, high_us = batch.time_blocks(high_us)
+        highest.append(high_us)
+        blocks.extend(
             f"{block.min_us}\t{block.max_us}\t{block.first_offset}\t{block.last_offset}"
             f"\t{stream_id}\t{block.width_class}\n"
-            for block in blocks
-        ],
-    )
-    copy_lines(
-        connection,
-        "receipts",
-        [f"{copy_text(message_id)}\t{stream_id}\t{offset}\n" for message_id, offset in batch.receipts],
-    )
-    return high_us
-
-
-def add_checkpoint(connection: sa.Connection, stream_id: int, position: Position) -> None:
-    """Write down what lies at an offset."""
-    connection.execute(
-        sa.insert(checkpoints).values(
-            stream_id=stream_id,
-            last_offset=position.offset,
-            fingerprint=position.fingerprint,
-            chunk_ms=position.chunk_ms,
+            for block in found
         )
-    )
+        receipts.extend(f"{copy_text(message_id)}\t{stream_id}\t{offset}\n" for message_id, offset in batch.receipts)
+    copy_lines(connection, "time_blocks", blocks)
+    copy_lines(connection, "receipts", receipts)
+    return highest
+
+
+def add_checkpoints(connection: sa.Connection, moves: Sequence[TailMove]) -> None:
+    """Write down what lies at the ends of some tails."""
+    places = [(move.row.stream_id, move.position) for move in moves]
+    lines = [f"{id_}\t{at.offset}\t{at.fingerprint}\t{copy_number(at.chunk_ms)}\n" for id_, at in places]
+    copy_lines(connection, "checkpoints", lines)

@@ -17,7 +17,7 @@ from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys
-from relatum.recording._recorder import committers_of, engine_of
+from relatum.recording._recorder import engine_of
 from relatum.recording._watched import Subject, Watched
 from relatum.store import let_go
 from relatum.waiting import QUESTION_S, Server, backoff, ended
@@ -58,9 +58,7 @@ class EmbeddedRecorder:
         definitions = as_definitions(definitions)
         self._owns_engine = not isinstance(database, sa.Engine)
         self._engine = engine_of(database, DATABASE_CONNECTIONS_MAX)
-        self._group = RecorderGroup(
-            address, self._engine, on_recorded=self._tell, committers_max=committers_of(DATABASE_CONNECTIONS_MAX)
-        )
+        self._group = RecorderGroup(address, self._engine, on_recorded=self._tell)
         self._keys = PublishersKeys(self._engine, definitions, self._group.outages, defines=True)
         self.agreement = self._keys.agreement
         """Whether the database defines the keys as the publisher does."""

@@ -292,13 +292,13 @@ class Filler:
         part = Segment(work.done_to, to_offset, work.key_ids)
         batch.receipts.clear()  # Nobody waits for the receipt of a message that was recorded long ago.
         with translated_errors(), self._engine.begin() as connection:
-            write_rows(connection, stream_id, batch, high_us=None)
+            write_rows(connection, [(batch, None)])
             lock_stream(connection, stream_id)
             rows = coverage_of(connection, [stream_id])
             self._check_free(rows, part)
             add_filled(connection, stream_id, rows, work.filled(to_offset))
             # Last, behind the lock: a recorder that holds these counters waits for nothing that we hold.
-            count_skips(connection, stream_id, batch.skips)
+            count_skips(connection, batch.skips)
         self._has_covered = True
         work.skip_to(to_offset)
         if self._on_commit is not None:

@@ -11,13 +11,14 @@ from prometheus_client import CollectorRegistry
 from relatum.errors import NotFound, RelatumError
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording._committer import Committer
 from relatum.recording._gaps import GapCloser
 from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._lease import LEASE_S
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._readers import SharedReader
 from relatum.recording._tail import Shared, TailRecorder
-from relatum.recording._writer import Committers, RecordedListener
+from relatum.recording._writer import RecordedListener
 from relatum.store import component_engine, database_name
 from relatum.waiting import Deadline, Outages, ended
 
@@ -36,7 +37,7 @@ DRAIN_LOOK_S: Final = 0.002
 class RecorderGroup:
     """Recorders of single streams, each followed in a thread of its own.
 
-    However many there are: one thread renews all leases, `committers_max` threads commit, and one reader is shared,
+    However many there are: one thread renews all leases, one commits, and one reader is shared,
     with one connection to the broker for each stream that is followed.
 
     Args:
@@ -44,7 +45,6 @@ class RecorderGroup:
         engine: The database.
         on_recorded: Called after each commit that holds receipts.
         holder: Who takes the leases; by default a name made of host and process.
-        committers_max: How many threads may commit at the same time.
         lease_s: How long a lease holds without renewal.
     """
 
@@ -55,7 +55,6 @@ class RecorderGroup:
         *,
         on_recorded: RecordedListener | None = None,
         holder: str | None = None,
-        committers_max: int,
         lease_s: float = LEASE_S,
     ) -> None:
         self._address = address
@@ -67,9 +66,9 @@ class RecorderGroup:
         self.metrics = RecorderMetrics(self.outages)
         self.reader = SharedReader(address)
         self._keeper = Housekeeping(engine, address.vhost, holder or new_holder(), lease_s, self.outages)
-        self._committers = Committers(committers_max)
+        self._committer = Committer(engine, self.metrics)
         self._gaps = GapCloser(engine, self.reader, self._keeper, self.outages, self._stop)
-        shared = (self.reader, self._keeper, self._committers, self.outages, self.metrics, on_recorded)
+        shared = (self.reader, self._keeper, self._committer, self.outages, self.metrics, on_recorded)
         self._shared = Shared(engine, *shared)
         self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
 
@@ -128,7 +127,7 @@ class RecorderGroup:
         self.end()
         for _, thread in list(self._running.values()):
             thread.join(max(0.0, until - time.monotonic()))
-        self._committers.stop(max(0.0, until - time.monotonic()))
+        self._committer.stop(max(0.0, until - time.monotonic()))
         if self._running:
             self._gaps.join(max(0.0, until - time.monotonic()))
             self._keeper.stop()

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from relatum.recording._batch import Batch
 from relatum.recording._progress import Progress
 from relatum.waiting import Outages, Server
 
@@ -33,6 +34,29 @@ _OF_SERVERS: Final = (
 )
 
 
+class StreamCounters:
+    """What is counted of one stream. Each counter is looked up once: it is moved with every batch.
+
+    Args:
+        metrics: Where to count.
+        stream: The stream.
+    """
+
+    def __init__(self, metrics: "RecorderMetrics", stream: str) -> None:
+        self._stream = stream
+        self._skipped = metrics.skipped
+        self._messages = metrics.messages.labels(stream)
+        self._rows = metrics.rows.labels(stream)
+        self.reconnects = metrics.reconnects.labels(stream)
+
+    def count(self, batch: Batch) -> None:
+        """Count what was committed."""
+        self._messages.inc(batch.messages)
+        self._rows.inc(batch.rows)
+        for (_, _, reason), count in batch.skips.items():
+            self._skipped.labels(self._stream, reason).inc(count)
+
+
 class RecorderMetrics:
     """The metrics of one process's recorders, in a registry of their own.
 
@@ -51,7 +75,7 @@ class RecorderMetrics:
         self.rows = Counter("relatum_rows", "Rows written", stream, registry=registry)
         self.skipped = Counter("relatum_skipped_values", "Values not recorded", [*stream, "reason"], registry=registry)
         self.batch_s = Histogram(
-            "relatum_batch_seconds", "Time of one transaction", stream, buckets=_BATCH_BUCKETS_S, registry=registry
+            "relatum_batch_seconds", "Time of one transaction", buckets=_BATCH_BUCKETS_S, registry=registry
         )
         self.reconnects = Counter("relatum_reconnects", "Sessions begun again after errors", stream, registry=registry)
         registry.register(_Now(self, outages))
@@ -63,9 +87,11 @@ class RecorderMetrics:
 
     def stream(self, name: str) -> Progress:
         """What is told of a stream from now on."""
-        for counter in (self.messages, self.rows, self.batch_s, self.reconnects):
-            counter.labels(name)
         return self._progress(name)
+
+    def counters(self, name: str) -> StreamCounters:
+        """What is counted of a stream from now on."""
+        return StreamCounters(self, name)
 
     def _progress(self, name: str) -> Progress:
         with self._lock:

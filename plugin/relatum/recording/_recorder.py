@@ -31,7 +31,7 @@ logger = logging.getLogger("relatum.recorder")
 PARTITIONS_S: Final = 30.0
 """How often a super stream is asked for new partitions."""
 
-DATABASE_CONNECTIONS_MAX: Final = 8
+DATABASE_CONNECTIONS_MAX: Final = 4
 """Connections to PostgreSQL of a recorder, unless it is told otherwise: a dozen recorders fit into its default of 100.
 """
 
@@ -87,7 +87,6 @@ class Recorder:
             self._address,
             self._engine,
             holder=holder,
-            committers_max=committers_of(database_connections_max),
             lease_s=lease_s,
         )
         self._group.metrics.named(self._names)
@@ -198,8 +197,3 @@ def engine_of(database: str | sa.Engine, connections_max: int) -> sa.Engine:
     if isinstance(database, sa.Engine):
         return known_engine(database)
     return make_engine(database, pool_size=connections_max, connections_max=connections_max)
-
-
-def committers_of(connections_max: int) -> int:
-    """How many threads commit: two connections are left to renew leases and open streams, if there are so many."""
-    return max(1, connections_max - 2)

@@ -11,11 +11,12 @@ import sqlalchemy as sa
 from relatum.errors import Conflict, RelatumError, StreamNotFound
 from relatum.reading import StreamBounds, StreamReader
 from relatum.recording._batch import readable
+from relatum.recording._committer import Committer
 from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opening import note, open_tail, pass_over
 from relatum.recording._readers import SharedReader
-from relatum.recording._writer import Committers, RecordedListener, Writer
+from relatum.recording._writer import RecordedListener, Writer
 from relatum.store import StreamRow, streams, translated_errors
 from relatum.waiting import QUESTION_S, Outages, Server, backoff, ended
 
@@ -41,7 +42,7 @@ class Shared:
         engine: The database.
         reader: The broker.
         keeper: The leases.
-        committers: Who commits.
+        committer: Who commits.
         outages: What is away.
         metrics: Where to count.
         on_recorded: Called after each commit that holds receipts.
@@ -52,7 +53,7 @@ class Shared:
         engine: sa.Engine,
         reader: SharedReader,
         keeper: Housekeeping,
-        committers: Committers,
+        committer: Committer,
         outages: Outages,
         metrics: RecorderMetrics,
         on_recorded: RecordedListener | None,
@@ -60,7 +61,7 @@ class Shared:
         self.engine = engine
         self.reader = reader
         self.keeper = keeper
-        self.committers = committers
+        self.committer = committer
         self.outages = outages
         self.metrics = metrics
         self.on_recorded = on_recorded
@@ -81,6 +82,7 @@ class TailRecorder:
         self._stream = stream
         self._who = f"recording of stream {stream!r}"
         self._progress = shared.metrics.stream(stream)
+        self._counters = shared.metrics.counters(stream)
         self._place = shared.keeper.add(stream, super_stream, self._progress, self._who)
         self._was_missing = False
         self._is_hopeful = True
@@ -134,7 +136,7 @@ class TailRecorder:
                 continue
             self._is_hopeful = False
             self._shared.keeper.release(self._place)
-            self._shared.metrics.reconnects.labels(self._stream).inc()
+            self._counters.reconnects.inc()
             if self._has_settled:
                 pauses = backoff(QUESTION_S)
             self._shared.outages.wait(next(pauses))
@@ -199,7 +201,7 @@ class TailRecorder:
         start = opened.tail.to_offset
         extra = {"stream": self._stream, "from": start}
         logger.info("recording stream %r from offset %d on", self._stream, start, extra=extra)
-        writer = Writer(shared.engine, opened, shared.committers, shared.metrics, self._progress, shared.on_recorded)
+        writer = Writer(opened, shared.committer.submit, self._counters, self._progress, shared.on_recorded)
         self._place.writer = writer
         self._progress.begin(start - 1, opened.last, writer.unwritten)
         began_at = time.monotonic()

@@ -20,9 +20,10 @@ from relatum.store._coverage import (
     CoverageRow,
     Filled,
     Range,
+    TailMove,
     add_filled,
     add_hole,
-    advance,
+    advance_all,
     close_tail,
     coverage_of,
     covered,
@@ -52,7 +53,7 @@ from relatum.store._placement_tables import (
     super_stream_partitions,
     super_streams,
 )
-from relatum.store._rows import copy_lines, copy_text, count_skips, needs_escape
+from relatum.store._rows import copy_lines, copy_number, copy_text, count_skips, needs_escape
 from relatum.store._serial_tables import (
     serial_checkpoints,
     serial_consumers,
@@ -103,11 +104,12 @@ __all__ = [
     "Position",
     "Range",
     "StreamRow",
+    "TailMove",
     "Tokens",
     "add_filled",
     "add_hole",
     "add_keys",
-    "advance",
+    "advance_all",
     "as_engine",
     "check_keys",
     "checkpoints",
@@ -120,6 +122,7 @@ __all__ = [
     "component_engine",
     "context_moves",
     "copy_lines",
+    "copy_number",
     "copy_text",
     "count_skips",
     "coverage",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -124,55 +124,103 @@ def open_range(
     return _row(row)
 
 
-def advance(connection: sa.Connection, row: CoverageRow, to_offset: int, position: Position | None) -> CoverageRow:
-    """Move the range's end by compare-and-set: the heart of promise 2, in the transaction that writes the rows.
+@dataclass(frozen=True, slots=True)
+class TailMove:
+    """One stream's part of a commit of many: its tail, as it was left, grows up to an offset."""
 
-    Raises:
-        CoverageConflict: the range's end is not where we left it, or it is the tail no more; roll the transaction back.
-    """
-    assert to_offset >= row.to_offset, "coverage never moves back here"
-    moved = connection.execute(
-        _ADVANCE,
-        {
-            "id": row.coverage_id,
-            "expected": row.to_offset,
-            "as_tail": row.is_tail,
-            "to": to_offset,
-            "offset": position.offset if position else row.last_offset,
-            "fingerprint": position.fingerprint if position else row.last_fingerprint,
-            "chunk_ms": position.chunk_ms if position else row.last_chunk_ms,
-        },
-    )
-    if moved.rowcount != 1:
-        raise CoverageConflict(
-            f"another recorder moved the coverage from {row.to_offset} first; nothing was written", stream=""
+    row: CoverageRow
+    to_offset: int
+    position: Position
+
+    @property
+    def moved(self) -> CoverageRow:
+        """The tail once it has grown."""
+        at = self.position
+        return replace(
+            self.row,
+            to_offset=self.to_offset,
+            last_offset=at.offset,
+            last_fingerprint=at.fingerprint,
+            last_chunk_ms=at.chunk_ms,
         )
-    if position is None:
-        return replace(row, to_offset=to_offset)
-    return replace(
-        row,
-        to_offset=to_offset,
-        last_offset=position.offset,
-        last_fingerprint=position.fingerprint,
-        last_chunk_ms=position.chunk_ms,
+
+
+def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[set[int], set[int]]:
+    """Move the ends of many tails, each by a compare-and-set of its own: the heart of promise 2.
+
+    Who loses one race loses nothing else.
+
+    Rows are locked in one order, and those that somebody else has locked are left for the next time: two recorders that
+    fight over the same streams do not wait for each other, and a long transaction about one stream holds up no other.
+
+    Args:
+        connection: The transaction that then writes the rows of those that were moved, and of no others.
+        moves: At most one for each tail.
+
+    Returns:
+        The ids of the tails that were moved; and of those that stand where they stood, and are locked just now. All
+        others were moved, closed or replaced by another recorder.
+    """
+    columns = {
+        "ids": [move.row.coverage_id for move in moves],
+        "expected": [move.row.to_offset for move in moves],
+        "ends": [move.to_offset for move in moves],
+        "offsets": [move.position.offset for move in moves],
+        "fingerprints": [move.position.fingerprint for move in moves],
+        "chunks_ms": [move.position.chunk_ms for move in moves],
+    }
+    moved = set(connection.execute(_ADVANCE_ALL, columns).scalars())
+    left = [move for move in moves if move.row.coverage_id not in moved]
+    if not left:
+        return moved, set()
+    ids = sa.literal([move.row.coverage_id for move in left], sa.ARRAY(sa.BigInteger))
+    query = sa.select(coverage.c.coverage_id, coverage.c.to_offset).where(
+        coverage.c.coverage_id == sa.any_(ids), coverage.c.is_tail
     )
+    now = {row.coverage_id: row.to_offset for row in connection.execute(query)}
+    return moved, {move.row.coverage_id for move in left if now.get(move.row.coverage_id) == move.row.to_offset}
 
 
-_ADVANCE: Final = (
+def _numbers(name: str) -> sa.BindParameter[Any]:
+    return sa.bindparam(name, type_=sa.ARRAY(sa.BigInteger))
+
+
+_moves: Final = (
+    sa.func.unnest(*map(_numbers, ("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms")))
+    .table_valued(
+        *[
+            sa.column(name, sa.BigInteger)
+            for name in ("id", "expected", "to_offset", "last_offset", "last_fingerprint", "last_chunk_ms")
+        ]
+    )
+    .render_derived("moves")
+)
+
+_free: Final = (
+    sa.select(coverage.c.coverage_id)
+    .where(coverage.c.coverage_id == sa.any_(_numbers("ids")))
+    .order_by(coverage.c.coverage_id)
+    .with_for_update(skip_locked=True)
+    .cte("free")
+    .prefix_with("MATERIALIZED")
+)
+
+_ADVANCE_ALL: Final = (
     sa.update(coverage)
     .where(
-        coverage.c.coverage_id == sa.bindparam("id"),
-        coverage.c.to_offset == sa.bindparam("expected"),
-        # A tail that another recorder closed keeps its end, and what follows it is the new tail's.
-        coverage.c.is_tail == sa.bindparam("as_tail"),
+        coverage.c.coverage_id == _moves.c.id,
+        coverage.c.coverage_id.in_(sa.select(_free.c.coverage_id)),
+        coverage.c.to_offset == _moves.c.expected,
+        coverage.c.is_tail,
     )
     .values(
-        to_offset=sa.bindparam("to"),
-        last_offset=sa.bindparam("offset"),
-        last_fingerprint=sa.bindparam("fingerprint"),
-        last_chunk_ms=sa.bindparam("chunk_ms"),
+        to_offset=_moves.c.to_offset,
+        last_offset=_moves.c.last_offset,
+        last_fingerprint=_moves.c.last_fingerprint,
+        last_chunk_ms=_moves.c.last_chunk_ms,
         recorded_at=sa.func.clock_timestamp(),
     )
+    .returning(coverage.c.coverage_id)
 )
 
 

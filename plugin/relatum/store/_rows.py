@@ -36,6 +36,11 @@ def copy_text(value: str) -> str:
     return value.translate(_ESCAPES) if needs_escape(value) else value
 
 
+def copy_number(value: int | None) -> str:
+    """A number as COPY's text format writes it."""
+    return "\\N" if value is None else str(value)
+
+
 def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> None:
     """Write finished lines of COPY's text format into a table, in the connection's transaction.
 
@@ -53,8 +58,8 @@ def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> N
         copy.write(data)
 
 
-def count_skips(connection: sa.Connection, stream_id: int, counts: Mapping[tuple[int, str], int]) -> None:
-    """Add to the counters of values that were not recorded, by (key id, reason)."""
+def count_skips(connection: sa.Connection, counts: Mapping[tuple[int, int, str], int]) -> None:
+    """Add to the counters of values that were not recorded, by (stream id, key id, reason)."""
     if not counts:
         return
     statement = insert(skips)
@@ -62,8 +67,9 @@ def count_skips(connection: sa.Connection, stream_id: int, counts: Mapping[tuple
         index_elements=["stream_id", "key_id", "reason"],
         set_={"count": skips.c.count + statement.excluded.count},
     )
+    # In one order: two that count of the same streams do not wait for each other.
     rows = [
         {"stream_id": stream_id, "key_id": key_id, "reason": reason, "count": count}
-        for (key_id, reason), count in sorted(counts.items())
+        for (stream_id, key_id, reason), count in sorted(counts.items())
     ]
     connection.execute(statement, rows)

@@ -1,0 +1,147 @@
+"""One transaction for many streams: who loses a race, or is refused, loses nothing for the others."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.reading import RecordBatch
+from relatum.recording._batch import Batch
+from relatum.recording._commit import Share, commit_shares
+from relatum.recording._extract import Extractor
+from relatum.store import CoverageRow, add_keys, coverage_of, ensure_stream, open_range
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recorded_to,
+    recording,
+    rows_of,
+    unique_name,
+    wait_recorded,
+)
+
+COUNT = 5
+RECORD = b"\0\x53\x74\xc1\x0c\x02\xa1\x05order\xa1\x02o1\0\x53\x75\xa0\0"
+"""A message as it lies in a stream: the header order=o1, an empty body."""
+
+
+@pytest.fixture
+def definitions(engine: sa.Engine) -> list[KeyDefinition]:
+    """The key of the messages here."""
+    return add_keys(engine, ["order"])
+
+
+@pytest.fixture
+def tails(engine: sa.Engine, definitions: list[KeyDefinition]) -> dict[str, CoverageRow]:
+    """The empty tails of some streams."""
+    key_ids = [each.key_id for each in definitions]
+    with engine.begin() as connection:
+        rows = [ensure_stream(connection, "/", f"s{n}") for n in range(COUNT)]
+        return {
+            row.name: open_range(connection, row.stream_id, 0, key_ids, with_time=True, is_tail=True) for row in rows
+        }
+
+
+def shares_of(tails: Sequence[CoverageRow], definitions: Sequence[KeyDefinition], messages: int = 3) -> list[Share]:
+    """A share of so many messages for each stream."""
+    shares = []
+    for tail in tails:
+        batch = Batch(tail.stream_id, Extractor(definitions), with_time=True)
+        start = tail.to_offset
+        batch.add(RecordBatch("s", start, range(start, start + messages), [RECORD] * messages, 1_700_000_000_000, 1))
+        shares.append(Share(tail, batch, None))
+    return shares
+
+
+def test_who_lost_its_race_loses_only_its_own_rows(
+    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition]
+) -> None:
+    """Of five streams in one transaction another recorder was faster with one."""
+    commit_shares(engine, shares_of([tails["s2"]], definitions, 2))
+    shares = shares_of(list(tails.values()), definitions)
+    commit_shares(engine, shares)
+    assert [share.is_committed for share in shares] == [True, True, False, True, True]
+    assert not any(share.is_held_up for share in shares)
+    assert [len(rows_of(engine, name)) for name in tails] == [3, 3, 2, 3, 3]
+    assert [recorded_to(engine, name) for name in tails] == [3, 3, 2, 3, 3]
+    with engine.connect() as connection:
+        now = {row.stream_id: row for row in coverage_of(connection, [tail.stream_id for tail in tails.values()])}
+        assert connection.execute(sa.text("SELECT count(*) FROM relatum.time_blocks")).scalar_one() == COUNT
+    for share in (share for share in shares if share.is_committed):
+        found = now[share.row.stream_id]
+        assert (found.to_offset, found.position) == (share.row.to_offset, share.row.position), "as they are left"
+
+
+def test_a_stream_that_somebody_has_locked_holds_up_no_other(
+    engine: sa.Engine, database_url: str, tails: dict[str, CoverageRow], definitions: list[KeyDefinition]
+) -> None:
+    """Its rows wait for the next time; the transaction does not wait."""
+    shares = shares_of(list(tails.values()), definitions)
+    with psycopg.connect(database_url) as other:
+        locked = shares[1].row.coverage_id
+        other.execute("SELECT FROM relatum.coverage WHERE coverage_id = %s FOR UPDATE", [locked])
+        commit_shares(engine, shares)
+    assert [share.is_committed for share in shares] == [True, False, True, True, True]
+    assert [share.is_held_up for share in shares] == [False, True, False, False, False]
+    commit_shares(engine, [shares[1]])
+    assert shares[1].is_committed
+    assert [len(rows_of(engine, name)) for name in tails] == [3] * COUNT
+
+
+def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
+    engine: sa.Engine, tails: dict[str, CoverageRow], definitions: list[KeyDefinition]
+) -> None:
+    """In whatever order they name the streams, neither waits for the other for ever."""
+    both = [shares_of(list(tails.values()), definitions), shares_of(list(tails.values())[::-1], definitions)]
+    threads = [threading.Thread(target=commit_shares, args=[engine, shares]) for shares in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    won = [share.row.stream_id for shares in both for share in shares if share.is_committed]
+    assert len(won) == len(set(won))
+    assert sum(len(rows_of(engine, name)) for name in tails) == 3 * len(won)
+
+
+@pytest.fixture
+def three_streams(amqp_url: str) -> Iterator[list[str]]:
+    """Three streams of one message each."""
+    names = [unique_name(f"many-{n}") for n in range(3)]
+    for name in names:
+        declare_stream(amqp_url, name)
+        publish_plain(amqp_url, name, [(b"", {"order": "good"})])
+    yield names
+    for name in names:
+        delete_stream(amqp_url, name)
+
+
+def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
+    amqp_url: str, engine: sa.Engine, three_streams: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are recorded on and on; the one that is refused is named, and goes on once it is mended."""
+    refused, *others = three_streams
+    with recording(amqp_url, engine, *three_streams, keys=["order"]):
+        for name in three_streams:
+            wait_recorded(amqp_url, engine, name)
+        _execute(engine, "ALTER TABLE relatum.relationships ADD CONSTRAINT refusal CHECK (value <> 'refused')")
+        publish_plain(amqp_url, refused, [(b"", {"order": "refused"})])
+        for _ in range(5):
+            for name in others:
+                publish_plain(amqp_url, name, [(b"", {"order": "good"})])
+                wait_recorded(amqp_url, engine, name)
+        assert recorded_to(engine, refused) == 1
+        _execute(engine, "ALTER TABLE relatum.relationships DROP CONSTRAINT refusal")
+        wait_recorded(amqp_url, engine, refused)
+    assert [len(rows_of(engine, name)) for name in three_streams] == [2, 6, 6]
+    told = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [refused in line for line in told] == [True], told
+
+
+def _execute(engine: sa.Engine, statement: str, **parameters: Any) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text(statement), parameters)
