@@ -4,7 +4,8 @@
 #   make test          all tests, by three processes with servers of their own (TEST="tests/unit -k chunk": in one)
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release)
 #   make test-docker   all tests, on the servers of docker/compose.yaml
-#   make check         lint, format, types, arrows between rooms, and the house in figures
+#   make check         lint, format, types, arrows between rooms, twins, and the house in figures
+#   make twins         write the blocking faces that are generated from asyncio ones
 #   make bench         the table of speeds                                 (BENCH="--help")
 #   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
 #   make clean         remove what was made here
@@ -29,7 +30,7 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-docker check bench bench-spark clean rabbitmq java pgbouncer
+.PHONY: demo test test-long test-docker check twins bench bench-spark clean rabbitmq java pgbouncer
 .DELETE_ON_ERROR:
 
 demo: $(made) rabbitmq
@@ -50,6 +51,10 @@ check: $(spark)
 	$(bin)/mypy
 	$(bin)/lint-imports
 	$(bin)/python tools/measure-house --check
+	$(bin)/python tools/make-twins --check
+
+twins: $(made)
+	$(bin)/python tools/make-twins
 
 bench: $(made) rabbitmq
 	$(bin)/python -m benchmarks $(BENCH)

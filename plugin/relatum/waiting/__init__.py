@@ -15,6 +15,7 @@ from relatum.waiting._deadline import (
     left_s,
     within,
 )
+from relatum.waiting._keeper import AsyncKeeper, Keeper
 from relatum.waiting._outages import ANSWER_S, Outages, Server
 from relatum.waiting._repeating import (
     BACKOFF_S,
@@ -33,7 +34,9 @@ __all__ = [
     "LEAST_S",
     "LOOK_S",
     "QUESTION_S",
+    "AsyncKeeper",
     "Deadline",
+    "Keeper",
     "Outages",
     "Patience",
     "Pauses",

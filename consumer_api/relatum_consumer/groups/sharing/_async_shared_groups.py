@@ -1,11 +1,10 @@
+# The blocking face of this, _shared_groups.py, is made by tools/make-twins.
 """The asyncio face of consumers that share groups."""
 
 import asyncio
 import inspect
 import logging
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +13,7 @@ from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing._dead_letters import DeadLetters
 from relatum.reading import BrokerAddress
-from relatum.waiting import Outages, ended
+from relatum.waiting import AsyncKeeper, Outages, ended
 from relatum_consumer._catalog import Catalog
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
@@ -29,22 +28,44 @@ AsyncRun = Callable[[Any], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
 class AsyncSharedGroup(Group):
-    """A group that is this member's until it is acknowledged, or the member dies. See `SharedGroup`."""
+    """A group that is this member's until it is acknowledged, or the member dies.
+
+    Attributes:
+        deliveries: How often the group was claimed; from 2 on it may have been handled before.
+    """
 
     deliveries: int
     _claim: Claim
     _shared: "AsyncSharedGroups"
 
     async def acknowledge(self) -> None:
-        """Say that the group is done: it is never given again. See `SharedGroup.acknowledge`."""
+        """Say that the group is done: it is never given again. Any task may, and again: that changes nothing.
+
+        Where PostgreSQL does not answer, it is asked again for as long as the lease holds.
+
+        Raises:
+            ClaimLost: the group is another member's by now, or was given back when the iteration was closed. What was
+                done with it is done again.
+            DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
+        """
         await self._shared._run(self._shared._reading.claims.acknowledge(self._claim))
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
+    # asyncio only:
     """The groups of one member of a consumer. Iterate in one task; an asynchronous context manager.
 
-    See `SharedGroups`. `on_incomplete=` may be a coroutine function.
+    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
+    after its end was reached. `on_incomplete=` may be a coroutine function.
     """
+
+    # blocking only:
+    # """The groups of one member of a consumer. Iterate in one thread; a context manager.
+    #
+    # The leases of the groups given and not acknowledged are renewed in the background for as long as this is open,
+    # also after its end was reached.
+    # """
+    # both:
 
     def __init__(self, run: AsyncRun, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
         consumer = options.consumer
@@ -56,12 +77,18 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         self._letters: DeadLetters | None = None
         if consumer.dead_letter_stream is not None:
             self._letters = DeadLetters(address, consumer.dead_letter_stream)
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper: AsyncKeeper | None = None
         self._renew_s = consumer.lease_s / RENEWALS
         of_one_process(self, "a consumer of groups")
 
     async def __anext__(self) -> AsyncSharedGroup:
-        """Give the next group. See `SharedGroups.__next__`."""
+        """Give the next group.
+
+        Raises:
+            GroupConflict: a group is not sound; it was given back.
+            StreamNotFound: there is no stream, or no dead-letter stream, of a name that was given.
+            PublishError: the dead-letter stream does not take a message; the group was given back.
+        """
         while True:
             self._keep()
             outcome = await self._run(self._reading.next())
@@ -94,16 +121,22 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
     async def _tell(self, outcome: GivenUp) -> None:
         if outcome.reason is None:
             assert callable(self._on_incomplete), "who is not told has dead letters"
+            # asyncio only:
             told = self._on_incomplete(outcome.report)
             if inspect.isawaitable(told):
                 await told
+            # blocking only:
+            # self._on_incomplete(outcome.report)
+            # both:
         elif outcome.messages:
             assert self._letters is not None, "the options were checked"
             await asyncio.to_thread(_publish, self._letters, outcome)
 
     def _keep(self) -> None:
+        """See that leases are renewed."""
         if self._keeper is None and not self._reading.claims.is_closed:
-            self._keeper = asyncio.create_task(_keep(weakref.ref(self), self._renew_s), name="relatum-leases")
+            renew = AsyncSharedGroups._renew
+            self._keeper = AsyncKeeper(self, renew, every_s=self._renew_s, name="relatum-leases")
 
     async def _renew(self) -> None:
         who = f"renewing the leases of the consumer {self._name!r} of groups"
@@ -122,9 +155,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
             return
         self._reading.claims.is_closed = True
         if self._keeper is not None:
-            self._keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._keeper
+            await self._keeper.end()
         try:
             await self._run(self._reading.claims.give_back())
         except RelatumError as error:
@@ -141,15 +172,6 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
 
 
 def _publish(letters: DeadLetters, outcome: GivenUp) -> None:
+    # They are rare: a connection that is left to time is one more to lose.
     with letters:
         outcome.burial(letters).run()
-
-
-async def _keep(shared: "weakref.ref[AsyncSharedGroups]", every_s: float) -> None:
-    while True:
-        await asyncio.sleep(every_s)
-        groups = shared()
-        if groups is None:
-            return
-        await groups._renew()
-        del groups

@@ -1,8 +1,7 @@
+# Generated from _async_shared_groups.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of consumers that share groups."""
 
 import logging
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +11,7 @@ from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing._dead_letters import DeadLetters
 from relatum.reading import BrokerAddress
-from relatum.waiting import Outages, ended
+from relatum.waiting import Keeper, Outages, ended
 from relatum_consumer._catalog import Catalog
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
@@ -53,8 +52,8 @@ class SharedGroup(Group):
 class SharedGroups(Iterator[SharedGroup]):
     """The groups of one member of a consumer. Iterate in one thread; a context manager.
 
-    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open, also
-    after its end was reached.
+    The leases of the groups given and not acknowledged are renewed in the background for as long as this is open,
+    also after its end was reached.
     """
 
     def __init__(self, run: Run, catalog: Catalog, address: BrokerAddress, options: SharedOptions) -> None:
@@ -67,8 +66,7 @@ class SharedGroups(Iterator[SharedGroup]):
         self._letters: DeadLetters | None = None
         if consumer.dead_letter_stream is not None:
             self._letters = DeadLetters(address, consumer.dead_letter_stream)
-        self._stop = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._keeper: Keeper | None = None
         self._renew_s = consumer.lease_s / RENEWALS
         of_one_process(self, "a consumer of groups")
 
@@ -115,16 +113,13 @@ class SharedGroups(Iterator[SharedGroup]):
             self._on_incomplete(outcome.report)
         elif outcome.messages:
             assert self._letters is not None, "the options were checked"
-            # They are rare: a connection that is left to time is one more to lose.
-            with self._letters:
-                outcome.burial(self._letters).run()
+            _publish(self._letters, outcome)
 
     def _keep(self) -> None:
-        """See that leases are renewed. The thread ends with this object, should nobody close it."""
+        """See that leases are renewed."""
         if self._keeper is None and not self._reading.claims.is_closed:
-            arguments = (weakref.ref(self), self._stop, self._renew_s)
-            self._keeper = threading.Thread(target=_keep, args=arguments, name="relatum-leases", daemon=True)
-            self._keeper.start()
+            renew = SharedGroups._renew
+            self._keeper = Keeper(self, renew, every_s=self._renew_s, name="relatum-leases")
 
     def _renew(self) -> None:
         who = f"renewing the leases of the consumer {self._name!r} of groups"
@@ -142,9 +137,8 @@ class SharedGroups(Iterator[SharedGroup]):
         if self._reading.claims.is_closed:
             return
         self._reading.claims.is_closed = True
-        self._stop.set()
-        if self._keeper is not None and self._keeper is not threading.current_thread():
-            self._keeper.join()
+        if self._keeper is not None:
+            self._keeper.end()
         try:
             self._run(self._reading.claims.give_back())
         except RelatumError as error:
@@ -160,10 +154,7 @@ class SharedGroups(Iterator[SharedGroup]):
         self.close()
 
 
-def _keep(shared: "weakref.ref[SharedGroups]", stop: threading.Event, every_s: float) -> None:
-    while not stop.wait(every_s):
-        groups = shared()
-        if groups is None:
-            return
-        groups._renew()
-        del groups
+def _publish(letters: DeadLetters, outcome: GivenUp) -> None:
+    # They are rare: a connection that is left to time is one more to lose.
+    with letters:
+        outcome.burial(letters).run()

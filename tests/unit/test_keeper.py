@@ -1,0 +1,81 @@
+"""Something done again and again beside an object, by a thread or by a task."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from queue import SimpleQueue
+
+from relatum.waiting import AsyncKeeper, Keeper
+
+EVERY_S = 0.001
+
+
+class _Owner:
+    """Counts how often it was called."""
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[str] = SimpleQueue()
+        self.ended = threading.Event()
+        self.thrice = asyncio.Event()
+        self.ends: Keeper | None = None
+
+    def call(self) -> None:
+        self.calls.put(threading.current_thread().name)
+        if self.ends is not None:
+            self.ends.end()
+            self.ended.set()
+
+    async def call_in_task(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.calls.put(task.get_name())
+        if self.calls.qsize() == 3:
+            self.thrice.set()
+
+
+def test_a_thread_calls_again_until_it_is_ended() -> None:
+    """The function is called again and again, and never once `end` has returned."""
+    owner = _Owner()
+    keeper = Keeper(owner, _Owner.call, every_s=EVERY_S, name="again")
+    assert [owner.calls.get(timeout=10) for _ in range(3)] == ["again"] * 3
+    keeper.end()
+    assert not [thread for thread in threading.enumerate() if thread.name == "again"]
+
+
+def test_what_is_called_may_end_it() -> None:
+    """Ending it from within the call does not wait for the call itself."""
+    owner = _Owner()
+    owner.ends = Keeper(owner, _Owner.call, every_s=0.05, name="ends itself")
+    assert owner.ended.wait(10)
+
+
+def test_a_thread_ends_with_its_owner() -> None:
+    """Who forgets the object has no thread left of it."""
+    owner = _Owner()
+    keeper = Keeper(owner, _Owner.call, every_s=EVERY_S, name="alone")
+    owner.calls.get(timeout=10)
+    gone = weakref.ref(owner)
+    del owner
+    keeper._thread.join(10)
+    gc.collect()
+    assert gone() is None
+    assert not keeper._thread.is_alive()
+
+
+async def _in_task() -> None:
+    owner = _Owner()
+    keeper = AsyncKeeper(owner, _Owner.call_in_task, every_s=EVERY_S, name="again")
+    async with asyncio.timeout(10):
+        await owner.thrice.wait()
+    await keeper.end()
+    assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "again"] == []
+    forgotten = AsyncKeeper(owner, _Owner.call_in_task, every_s=EVERY_S, name="alone")
+    del owner
+    async with asyncio.timeout(10):
+        await asyncio.wait([forgotten._task])
+
+
+def test_a_task_calls_again_until_it_is_ended_or_its_owner_is_forgotten() -> None:
+    """A task does as the thread does."""
+    asyncio.run(_in_task())
