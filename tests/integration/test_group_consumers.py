@@ -30,7 +30,8 @@ from relatum.reading import StreamReader
 from relatum.recording import backfill, prune
 from relatum.store import make_engine
 from relatum_consumer import AsyncRelations, Relations
-from relatum_consumer.groups import GroupConsumer, IncompleteGroupReport, SharedGroup, _durable_unrecorded
+from relatum_consumer.groups import GroupConsumer, IncompleteGroupReport, SharedGroup
+from relatum_consumer.groups.sharing import _unrecorded
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -405,7 +406,7 @@ def test_who_follows_is_told_when_it_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once, without an end of the reading."""
-    monkeypatch.setattr(_durable_unrecorded, "CHECKS_S", 0.3)
+    monkeypatch.setattr(_unrecorded, "CHECKS_S", 0.3)
     publish_plain(amqp_url, stream_name, whole_group(1, 2))
     record(stream_name)
     publish_plain(amqp_url, stream_name, whole_group(2, 1))
