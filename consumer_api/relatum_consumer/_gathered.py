@@ -5,6 +5,7 @@ from typing import Final
 
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
+from relatum.limits import MESSAGE_BYTES
 from relatum.reading import Message
 from relatum_consumer import _limits as limits
 
@@ -65,7 +66,7 @@ class Gathered:
             if len(self._messages) > self._held_max:
                 self._messages = {each.id: each for each in self._first(self._messages.values())}
             return
-        self._bytes += limits.MESSAGE_BYTES + len(message.body if message.raw is None else message.raw)
+        self._bytes += MESSAGE_BYTES + len(message.body if message.raw is None else message.raw)
         self.check(0)
 
     def check(self, more: int) -> None:

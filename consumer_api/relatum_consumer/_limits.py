@@ -6,10 +6,7 @@ ANSWER_MESSAGES_MAX: Final = 100_000
 """Messages of one answer, which is held in memory. What has more is asked for with `limit=`, or a span of time."""
 
 ANSWER_BYTES_MAX: Final = 1 << 30
-"""Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` besides."""
-
-MESSAGE_BYTES: Final = 512
-"""Bytes of objects that a message takes beside its record, about."""
+"""Bytes of the messages of one answer that was asked for without `limit=`; each counts `MESSAGE_BYTES` more."""
 
 POOL_MAX: Final = 1_000
 """Connections to PostgreSQL one `Relations` can be told to keep; a server has a hundred for all, unless told."""

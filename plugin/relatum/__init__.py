@@ -11,14 +11,7 @@ from relatum import errors
 from relatum.ids import MessageId
 
 if TYPE_CHECKING:
-    from relatum.collecting import (
-        AsyncMessageCollector,
-        AsyncOutcomes,
-        MessageCollector,
-        Outcome,
-        Outcomes,
-        OutcomeStatus,
-    )
+    from relatum.collecting import AsyncMessageCollector, MessageCollector
     from relatum.contexts.affinity import AffinityRouter, AffinitySet, AffinitySets, AsyncAffinityRouter
     from relatum.contexts.serial import (
         AsyncContextRouter,
@@ -29,6 +22,7 @@ if TYPE_CHECKING:
     )
     from relatum.groups import GROUP_KEY, AsyncMessageGroup, MessageGroup, new_group_id
     from relatum.keys import KeyDefinition
+    from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
     from relatum.publishing import (
         AsyncReceipt,
         Receipt,
@@ -85,15 +79,15 @@ _HOMES = {
     "AsyncAffinityRouter": "relatum.contexts.affinity",
     "AsyncMessageCollector": "relatum.collecting",
     "AsyncMessageGroup": "relatum.groups",
-    "AsyncOutcomes": "relatum.collecting",
+    "AsyncOutcomes": "relatum.outcomes",
     "AsyncReceipt": "relatum.publishing",
     "ContextRouter": "relatum.contexts.serial",
     "KeyDefinition": "relatum.keys",
     "MessageCollector": "relatum.collecting",
     "MessageGroup": "relatum.groups",
-    "Outcome": "relatum.collecting",
-    "OutcomeStatus": "relatum.collecting",
-    "Outcomes": "relatum.collecting",
+    "Outcome": "relatum.outcomes",
+    "OutcomeStatus": "relatum.outcomes",
+    "Outcomes": "relatum.outcomes",
     "Receipt": "relatum.publishing",
     "SuperStream": "relatum.superstreams",
     "intercept": "relatum.publishing",

@@ -70,9 +70,9 @@ def checked_name(argument: str, value: Any) -> str:
     Raises:
         InvalidInput: it is no text, an empty one, or one that neither the broker nor PostgreSQL can hold.
     """
-    name = checked_text(argument, value, least=1, what="a name")
-    if len(name.encode()) > NAME_BYTES_MAX:
-        raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {name[:40]!a}… is longer")
+    if len(_encoded(argument, value, least=1, what="a name")) > NAME_BYTES_MAX:
+        raise InvalidInput(f"{argument}= takes a name of {NAME_BYTES_MAX} bytes at most; {value[:40]!a}… is longer")
+    name: str = value
     return name
 
 
@@ -88,12 +88,22 @@ def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text
     Raises:
         InvalidInput: it is none, too short, or one that neither the broker nor PostgreSQL can hold.
     """
+    _encoded(argument, value, least=least, what=what)
+    text: str = value
+    return text
+
+
+def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
+    """A text as the broker and PostgreSQL get it."""
     if not isinstance(value, str) or len(value) < least:
         raise InvalidInput(f"{argument}= takes {what}, not {shown(value)}")
-    is_half = not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
-    if "\0" in value or is_half:
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
         raise InvalidInput(f"{argument}= takes {what}; {shown(value)} has a NUL character or half a surrogate pair")
-    return value
+    return encoded
 
 
 def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ HEADERS_DEPTH_MAX: Final = 16
 HEADERS_BYTES_MAX: Final = 122_880
 """Encoded bytes of all headers. A header frame over 131,064 bytes makes the broker close the connection."""
 
+MESSAGE_BYTES: Final = 512
+"""Bytes that the objects of a message take in memory, about, beside its record: what one of no bytes counts."""
+
 TIME_US_MIN: Final = -62_135_596_800_000_000
 """Microseconds since 1970, UTC: 0001-01-01, the first moment `datetime` can hold."""
 

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
+from relatum.outcomes._outcome_statements import outcomes_by_id
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 ROWS = 100_000
@@ -20,7 +21,7 @@ PLACES = {"source": 1, "offsets": OFFSETS}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
 
 STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "outcomes": (statements.outcomes, {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)]}),
+    "outcomes": (outcomes_by_id, {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)]}),
     "forward": (statements.forward, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
     "forwarded": (statements.forwarded, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
     "finish": (statements.finish, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),

@@ -13,9 +13,9 @@ from relatum import MessageId
 from relatum.collecting._bulk import Bulk, Collected, FlushReason
 from relatum.collecting._collector_core import Core, Verdict
 from relatum.collecting._collector_options import BACKOFF_MAX_S, ENTRY_BYTES, CollectorLimits, ExecutorOptions
-from relatum.collecting._outcome import OutcomeStatus
 from relatum.collecting._ports import Entry, Result
 from relatum.errors import InvalidInput
+from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
 
 STREAM = "orders"

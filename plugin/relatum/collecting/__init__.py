@@ -5,8 +5,7 @@ from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
 from relatum.collecting._collector import MessageCollector
 from relatum.collecting._collector_prune import forget_finished
 from relatum.collecting._collector_status import CollectorStatus, MemberStatus, SourceStatus, collector_status
-from relatum.collecting._outcome import Outcome, OutcomeStatus
-from relatum.collecting._outcomes import AsyncOutcomes, Outcomes
+from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
 
 __all__ = [
     "AsyncMessageCollector",

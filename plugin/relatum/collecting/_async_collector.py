@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from relatum.checks import checked_event, checked_name
+from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.collecting._async_executing import AsyncExecutor
 from relatum.collecting._async_following import AsyncFollower
 from relatum.collecting._async_keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
@@ -18,15 +18,13 @@ from relatum.collecting._async_workers import AsyncWorker
 from relatum.collecting._collector import CLOSE_S, END_S
 from relatum.collecting._collector_base import CollectorBase
 from relatum.collecting._collector_core import Verdict
-from relatum.collecting._collector_options import CollectorLimits, check_seconds
+from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._collector_state import logger
-from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound, Transient
+from relatum.outcomes import Outcome
 from relatum.reading import AsyncStreamReader, Message
 from relatum.waiting import backoff
-
-"""Seconds that cancelled tasks, and calls in threads, are waited for at the end."""
 
 
 class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
@@ -65,7 +63,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
         if not self._is_started:
             raise ConfigurationError("the collector does not run: start it")
         if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s, zero=True)
+            checked_seconds("timeout_s", timeout_s)
         if self._is_storer():
             timeout_s = 0.0
         described = self._described(messages)
@@ -209,7 +207,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
 
     async def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Stop in order; see `MessageCollector.close`. Cancelled, it ends all tasks at once."""
-        check_seconds("timeout_s", timeout_s, zero=True)
+        checked_seconds("timeout_s", timeout_s)
         if not self._is_started:
             return True
         if asyncio.current_task() in self._tasks():

@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from relatum.checks import checked_event, checked_name
+from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.collecting._async_executing import is_coroutine_function
 from relatum.collecting._bulk import Executor
 from relatum.collecting._collector_base import CollectorBase
@@ -15,17 +15,16 @@ from relatum.collecting._collector_core import Verdict
 from relatum.collecting._collector_options import (
     CollectorLimits,
     ExecutorOptions,
-    check_seconds,
 )
 from relatum.collecting._collector_state import logger
 from relatum.collecting._following import Follower
 from relatum.collecting._handlers import Handler
 from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
-from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store
 from relatum.collecting._shared import Shared
 from relatum.collecting._workers import Worker
 from relatum.errors import AccessRefused, ConfigurationError, InvalidInput, NotAStream, StreamNotFound, Transient
+from relatum.outcomes import Outcome
 from relatum.reading import Message, StreamReader
 from relatum.waiting import backoff
 
@@ -131,7 +130,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         if not self._is_started:
             raise ConfigurationError("the collector does not run: start it")
         if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s, zero=True)
+            checked_seconds("timeout_s", timeout_s)
         described = self._described(messages)
         if self._is_storer():
             timeout_s = 0.0
@@ -289,7 +288,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
             Whether everything closed was consumed in time. False in an executor or a handler, which cannot wait for
             itself: it is closed in the background then. Closed again, it answers the same.
         """
-        check_seconds("timeout_s", timeout_s, zero=True)
+        checked_seconds("timeout_s", timeout_s)
         if not self._is_started:
             return True
         if threading.current_thread() in self._threads():

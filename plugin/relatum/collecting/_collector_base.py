@@ -9,7 +9,15 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_callable, checked_name, checked_names, shown
+from relatum.checks import (
+    SECONDS_MAX,
+    checked_callable,
+    checked_count,
+    checked_name,
+    checked_names,
+    checked_seconds,
+    shown,
+)
 from relatum.collecting._bulk import Collected
 from relatum.collecting._collector_options import (
     BULK_BYTES,
@@ -19,8 +27,6 @@ from relatum.collecting._collector_options import (
     CollectorLimits,
     ExecutorOptions,
     WhenFull,
-    check_count,
-    check_seconds,
 )
 from relatum.collecting._collector_prune import KEEP_S
 from relatum.collecting._collector_state import State, logger
@@ -81,12 +87,11 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         lease_s: float = LEASE_S,
         keep_s: int | None = KEEP_S,
     ) -> None:
-        check_seconds("lease_s", lease_s)
+        checked_seconds("lease_s", lease_s, zero=False)
         if lease_s < LEASE_MIN_S:
             raise InvalidInput(f"lease_s is a number of seconds from {LEASE_MIN_S:g} on, not {lease_s!r}")
         if keep_s is not None:
-            check_count("keep_s", keep_s)
-            check_seconds("keep_s", keep_s)
+            checked_count("keep_s", keep_s, most=SECONDS_MAX)
         if dead_letter_stream is not None:
             checked_name("dead_letter_stream", dead_letter_stream)
         checked_callable("type_of", type_of)

@@ -6,10 +6,10 @@ from enum import Enum
 from relatum.collecting._bulk import Bulk, Collected, FlushReason
 from relatum.collecting._bulks import TypeBulks
 from relatum.collecting._collector_options import ENTRY_BYTES, CollectorLimits, ExecutorOptions
-from relatum.collecting._outcome import OutcomeStatus
 from relatum.collecting._ports import Entry, Result
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
+from relatum.outcomes import OutcomeStatus
 
 
 class Verdict(Enum):

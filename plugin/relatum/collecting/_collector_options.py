@@ -1,7 +1,7 @@
 """What a collector and its executors are told: sizes, times, numbers, each with its limits."""
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from relatum.checks import checked_choice, checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
@@ -71,13 +71,13 @@ class ExecutorOptions:
     def __post_init__(self) -> None:
         checked_name("type", self.type)
         for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
-            check_count(name, getattr(self, name))
+            checked_count(name, getattr(self, name), most=INTEGER_MAX)
         if self.attempts > ATTEMPTS_MAX:
             raise InvalidInput(f"attempts is at most {ATTEMPTS_MAX}, not {self.attempts}")
-        check_seconds("max_age_s", self.max_age_s)
-        check_seconds("backoff_s", self.backoff_s, zero=True)
+        checked_seconds("max_age_s", self.max_age_s, zero=False)
+        checked_seconds("backoff_s", self.backoff_s)
         if self.idle_s is not None:
-            check_seconds("idle_s", self.idle_s)
+            checked_seconds("idle_s", self.idle_s, zero=False)
         checked_choice("when_full", self.when_full, get_args(WhenFull))
         for name in ("one_at_a_time", "joins_transaction"):
             if not isinstance(getattr(self, name), bool):
@@ -107,23 +107,5 @@ class CollectorLimits:
     bulks_max: int = BULKS_MAX
 
     def __post_init__(self) -> None:
-        check_count("bytes_max", self.bytes_max)
-        check_count("bulks_max", self.bulks_max)
-
-
-def check_count(name: str, value: Any) -> None:
-    """Check a number of things.
-
-    Raises:
-        InvalidInput: It is no integer from 1 on.
-    """
-    checked_count(name, value, most=INTEGER_MAX)
-
-
-def check_seconds(name: str, value: Any, *, zero: bool = False) -> None:
-    """Check a time span.
-
-    Raises:
-        InvalidInput: It is no number of seconds above 0 (or 0, where that is allowed), or over `SECONDS_MAX`.
-    """
-    checked_seconds(name, value, zero=zero)
+        checked_count("bytes_max", self.bytes_max, most=INTEGER_MAX)
+        checked_count("bulks_max", self.bulks_max, most=INTEGER_MAX)

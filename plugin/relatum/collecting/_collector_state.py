@@ -10,10 +10,10 @@ from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._handlers import Handlers
 from relatum.collecting._intake import Gathered, Intake
-from relatum.collecting._outcome import Outcome
 from relatum.collecting._ports import Store, Stored
 from relatum.collecting._results import collected_outcome, outcome_of
 from relatum.errors import Conflict, DatabaseUnavailable
+from relatum.outcomes import Outcome
 from relatum.waiting import Outages, log_failure
 
 logger = logging.getLogger("relatum.collector")

@@ -117,26 +117,6 @@ finished: Final = sa.select(
     _messages.source_id, _messages.stream_offset, sa.func.coalesce(_messages.finished_at, _NOW)
 ).where(*_in_bulk, _messages.state == _result)
 
-outcomes: Final = (
-    sa.select(
-        _messages.message_id,
-        _messages.state,
-        collectors.c.name,
-        _messages.type,
-        _sources.stream,
-        _messages.stream_offset,
-        _messages.attempts,
-        _messages.reason,
-        _messages.collected_at,
-        _messages.forwarded_at,
-        _messages.finished_at,
-    )
-    .join_from(collected_messages, collector_sources, _sources.source_id == _messages.source_id)
-    .join(collectors, collectors.c.collector_id == _sources.collector_id)
-    .where(_messages.message_id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.Text))))
-)
-"""The columns of `Outcome`, in its order, of every message with one of these ids."""
-
 # Forgetting
 
 kept: Final = (

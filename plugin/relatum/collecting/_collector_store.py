@@ -22,11 +22,10 @@ from relatum.collecting import _member_statements as member_statements
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX
 from relatum.collecting._collector_prune import KEEP_S, forget_finished
 from relatum.collecting._intake import id_of_place
-from relatum.collecting._outcome import Outcome
-from relatum.collecting._outcomes import read_outcomes
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.errors import Conflict, RowRefused
 from relatum.ids import MessageId
+from relatum.outcomes import Outcome, read_outcomes
 from relatum.recording import new_holder
 from relatum.store import (
     Position,

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterable
 from inspect import isawaitable
 
-from relatum.collecting._outcome import Outcome
+from relatum.outcomes import Outcome
 
 logger = logging.getLogger("relatum.collector")
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from relatum.collecting._outcome import Outcome, OutcomeStatus
-from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored, least_advanced, unknown
+from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.errors import ConfigurationError, Conflict
 from relatum.ids import MessageId
+from relatum.outcomes import Outcome, OutcomeStatus, least_advanced, unknown
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

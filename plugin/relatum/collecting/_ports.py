@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.ids import MessageId
+from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.store import Position
 
 if TYPE_CHECKING:
@@ -232,27 +232,3 @@ class Store(Protocol):
 
     def dispose(self) -> None:
         """Give connections back; the store is not used any more."""
-
-
-def unknown(message_id: str) -> Outcome:
-    """The outcome of a message nobody has collected."""
-    return Outcome(message_id, OutcomeStatus.UNKNOWN)
-
-
-_LEAST_FIRST: Final = (
-    OutcomeStatus.UNKNOWN,
-    OutcomeStatus.COLLECTED,
-    OutcomeStatus.FORWARDED,
-    OutcomeStatus.FAILED,
-    OutcomeStatus.DEAD,
-    OutcomeStatus.SUCCEEDED,
-)
-
-
-def least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of the outcomes of messages with one id, the least advanced (the earliest of equals), with the others.
-
-    One that failed comes before one that succeeded: where the latter is given, all have.
-    """
-    ranked = sorted(outcomes, key=lambda outcome: (_LEAST_FIRST.index(outcome.status), outcome.stream, outcome.offset))
-    return replace(ranked[0], others=tuple(ranked[1:]))

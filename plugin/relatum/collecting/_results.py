@@ -6,9 +6,9 @@ from typing import Final
 
 from relatum.collecting._bulk import Collected, Failure
 from relatum.collecting._collector_options import CRASHES_MAX, ExecutorOptions
-from relatum.collecting._outcome import Outcome, OutcomeStatus
 from relatum.collecting._ports import Result
 from relatum.ids import MessageId
+from relatum.outcomes import Outcome, OutcomeStatus
 
 GIVEN_UP: Final = Failure("the collector died each time this message was consumed", retry=False)
 

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.collecting import AsyncOutcomes, Outcomes
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,
@@ -25,6 +24,7 @@ from relatum.errors import (
 )
 from relatum.headers import BROKERS_OWN, TIME_HEADER
 from relatum.ids import MessageId
+from relatum.outcomes import AsyncOutcomes, Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.publishing._ports import Recorder

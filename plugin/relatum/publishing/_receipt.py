@@ -7,9 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from relatum.collecting import Outcome
-from relatum.collecting._collector_options import check_seconds
-from relatum.collecting._outcomes import not_finished
+from relatum.checks import checked_seconds
 from relatum.errors import (
     ConfigurationError,
     NotFinishedInTime,
@@ -17,6 +15,7 @@ from relatum.errors import (
     PublishOutcomeUnknown,
 )
 from relatum.ids import MessageId
+from relatum.outcomes import Outcome, not_finished
 from relatum.publishing._locate import Locator, Sent, Whereabouts
 from relatum.publishing._look import POLL_FIRST_S, POLL_LAST_S, Look, in_order
 from relatum.publishing._settle import Unsettled
@@ -119,7 +118,7 @@ class Receipt:
                 to other queues only), `found` has the places known so far. Waiting again is fine.
             ConfigurationError: called on the thread of a callback connection, which would wait for itself.
         """
-        check_seconds("timeout_s", timeout_s, zero=True)
+        checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         self._await_answer(deadline, timeout_s)
         arrivals = _Arrivals()
@@ -171,7 +170,7 @@ class Receipt:
             DatabaseUnavailable: PostgreSQL did not answer until the end.
             ConfigurationError: as for `wait`; or there is no database to ask.
         """
-        check_seconds("timeout_s", timeout_s, zero=True)
+        checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         self._await_answer(deadline, timeout_s)
         remaining = max(0.0, deadline - time.monotonic())
@@ -265,7 +264,7 @@ class AsyncReceipt:
             NotRecordedInTime: not recorded in time; `in_stream` is True (None where it may have gone to other queues
                 only), `found` has the places known so far. Waiting again is fine.
         """
-        check_seconds("timeout_s", timeout_s, zero=True)
+        checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         loop = asyncio.get_running_loop()
         arrivals = _Arrivals()

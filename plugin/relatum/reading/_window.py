@@ -8,7 +8,7 @@ from typing import Any, Final
 from relatum.checks import checked_name
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
+from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.reading._message import Message
 from relatum.reading._operations import check_integers, check_offset
 
@@ -20,9 +20,6 @@ WINDOW_MAX: Final = 1_000_000
 
 WINDOW_BYTES_MAX: Final = 64 << 20
 """Bytes of records held for ids that are not their turn yet; past it, the window is read in smaller parts."""
-
-HELD_BYTES: Final = 512
-"""Bytes that a held message counts beside its record: of a record of no bytes, this is what its objects take."""
 
 _Place = tuple[str, int]
 
@@ -118,7 +115,7 @@ class Window:
 
     def put_message(self, message: Message) -> None:
         """As `put` for a message that came decoded: its headers count too."""
-        size = len(message.body) + HELD_BYTES * (1 + len(message.headers))
+        size = len(message.body) + MESSAGE_BYTES * (1 + len(message.headers))
         self.put(message.stream, message.offset, message, size)
 
     def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
@@ -126,7 +123,7 @@ class Window:
         results, message, bytes_max = self._results[stream], Message.from_record, self._bytes_max
         held = self._held
         for offset, record in zip(offsets, records, strict=True):
-            size = HELD_BYTES + len(record)
+            size = MESSAGE_BYTES + len(record)
             if results.get(offset, 0) is not None:
                 continue
             if held and held + size > bytes_max:

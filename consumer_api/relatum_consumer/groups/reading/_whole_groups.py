@@ -5,10 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from relatum.limits import MESSAGE_BYTES
 from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
 from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._limits import MESSAGE_BYTES, POLL_S_MAX, POLL_S_MIN
+from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._lookups import time_us_of
 from relatum_consumer._proof import coverage_by_stream, ends_of, replaced
 from relatum_consumer._requests import Pause

@@ -1,6 +1,7 @@
 """What became of a message: its status, and the facts around it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Final
@@ -67,3 +68,27 @@ class Outcome:
     def is_final(self) -> bool:
         """Whether it never changes any more."""
         return self.status in FINAL
+
+
+def unknown(message_id: str) -> Outcome:
+    """The outcome of a message nobody has collected."""
+    return Outcome(message_id, OutcomeStatus.UNKNOWN)
+
+
+_LEAST_FIRST: Final = (
+    OutcomeStatus.UNKNOWN,
+    OutcomeStatus.COLLECTED,
+    OutcomeStatus.FORWARDED,
+    OutcomeStatus.FAILED,
+    OutcomeStatus.DEAD,
+    OutcomeStatus.SUCCEEDED,
+)
+
+
+def least_advanced(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of the outcomes of messages with one id, the least advanced (the earliest of equals), with the others.
+
+    One that failed comes before one that succeeded: where the latter is given, all have.
+    """
+    ranked = sorted(outcomes, key=lambda outcome: (_LEAST_FIRST.index(outcome.status), outcome.stream, outcome.offset))
+    return replace(ranked[0], others=tuple(ranked[1:]))

@@ -1,84 +1,29 @@
 """Asking what became of a message, from any process: by its id, one or many at once."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_callable, checked_name, shown
-from relatum.collecting import _collector_statements as statements
-from relatum.collecting._collector_options import check_seconds
-from relatum.collecting._outcome import Outcome, OutcomeStatus
-from relatum.collecting._ports import least_advanced, unknown
-from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, RelatumError, Transient, UsedAfterClose
+from relatum.checks import checked_callable, checked_name, checked_seconds, shown
+from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, Transient, UsedAfterClose
+from relatum.outcomes._outcome_statements import read_outcomes, require_collector
+from relatum.outcomes._outcome_values import Outcome, OutcomeStatus
+from relatum.outcomes._outcome_watch import POLL_LAST_S, OutcomeWatch, call_handler
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store import (
-    collector_sources,
-    collectors,
-    component_engine,
-    database_name,
-    let_go,
-    make_engine,
-    translated_errors,
-)
-from relatum.waiting import LEAST_S, Deadline, Outages, in_thread, within
-
-logger = logging.getLogger("relatum.collecting")
-
-_WHO: Final = "asking for outcomes that handlers wait for"
+from relatum.store import component_engine, database_name, let_go, make_engine, translated_errors
+from relatum.waiting import LEAST_S, Deadline, in_thread, within
 
 WAIT_S: Final = 10.0
 """Seconds an outcome is waited for by default."""
 
 _POLL_FIRST_S: Final = 0.005
 """Seconds before the table is asked again for the first time; collecting and consuming a bulk take longer mostly."""
-
-_POLL_LAST_S: Final = 0.1
-"""Seconds between two questions at most: what a final outcome can come late by."""
-
-_IDS_MAX: Final = 10_000
-"""Ids in one question; more are asked in several."""
-
-
-def read_outcomes(
-    connection: sa.Connection,
-    message_ids: Iterable[str],
-    *,
-    collector_id: int | None = None,
-    collector: str | None = None,
-) -> dict[str, Outcome]:
-    """The outcome of each id, "unknown" ones too; of one collector, or of all."""
-    ids = list(dict.fromkeys(message_ids))
-    query = statements.outcomes
-    if collector_id is not None:
-        query = query.where(collector_sources.c.collector_id == collector_id)
-    if collector is not None:
-        query = query.where(collectors.c.name == collector)
-    found: dict[str, list[Outcome]] = {message_id: [] for message_id in ids}
-    for start in range(0, len(ids), _IDS_MAX):
-        # PostgreSQL's text holds no NUL: such an id is nobody's.
-        asked = [message_id for message_id in ids[start : start + _IDS_MAX] if "\0" not in message_id]
-        for message_id, state, *facts in connection.execute(query, {"ids": asked}):
-            found[message_id].append(Outcome(message_id, OutcomeStatus(state), *facts))
-    return {
-        message_id: least_advanced(outcomes) if outcomes else unknown(message_id)
-        for message_id, outcomes in found.items()
-    }
-
-
-def _require_collector(connection: sa.Connection, name: str) -> None:
-    if (
-        connection.execute(sa.select(collectors.c.collector_id).where(collectors.c.name == name).limit(1)).first()
-        is None
-    ):
-        raise NotFound(f"there is no collector {name!r}: its first member makes it")
 
 
 class Outcomes:
@@ -95,7 +40,7 @@ class Outcomes:
         made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
         self._engine = component_engine(made, self._ending)
         self._lock = threading.Lock()
-        self._watch: _Watch | None = None
+        self._watch: OutcomeWatch | None = None
         self._is_closed = False
         after_fork(self, Outcomes._renew)
 
@@ -153,7 +98,7 @@ class Outcomes:
             found = read_outcomes(connection, ids, collector=collector)
             # Whatever was found has a collector: it is looked for where its name may be misspelt.
             if collector is not None and all(each.status is OutcomeStatus.UNKNOWN for each in found.values()):
-                _require_collector(connection, collector)
+                require_collector(connection, collector)
             return found
 
     def _read(self, message_ids: list[str], collector: str | None) -> dict[str, Outcome]:
@@ -178,7 +123,7 @@ class Outcomes:
             NotFound: there was no collector of that name until the end.
             DatabaseUnavailable: PostgreSQL did not answer until the end.
         """
-        check_seconds("timeout_s", timeout_s, zero=True)
+        checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         pause = _POLL_FIRST_S
         while True:
@@ -189,7 +134,7 @@ class Outcomes:
             if outcome is not None and remaining <= 0:
                 raise not_finished(outcome, timeout_s)
             time.sleep(max(0.0, min(pause, remaining)))
-            pause = min(2 * pause, _POLL_LAST_S)
+            pause = min(2 * pause, POLL_LAST_S)
 
     def _asked(self, message_id: str, collector: str | None, deadline: float) -> Outcome | None:
         """The outcome now; None while the database is away, or the collector not made, and there is time left."""
@@ -226,86 +171,8 @@ class Outcomes:
         with self._lock:
             self._require_open()
             if self._watch is None:
-                self._watch = _Watch(self)
+                self._watch = OutcomeWatch(self._read, database_name(self._engine))
             self._watch.add(message_id, collector, handler)
-
-
-@dataclass(slots=True)
-class _Handler:
-    """A handler, and the status it was last told."""
-
-    call: Callable[[Outcome], object]
-    told: tuple[OutcomeStatus, int] = (OutcomeStatus.UNKNOWN, 0)
-
-
-class _Watch:
-    """The thread that asks for all messages somebody has a handler for."""
-
-    def __init__(self, outcomes: Outcomes) -> None:
-        self._outcomes = outcomes
-        self._outages = Outages(logger, database=database_name(outcomes._engine))
-        self._changed = threading.Condition()
-        self._handlers: dict[tuple[str | None, str], list[_Handler]] = {}
-        self._is_new = False
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="relatum-outcomes", daemon=True)
-        self._thread.start()
-
-    def add(self, message_id: str, collector: str | None, handler: Callable[[Outcome], object]) -> None:
-        with self._changed:
-            self._handlers.setdefault((collector, message_id), []).append(_Handler(handler))
-            self._is_new = True
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._is_stopping = True
-            self._changed.notify_all()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (waiting := self._waiting()) is not None:
-            for collector in {collector for collector, _ in waiting}:
-                ids = [message_id for named, message_id in waiting if named == collector]
-                try:
-                    found = self._outcomes._read(ids, collector)
-                except RelatumError as error:
-                    self._outages.failed(_WHO, error)
-                    continue
-                self._outages.over(_WHO)
-                for outcome in found.values():
-                    self._tell(collector, outcome)
-
-    def _waiting(self) -> list[tuple[str | None, str]] | None:
-        """What to ask for now; None at the end."""
-        with self._changed:
-            while not self._is_stopping and not self._handlers:
-                self._changed.wait()
-            if not self._is_new and not self._is_stopping:
-                self._changed.wait(_POLL_LAST_S)
-            self._is_new = False
-            return None if self._is_stopping else list(self._handlers)
-
-    def _tell(self, collector: str | None, outcome: Outcome) -> None:
-        key = (collector, outcome.message_id)
-        status = (outcome.status, outcome.attempts)
-        with self._changed:
-            handlers = [handler for handler in self._handlers.get(key, ()) if handler.told != status]
-            for handler in handlers:
-                handler.told = status
-            if outcome.is_final:
-                del self._handlers[key]
-        for handler in handlers:
-            call_handler(handler.call, outcome)
-
-
-def call_handler(handler: Callable[[Outcome], object], outcome: Outcome) -> None:
-    """Call a result handler; what it raises is logged and breaks nothing."""
-    try:
-        handler(outcome)
-    except Exception:
-        logger.exception("a result handler raised for message %s (%s)", outcome.message_id, outcome.status.value)
 
 
 class AsyncOutcomes:
@@ -340,7 +207,7 @@ class AsyncOutcomes:
 
     async def wait(self, message_id: str, timeout_s: float = WAIT_S, *, collector: str | None = None) -> Outcome:
         """The outcome of a message, once it is final; see `Outcomes.wait`. Cancelling it leaves nothing behind."""
-        check_seconds("timeout_s", timeout_s, zero=True)
+        checked_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         pause = _POLL_FIRST_S
         while True:
@@ -353,7 +220,7 @@ class AsyncOutcomes:
             if outcome is not None and remaining <= 0:
                 raise not_finished(outcome, timeout_s)
             await asyncio.sleep(max(0.0, min(pause, remaining)))
-            pause = min(2 * pause, _POLL_LAST_S)
+            pause = min(2 * pause, POLL_LAST_S)
 
     def register_result_handler(
         self, handler: Callable[[Outcome], object], message_id: str, *, collector: str | None = None

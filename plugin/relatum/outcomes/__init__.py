@@ -1,0 +1,19 @@
+"""What became of messages that collectors took: asked by whoever has their ids, a publisher's receipt among them.
+
+Collectors write it (`relatum.collecting`); here it is only read, so that who asks needs nothing of theirs.
+"""
+
+from relatum.outcomes._outcome_statements import read_outcomes
+from relatum.outcomes._outcome_values import Outcome, OutcomeStatus, least_advanced, unknown
+from relatum.outcomes._outcomes import AsyncOutcomes, Outcomes, not_finished
+
+__all__ = [
+    "AsyncOutcomes",
+    "Outcome",
+    "OutcomeStatus",
+    "Outcomes",
+    "least_advanced",
+    "not_finished",
+    "read_outcomes",
+    "unknown",
+]
