@@ -6,6 +6,7 @@ import threading
 import pytest
 from prometheus_client import generate_latest
 
+from relatum.metrics import registry
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._progress import Progress
 from relatum.waiting import Outages
@@ -114,8 +115,8 @@ def test_the_documented_alert_of_holes_fires_on_a_hole_and_not_before() -> None:
     metrics = RecorderMetrics(Outages(logging.getLogger("relatum.recorder"), stop=threading.Event()))
     metrics.named(["orders"])
     expression = documented_alerts()["RelatumHole"]
-    page = generate_latest(metrics.registry).decode()
+    page = generate_latest(registry(metrics)).decode()
     assert 'relatum_hole_offsets{stream="orders"} 0.0' in page
     assert not fires(expression, page)
     metrics.stream("orders").lost([(1.0, 5)])
-    assert fires(expression, generate_latest(metrics.registry).decode())
+    assert fires(expression, generate_latest(registry(metrics)).decode())

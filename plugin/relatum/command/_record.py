@@ -8,11 +8,10 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from prometheus_client import start_http_server
 
+from relatum import metrics
 from relatum.command._logs import LogFormat, set_up_logging
 from relatum.command._options import BrokerOption, DatabaseOption, StreamUrlOption, require_broker, require_database
-from relatum.errors import ConfigurationError
 from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
 from relatum.recording._recorder import DATABASE_CONNECTIONS_MAX
@@ -74,16 +73,9 @@ def record(
         database_connections_max=database_connections,
     )
     if metrics_port:
-        _serve_metrics(recorder, metrics_host, metrics_port)
+        metrics.serve(metrics_port, metrics_host)
     with stop_signals() as stop:
         recorder.run(stop)
-
-
-def _serve_metrics(recorder: Recorder, host: str, port: int) -> None:
-    try:
-        start_http_server(port, addr=host, registry=recorder.metrics)
-    except OSError as error:
-        raise ConfigurationError(f"no metrics can be served on {host}:{port}: {error.strerror}") from error
 
 
 @contextmanager

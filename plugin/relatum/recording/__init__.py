@@ -9,6 +9,7 @@ from relatum.recording._prune import PruneReport, prune
 from relatum.recording._publishers_keys import KeyWatcher
 from relatum.recording._recorder import Recorder
 from relatum.recording._repair import repair
+from relatum.recording._statistics import RecordedStream, RecorderStatistics
 from relatum.recording._status import StreamEvent, StreamStatus, status
 from relatum.recording._times import set_record_time
 from relatum.recording._verify import VerifyReport, verify
@@ -21,7 +22,9 @@ __all__ = [
     "ForgottenStream",
     "KeyWatcher",
     "PruneReport",
+    "RecordedStream",
     "Recorder",
+    "RecorderStatistics",
     "StreamEvent",
     "StreamStatus",
     "StreamVerified",

@@ -4,10 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
-from prometheus_client import CollectorRegistry
 
 from relatum.checks import checked_name, shown
 from relatum.errors import AccessRefused, ConnectionLost, InvalidInput, NotFound, RelatumError
@@ -18,9 +17,13 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._group import STOP_S, RecorderGroup
 from relatum.recording._publishers_keys import PublishersKeys
 from relatum.recording._recorder import engine_of
+from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._watched import Subject, Watched
 from relatum.store import let_go
 from relatum.waiting import QUESTION_S, Server, backoff, ended
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -74,9 +77,13 @@ class EmbeddedRecorder:
         self._thread.start()
 
     @property
-    def metrics(self) -> CollectorRegistry:
+    def metrics(self) -> "CollectorRegistry":
         """What Prometheus scrapes: the same as of `Recorder`, of the streams that were found until now."""
         return self._group.registry
+
+    def statistics(self) -> RecorderStatistics:
+        """What was recorded, and how far behind each stream is. It asks nobody."""
+        return self._group.statistics()
 
     def watch(self, exchange: Any, routing_key: Any) -> None:
         """Record the streams a message published there may go to, from now on. Cheap where already known.

@@ -3,11 +3,11 @@
 import logging
 import threading
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
-from prometheus_client import CollectorRegistry
 
+from relatum import metrics
 from relatum.errors import NotFound, RelatumError
 from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
@@ -17,10 +17,14 @@ from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._lease import LEASE_S
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._readers import SharedReader
+from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._tail import Shared, TailRecorder
 from relatum.recording._writer import RecordedListener
 from relatum.store import component_engine, database_name
 from relatum.waiting import Deadline, Outages, ended
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -71,11 +75,16 @@ class RecorderGroup:
         shared = (self.reader, self._keeper, self._committer, self.outages, self.metrics, on_recorded)
         self._shared = Shared(engine, *shared)
         self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
+        metrics.report(self)
 
     @property
-    def registry(self) -> CollectorRegistry:
-        """What Prometheus scrapes."""
-        return self.metrics.registry
+    def registry(self) -> "CollectorRegistry":
+        """What Prometheus scrapes of this one."""
+        return metrics.registry(self)
+
+    def statistics(self) -> RecorderStatistics:
+        """What was recorded, and how far behind each stream is."""
+        return self.metrics.statistics()
 
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on; nothing happens where it is recorded already."""
@@ -132,6 +141,7 @@ class RecorderGroup:
             self._gaps.join(max(0.0, until - time.monotonic()))
             self._keeper.stop()
         self.reader.close()
+        metrics.retire(self)
 
 
 def _end_of(reader: StreamReader, stream: str) -> int:

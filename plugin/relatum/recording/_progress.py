@@ -2,9 +2,12 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 
+from relatum.recording._batch import Batch
 from relatum.recording._holes import LATELY_S
+from relatum.recording._statistics import RecordedStream
 
 
 class Progress:
@@ -33,6 +36,30 @@ class Progress:
         self._holes: list[tuple[float, int]] = []
         self.end: int | None = None
         """The offset of the stream's last message, as it was seen last; -1 where it is empty."""
+        self.messages = self.rows = self.reconnects = 0
+        self.skipped: Counter[str] = Counter()
+
+    def statistics(self) -> RecordedStream:
+        """What is told of the stream."""
+        return RecordedStream(
+            is_recording=self.is_recording,
+            recorded_offset=self.recorded,
+            stream_offset=self.end,
+            lag_offsets=self.lag_offsets,
+            lag_s=self.lag_s,
+            hole_offsets=self.hole_offsets,
+            messages=self.messages,
+            rows=self.rows,
+            skipped=dict(self.skipped),
+            reconnects=self.reconnects,
+        )
+
+    def count(self, batch: Batch) -> None:
+        """Count what was committed; one thread commits what is in a stream."""
+        self.messages += batch.messages
+        self.rows += batch.rows
+        for (_, _, reason), count in batch.skips.items():
+            self.skipped[reason] += count
 
     @property
     def is_recording(self) -> bool:

@@ -5,10 +5,9 @@ import ssl
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
-from prometheus_client import CollectorRegistry
 
 from relatum.checks import as_options, checked_count, checked_event, checked_name, checked_names, checked_seconds
 from relatum.errors import (
@@ -23,8 +22,12 @@ from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._lease import LEASE_S
+from relatum.recording._statistics import RecorderStatistics
 from relatum.store import add_keys, key_definitions, known_engine, let_go, make_engine, translated_errors
 from relatum.waiting import QUESTION_S, Server, backoff
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -96,9 +99,13 @@ class Recorder:
         of_one_process(self, "a recorder")
 
     @property
-    def metrics(self) -> CollectorRegistry:
+    def metrics(self) -> "CollectorRegistry":
         """What Prometheus scrapes."""
         return self._group.registry
+
+    def statistics(self) -> RecorderStatistics:
+        """What was recorded, and how far behind each stream is. It asks nobody."""
+        return self._group.statistics()
 
     def run(self, stop: threading.Event) -> None:
         """Record until `stop` is set, then finish the batches under way.

@@ -82,7 +82,6 @@ class TailRecorder:
         self._stream = stream
         self._who = f"recording of stream {stream!r}"
         self._progress = shared.metrics.stream(stream)
-        self._counters = shared.metrics.counters(stream)
         self._place = shared.keeper.add(stream, super_stream, self._progress, self._who)
         self._was_missing = False
         self._is_hopeful = True
@@ -136,7 +135,7 @@ class TailRecorder:
                 continue
             self._is_hopeful = False
             self._shared.keeper.release(self._place)
-            self._counters.reconnects.inc()
+            self._progress.reconnects += 1
             if self._has_settled:
                 pauses = backoff(QUESTION_S)
             self._shared.outages.wait(next(pauses))
@@ -201,7 +200,7 @@ class TailRecorder:
         start = opened.tail.to_offset
         extra = {"stream": self._stream, "from": start}
         logger.info("recording stream %r from offset %d on", self._stream, start, extra=extra)
-        writer = Writer(opened, shared.committer.submit, self._counters, self._progress, shared.on_recorded)
+        writer = Writer(opened, shared.committer.submit, self._progress, shared.on_recorded)
         self._place.writer = writer
         self._progress.begin(start - 1, opened.last, writer.unwritten)
         began_at = time.monotonic()

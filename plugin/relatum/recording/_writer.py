@@ -14,7 +14,6 @@ from relatum.reading import RecordBatch
 from relatum.recording._batch import Batch
 from relatum.recording._commit import CHECKPOINT_OFFSETS, Share
 from relatum.recording._extract import Extractor
-from relatum.recording._metrics import StreamCounters
 from relatum.recording._opening import Opened
 from relatum.recording._progress import Progress
 from relatum.store import CoverageRow, StreamRow
@@ -32,8 +31,7 @@ class Writer:
     Args:
         opened: Where recording goes on.
         submit: Has it committed, soon.
-        counters: Where to count.
-        progress: Where to tell how far it is.
+        progress: Where to tell how far it is, and to count.
         on_recorded: Called after each commit that holds receipts.
     """
 
@@ -41,7 +39,6 @@ class Writer:
         self,
         opened: Opened,
         submit: Callable[["Writer"], None],
-        counters: StreamCounters,
         progress: Progress,
         on_recorded: RecordedListener | None,
     ) -> None:
@@ -51,7 +48,6 @@ class Writer:
         self._high_us = opened.high_us
         self._extractor = Extractor(opened.definitions)
         self._submit = submit
-        self._counters = counters
         self._progress = progress
         self._on_recorded = on_recorded
         self._changed = threading.Condition()
@@ -143,7 +139,7 @@ class Writer:
             self._checkpoint_offset, self._checkpoint_at = batch.last_offset, time.monotonic()
         self.recorded_to = batch.last_offset
         self._progress.written(batch.last_offset, batch.newest_at)
-        self._counters.count(batch)
+        self._progress.count(batch)
         if self._on_recorded is not None and batch.receipts:
             self._on_recorded(self.stream, batch.receipts)
         with self._changed:

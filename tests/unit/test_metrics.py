@@ -1,0 +1,178 @@
+"""One registry of what all components count: monotonous counters, honest merges, Prometheus' text."""
+
+import gc
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from relatum import metrics
+from relatum.metrics import Counter, Distribution, Each, Gauge, Greatest, Histogram, Least, Observed
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatistics:
+    """What is told of each part."""
+
+    age_s: Annotated[float | None, Greatest("relatum_tried_age_seconds", "Age")]
+    taken: Annotated[Mapping[str, int], Counter("relatum_tried_taken_total", "Taken", by="reason")]
+
+
+@metrics.reported("thing", "name")
+@dataclass(frozen=True, slots=True)
+class ThingStatistics:
+    """What is told of a thing."""
+
+    done: Annotated[int, Counter("relatum_tried_done_total", "Done")]
+    open: Annotated[int, Gauge("relatum_tried_open", "Open")]
+    is_up: Annotated[bool, Least("relatum_tried_up", "Up")]
+    spent: Annotated[Observed, Distribution("relatum_tried_spent_seconds", "Spent")]
+    parts: Annotated[Mapping[str, PartStatistics], Each("part")]
+    remark: str = "is told to nobody"
+
+
+class Thing:
+    """A component."""
+
+    def __init__(self) -> None:
+        self.done = self.open = 0
+        self.is_up = True
+        self.spent = Histogram((0.1, 1.0))
+        self.parts: dict[str, PartStatistics] = {}
+
+    def statistics(self) -> ThingStatistics:
+        """What it has counted."""
+        return ThingStatistics(self.done, self.open, self.is_up, self.spent.observed(), self.parts)
+
+
+def page() -> dict[str, float]:
+    """What is told of things, by series as Prometheus writes them."""
+    return {
+        f"{sample.name}{{{','.join(f'{name}={value}' for name, value in sorted(sample.labels.items()))}}}": sample.value
+        for family in text_string_to_metric_families(metrics.exposition())
+        for sample in family.samples
+        if sample.name.startswith("relatum_tried")
+    }
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name that no other test's things have: counters go on being told."""
+    return str(request.node.name)
+
+
+@pytest.fixture
+def things(name: str) -> Iterator[list[Thing]]:
+    """Two things of one name."""
+    made = [Thing(), Thing()]
+    for thing in made:
+        metrics.report(thing, name=name)
+    yield made
+    for thing in made:
+        metrics.retire(thing)
+
+
+def test_components_of_one_name_are_told_together(things: list[Thing], name: str) -> None:
+    """Numbers are added up, of ages the greatest is told, of truths the least."""
+    first, second = things
+    first.done, second.done, first.open, second.open, second.is_up = 3, 4, 1, 1, False
+    first.parts["a"] = PartStatistics(5.0, {"old": 2})
+    second.parts["a"] = PartStatistics(7.0, {"old": 1, "new": 1})
+    second.parts["b"] = PartStatistics(None, {})
+    assert (
+        page()
+        | {
+            f"relatum_tried_done_total{{name={name}}}": 7.0,
+            f"relatum_tried_open{{name={name}}}": 2.0,
+            f"relatum_tried_up{{name={name}}}": 0.0,
+            f"relatum_tried_age_seconds{{name={name},part=a}}": 7.0,
+            f"relatum_tried_taken_total{{name={name},part=a,reason=old}}": 3.0,
+            f"relatum_tried_taken_total{{name={name},part=a,reason=new}}": 1.0,
+        }
+        == page()
+    )
+    assert not [series for series in page() if "part=b" in series], "what is not known is not told"
+
+
+def test_a_histogram_is_told_cumulatively(things: list[Thing], name: str) -> None:
+    """A value at a bucket's upper end is in it, as Prometheus has it (`le`)."""
+    for value in (0.05, 0.1, 0.5, 7.0):
+        things[0].spent.observe(value)
+    things[1].spent.observe(0.01)
+    told = page()
+    buckets = [told[f"relatum_tried_spent_seconds_bucket{{le={le},name={name}}}"] for le in ("0.1", "1.0", "+Inf")]
+    assert buckets == [3.0, 4.0, 5.0]
+    assert told[f"relatum_tried_spent_seconds_count{{name={name}}}"] == 5.0
+    assert told[f"relatum_tried_spent_seconds_sum{{name={name}}}"] == pytest.approx(7.66)
+
+
+def test_counters_never_fall(things: list[Thing], name: str) -> None:
+    """What a closed component had counted goes on being told; what held of it does not."""
+    things[0].done, things[0].open = 3, 1
+    metrics.retire(things[0])
+    metrics.retire(things[0])
+    things[1].done = 1
+    told = page()
+    assert told[f"relatum_tried_done_total{{name={name}}}"] == 4.0
+    assert told[f"relatum_tried_open{{name={name}}}"] == 0.0
+    metrics.retire(things[1])
+    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 4.0
+    assert f"relatum_tried_open{{name={name}}}" not in page()
+
+
+def test_what_is_dropped_without_being_closed_had_counted_what_it_told_last(name: str) -> None:
+    """The registry keeps nobody alive, and its counters do not fall for that."""
+    thing = Thing()
+    metrics.report(thing, name=name)
+    thing.done = 5
+    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 5.0
+    del thing
+    gc.collect()
+    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 5.0
+    assert f"relatum_tried_open{{name={name}}}" not in page()
+
+
+def test_what_belongs_to_an_owner_tells_all_it_has_counted(name: str) -> None:
+    """A connection that lived for a moment between two scrapes is counted in full."""
+
+    class Owner:
+        pass
+
+    owner, thing = Owner(), Thing()
+    metrics.report(thing, owner=owner, name=name)
+    thing.done = 9
+    del owner, thing
+    gc.collect()
+    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 9.0
+
+
+def test_a_scrape_in_a_child_tells_nothing_of_the_parents(things: list[Thing], name: str) -> None:
+    """A pre-fork server's workers each tell their own: added up, nothing is told twice."""
+    things[0].done = 2
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.write(write, b"told" if f"relatum_tried_done_total{{name={name}}}" in page() else b"none")
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        assert answer.read() == b"none"
+    assert os.waitpid(child, 0)[1] == 0
+    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 2.0
+
+
+def test_a_component_may_be_told_of_in_the_applications_own_registry(things: list[Thing], name: str) -> None:
+    """The collector stands beside what the application counts itself."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry: Any = CollectorRegistry()
+    registry.register(metrics.collector())
+    things[0].done = 1
+    assert f'relatum_tried_done_total{{name="{name}"}} 1.0' in generate_latest(registry).decode()
