@@ -9,7 +9,7 @@ import threading
 from typing import Final
 
 from relatum import MessageCollector
-from relatum.collecting import Bulk
+from relatum.collecting import Bulk, ExecutorOptions
 from relatum.reading import BrokerAddress
 
 LOOK_S: Final = 0.05
@@ -27,7 +27,7 @@ def main(broker_url: str, stream_url: str, database_url: str, name: str, bytes_m
 
     address = BrokerAddress.parse(broker_url, stream_url)
     collector = MessageCollector(name, database=database_url, broker=address, streams=streams, bytes_max=int(bytes_max))
-    collector.register_executor("order", hold, queue_bulks=QUEUE_BULKS)
+    collector.register_executor("order", hold, ExecutorOptions(queue_bulks=QUEUE_BULKS))
     collector.start()
     while streams and collector.held_bytes < int(bytes_max):
         is_over.wait(LOOK_S)

@@ -19,7 +19,7 @@ from benchmarks._recorder import peak_rss_bytes
 from benchmarks._results import Row
 from benchmarks._timing import in_turns, median, no_collection, per_second
 from relatum import MessageCollector
-from relatum.collecting import Bulk
+from relatum.collecting import Bulk, ExecutorOptions
 from relatum.reading import StreamReader
 
 GROUP: Final = "collecting"
@@ -135,7 +135,7 @@ def collect(context: Context, database: str, stream: str, count: int, name: str)
             is_done.set()
 
     collector = MessageCollector(name, database=database, broker=context.address, streams=[stream])
-    collector.register_executor("order", book, bulk_messages=BULK_MESSAGES, joins_transaction=True)
+    collector.register_executor("order", book, ExecutorOptions(bulk_messages=BULK_MESSAGES, joins_transaction=True))
     with collector:
         assert is_done.wait(LIMIT_S), f"{consumed} of {count} messages consumed"
         # Closing waits for the results, as a service that is stopped does.

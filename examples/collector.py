@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum import MessageCollector
-from relatum.collecting import Bulk, Failure
+from relatum.collecting import Bulk, ExecutorOptions, Failure
 
 BROKER = os.environ["RELATUM_BROKER_URL"]
 DATABASE = os.environ["RELATUM_DATABASE_URL"]
@@ -43,8 +43,8 @@ with psycopg.connect(DATABASE) as database:
     database.execute(TABLE)
 
 collector = MessageCollector("example-billing", database=DATABASE, broker=BROKER, streams=[STREAM])
-collector.register_executor("order", book, bulk_messages=500, max_age_s=0.2, joins_transaction=True)
-collector.register_executor("payment", book, bulk_messages=500, max_age_s=0.2, joins_transaction=True)
+collector.register_executor("order", book, ExecutorOptions(bulk_messages=500, max_age_s=0.2, joins_transaction=True))
+collector.register_executor("payment", book, ExecutorOptions(bulk_messages=500, max_age_s=0.2, joins_transaction=True))
 
 # The collector may be another process; the publisher needs but the broker and the database.
 relatum.intercept(connection, database=DATABASE, keys=["customer"])

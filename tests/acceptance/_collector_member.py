@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum import AsyncMessageCollector, MessageCollector
-from relatum.collecting import Bulk, Collected, Failure
+from relatum.collecting import Bulk, Collected, ExecutorOptions, Failure
 
 BOOK = sa.text("INSERT INTO booked VALUES (:id)")
 BULKS: dict[str, Any] = {"bulk_messages": 40, "max_age_s": 0.05, "workers": 2, "attempts": 12, "backoff_s": 0.05}
@@ -87,8 +87,8 @@ async def note_from_loop(port: int, bulk: Bulk) -> list[Failure | None]:
 def with_threads(port: int, options: dict[str, Any]) -> None:
     """Run `MessageCollector` until SIGTERM."""
     collector = MessageCollector("billing", **options)
-    collector.register_executor("joined", book, joins_transaction=True, **BULKS)
-    collector.register_executor("plain", lambda bulk: note(port, bulk), **BULKS)
+    collector.register_executor("joined", book, ExecutorOptions(joins_transaction=True, **BULKS))
+    collector.register_executor("plain", lambda bulk: note(port, bulk), ExecutorOptions(**BULKS))
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     collector.run(stop)
@@ -101,8 +101,8 @@ async def with_asyncio(port: int, options: dict[str, Any]) -> None:
     async def send(bulk: Bulk) -> list[Failure | None]:
         return await note_from_loop(port, bulk)
 
-    collector.register_executor("joined", book_in_thread, joins_transaction=True, **BULKS)
-    collector.register_executor("plain", send, **BULKS)
+    collector.register_executor("joined", book_in_thread, ExecutorOptions(joins_transaction=True, **BULKS))
+    collector.register_executor("plain", send, ExecutorOptions(**BULKS))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await collector.run(stop)

@@ -9,7 +9,7 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum.collecting import Bulk, MessageCollector, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
 from tests.support import publish_plain, unique_name, wait_until
 from tests.support.cluster import Cluster, on_each_cluster
 from tests.support.collectors import AsyncCollectorFace, a_loop
@@ -49,7 +49,7 @@ def test_a_replica_that_lags_is_no_other_stream(
 
     def collector(node: int) -> Any:
         made = face(name="billing", database=database_url, broker=cluster.amqp_url(node), streams=[stream])
-        made.register_executor("order", execute, max_age_s=0.05, joins_transaction=joins)
+        made.register_executor("order", execute, ExecutorOptions(max_age_s=0.05, joins_transaction=joins))
         return made
 
     def publish(first: int, stop: int) -> None:

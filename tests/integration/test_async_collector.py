@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import AsyncMessageCollector, Outcome, OutcomeStatus
-from relatum.collecting import Bulk
+from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
 from tests.support import publish_plain
@@ -77,9 +77,9 @@ def test_coroutine_functions_run_in_the_loop_and_plain_ones_in_threads() -> None
 
     async def main() -> None:
         collector = AsyncMessageCollector("test")
-        collector.register_executor("object", Noting(), max_age_s=0.01)
-        collector.register_executor("coroutine", coroutine, max_age_s=0.01)
-        collector.register_executor("plain", plain, max_age_s=0.01)
+        collector.register_executor("object", Noting(), ExecutorOptions(max_age_s=0.01))
+        collector.register_executor("coroutine", coroutine, ExecutorOptions(max_age_s=0.01))
+        collector.register_executor("plain", plain, ExecutorOptions(max_age_s=0.01))
         collector.register_result_handler(handler)
         async with collector:
             for number, type_ in enumerate(("object", "coroutine", "plain")):
@@ -102,7 +102,7 @@ def test_a_cancelled_collect_has_taken_nothing() -> None:
             await opened.wait()
 
         collector = AsyncMessageCollector("test")
-        collector.register_executor("order", wait, bulk_messages=1, queue_bulks=1)
+        collector.register_executor("order", wait, ExecutorOptions(bulk_messages=1, queue_bulks=1))
         async with collector:
             first, second, third = messages(3)
             assert await collector.collect_many([first]) == [True]
@@ -149,7 +149,7 @@ def test_a_cancelled_close_leaves_nothing_but_what_others_take_over(
                 ended.set()
 
         collector = AsyncMessageCollector("test", **options)
-        collector.register_executor("order", for_ever, max_age_s=0.01, joins_transaction=joins)
+        collector.register_executor("order", for_ever, ExecutorOptions(max_age_s=0.01, joins_transaction=joins))
         await collector.start()
         await begun.wait()
         closing = asyncio.create_task(collector.close())
@@ -159,7 +159,7 @@ def test_a_cancelled_close_leaves_nothing_but_what_others_take_over(
             await closing
         assert ended.is_set()
         successor = AsyncMessageCollector("test", **options)
-        successor.register_executor("order", write, max_age_s=0.01, joins_transaction=joins)
+        successor.register_executor("order", write, ExecutorOptions(max_age_s=0.01, joins_transaction=joins))
         async with successor:
             await until_succeeded(successor, "a")
             assert (await successor.outcome("a")).attempts == 2
@@ -221,7 +221,7 @@ def test_joined_executors_may_use_threads_as_many_as_they_are(
     async def main() -> None:
         collector = AsyncMessageCollector("test", database=database_url, broker=amqp_url, streams=[stream_name])
         collector.register_executor(
-            "order", write, bulk_messages=1, workers=16, queue_bulks=count, joins_transaction=True
+            "order", write, ExecutorOptions(bulk_messages=1, workers=16, queue_bulks=count, joins_transaction=True)
         )
         async with collector:
             await until_succeeded(collector, *map(str, range(count)))
@@ -242,7 +242,7 @@ def test_an_executor_that_is_cancelled_by_itself_is_a_failed_attempt() -> None:
 
     async def main() -> None:
         collector = AsyncMessageCollector("test")
-        collector.register_executor("order", cancelled, max_age_s=0.01, backoff_s=0.01)
+        collector.register_executor("order", cancelled, ExecutorOptions(max_age_s=0.01, backoff_s=0.01))
         async with collector:
             assert await collector.collect(messages(1)[0])
             await until_succeeded(collector, "made:0")
@@ -266,7 +266,7 @@ def test_executors_and_handlers_may_flush_and_close() -> None:
                 answers.append(await collector.collect(messages(2)[1]))
                 await collector.flush()
 
-        collector.register_executor("order", close, bulk_messages=1)
+        collector.register_executor("order", close, ExecutorOptions(bulk_messages=1))
         collector.register_result_handler(flush, message_id="made:0")
         await collector.start()
         assert await collector.collect(messages(1)[0])
@@ -286,7 +286,7 @@ def test_run_goes_on_until_it_is_told_to_stop() -> None:
 
     async def main() -> None:
         collector = AsyncMessageCollector("test")
-        collector.register_executor("order", note, max_age_s=600)
+        collector.register_executor("order", note, ExecutorOptions(max_age_s=600))
         stop = asyncio.Event()
         running = asyncio.create_task(collector.run(stop))
         await asyncio.sleep(0)

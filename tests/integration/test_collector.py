@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import MessageId
-from relatum.collecting import Bulk, Failure, FlushReason, MessageCollector, Outcome, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, Failure, FlushReason, MessageCollector, Outcome, OutcomeStatus
 from relatum.collecting._collector_options import ENTRY_BYTES
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._ports import Advance, Entry
@@ -142,7 +142,7 @@ def test_a_bulk_is_flushed(
     """Each limit closes a bulk by itself; the bulk says which, and its messages are in order."""
     publish(amqp_url, stream_name, *("abc"))
     consumer, collector = Consumer(), collector_of(**limits)
-    collector.register_executor("order", consumer, **options)
+    collector.register_executor("order", consumer, ExecutorOptions(**options))
     with collector:
         wait_until(lambda: consumer.bodies == ["a", "b", "c"], what="three messages consumed")
         wait_status(collector, SUCCEEDED, *"abc")
@@ -156,8 +156,8 @@ def test_too_many_active_bulks_flush_the_oldest(
     publish(amqp_url, stream_name, "a", type_="order")
     publish(amqp_url, stream_name, "b", type_="parcel")
     orders, parcels, collector = Consumer(), Consumer(), collector_of(bulks_max=2)
-    collector.register_executor("order", orders, **FOREVER)
-    collector.register_executor("parcel", parcels, **FOREVER)
+    collector.register_executor("order", orders, ExecutorOptions(**FOREVER))
+    collector.register_executor("parcel", parcels, ExecutorOptions(**FOREVER))
     with collector:
         wait_status(collector, SUCCEEDED, "a")
         assert collector.outcome("b").status is COLLECTED
@@ -172,8 +172,8 @@ def test_an_explicit_flush_takes_all_that_was_given(
     publish(amqp_url, stream_name, "a", "b")
     publish(amqp_url, stream_name, "c", type_="parcel")
     orders, parcels, collector = Consumer(), Consumer(), collector_of(streams=[])
-    collector.register_executor("order", orders, **FOREVER)
-    collector.register_executor("parcel", parcels, **FOREVER)
+    collector.register_executor("order", orders, ExecutorOptions(**FOREVER))
+    collector.register_executor("parcel", parcels, ExecutorOptions(**FOREVER))
     with collector:
         assert collector.collect_many(read_all(amqp_url, stream_name)) == [True] * 3
         collector.flush("order")
@@ -191,7 +191,7 @@ def test_an_orderly_stop_flushes_and_waits(
     """Closing hands on what is being filled, waits for the executor, and stores its results."""
     publish(amqp_url, stream_name, "a", "b")
     consumer, collector = Consumer(), collector_of()
-    collector.register_executor("order", consumer, **FOREVER)
+    collector.register_executor("order", consumer, ExecutorOptions(**FOREVER))
     collector.start()
     wait_status(collector, COLLECTED, "a", "b")
     assert collector.close()
@@ -206,14 +206,14 @@ def test_what_is_not_done_when_the_stop_ends_is_done_by_the_next(
     """An executor that does not come to its end is not waited for longer than was said; its bulk is another's then."""
     publish(amqp_url, stream_name, "a")
     gate, collector = Gate(), collector_of()
-    collector.register_executor("order", gate, max_age_s=0.01)
+    collector.register_executor("order", gate, ExecutorOptions(max_age_s=0.01))
     with gate.closed():
         collector.start()
         wait_until(lambda: gate.bulks, what="a bulk at the executor")
         assert not collector.close(timeout_s=0.2)
         assert not collector.close(), "closed again, it is as little done as before"
         consumer, successor = Consumer(), collector_of()
-        successor.register_executor("order", consumer, max_age_s=0.01)
+        successor.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
         with successor:
             [outcome] = wait_status(successor, SUCCEEDED, "a")
         assert (consumer.bodies, outcome.attempts) == (["a"], 2)
@@ -230,7 +230,7 @@ def test_a_type_without_executor_is_refused(
     publish(amqp_url, stream_name, "b", type_=None)
     publish(amqp_url, stream_name, "c")
     consumer, collector = Consumer(), collector_of()
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with collector:
         wait_status(collector, SUCCEEDED, "c")
         assert collector.collect_many(read_all(amqp_url, stream_name)[:2]) == [False, False]
@@ -274,7 +274,7 @@ def test_block_waits_for_room(amqp_url: str, stream_name: str, collector_of: Cal
     """With "block", `collect` waits: it is refused when its time is over, and taken as soon as there is room."""
     publish(amqp_url, stream_name, *"abcd")
     gate, collector = Gate(), collector_of(streams=[])
-    collector.register_executor("order", gate, **FULL)
+    collector.register_executor("order", gate, ExecutorOptions(**FULL))
     with collector, gate.closed():
         [third, fourth] = fill(collector, gate, read_all(amqp_url, stream_name))
         assert not collector.collect(third, timeout_s=0.05)
@@ -295,7 +295,7 @@ def test_block_ends_when_a_worker_takes_a_bulk(
     """There is room as soon as a bulk leaves the queue, not only when one was consumed."""
     publish(amqp_url, stream_name, *"ab")
     gate, collector = Gate(), collector_of(streams=[])
-    collector.register_executor("order", gate, **FULL)
+    collector.register_executor("order", gate, ExecutorOptions(**FULL))
     with collector, gate.closed():
         first, second = read_all(amqp_url, stream_name)
         assert collector.collect(first)
@@ -309,7 +309,7 @@ def test_block_stops_a_followed_stream(
     """With "block", what has no room stays in the stream, and is collected when there is."""
     publish(amqp_url, stream_name, *"abcdef")
     gate, collector = Gate(), collector_of()
-    collector.register_executor("order", gate, **FULL)
+    collector.register_executor("order", gate, ExecutorOptions(**FULL))
     with collector, gate.closed():
         wait_until(lambda: gate.bulks, what="the first bulk at the executor")
         wait_status(collector, COLLECTED, "b")
@@ -324,7 +324,7 @@ def test_refuse_refuses_at_once(amqp_url: str, stream_name: str, collector_of: C
     """With "refuse", a message without room is refused, nothing is stored of it, and it may be given again."""
     publish(amqp_url, stream_name, *"abc")
     gate, collector = Gate(), collector_of(streams=[])
-    collector.register_executor("order", gate, when_full="refuse", **FULL)
+    collector.register_executor("order", gate, ExecutorOptions(when_full="refuse", **FULL))
     with collector, gate.closed():
         [third] = fill(collector, gate, read_all(amqp_url, stream_name))
         assert not collector.collect(third)
@@ -342,7 +342,7 @@ def test_spill_leaves_bodies_in_their_stream(
     bodies = [f"{n:03}" + "x" * 20_000 for n in range(40)]
     publish(amqp_url, stream_name, *bodies)
     gate, collector = Gate(), collector_of()
-    collector.register_executor("order", gate, bulk_messages=4, queue_bulks=1, when_full="spill")
+    collector.register_executor("order", gate, ExecutorOptions(bulk_messages=4, queue_bulks=1, when_full="spill"))
     with collector, gate.closed():
         wait_until(lambda: collector.held_messages == 40, what="all messages taken")
         wait_until(lambda: collector.held_bytes < 12 * 20_000, what="bodies left in the stream")
@@ -358,7 +358,7 @@ def test_memory_ends_at_its_limit(
     bodies = [f"{n:03}" + "x" * 50_000 for n in range(60)]
     publish(amqp_url, stream_name, *bodies)
     gate, collector = Gate(), collector_of(bytes_max=500_000)
-    collector.register_executor("order", gate, bulk_messages=2, queue_bulks=100)
+    collector.register_executor("order", gate, ExecutorOptions(bulk_messages=2, queue_bulks=100))
     with collector, gate.closed():
         wait_until(lambda: collector.held_bytes >= 500_000, what="the limit reached")
         assert collector.held_bytes < 500_000 + 52_000
@@ -377,7 +377,7 @@ def test_each_message_has_its_own_result(
     publish(amqp_url, stream_name, *"abc")
     answers = iter([[None, ValueError("later"), Failure("never", retry=False)], [None]])
     consumer, collector = Consumer(lambda bulk: next(answers)), collector_of()
-    collector.register_executor("order", consumer, bulk_messages=3, max_age_s=0.5, backoff_s=0.05)
+    collector.register_executor("order", consumer, ExecutorOptions(bulk_messages=3, max_age_s=0.5, backoff_s=0.05))
     with collector:
         [a] = wait_status(collector, SUCCEEDED, "a")
         [b] = wait_status(collector, SUCCEEDED, "b")
@@ -404,7 +404,9 @@ def test_raising_fails_what_has_no_result(
         raise RuntimeError("no room on disk")
 
     consumer, collector = Consumer(answer), collector_of()
-    collector.register_executor("order", consumer, bulk_messages=2, max_age_s=0.1, attempts=3, backoff_s=0.2)
+    collector.register_executor(
+        "order", consumer, ExecutorOptions(bulk_messages=2, max_age_s=0.1, attempts=3, backoff_s=0.2)
+    )
     with collector:
         [a] = wait_status(collector, SUCCEEDED, "a")
         [b] = wait_status(collector, FAILED, "b")
@@ -420,13 +422,15 @@ def test_a_message_that_waits_for_its_retry_says_so(
     """Between two attempts a message is collected, with its attempts and the reason; the next start goes on with it."""
     publish(amqp_url, stream_name, "a")
     collector = collector_of()
-    collector.register_executor("order", Consumer(lambda bulk: [ValueError("not yet")]), max_age_s=0.01, backoff_s=1.0)
+    collector.register_executor(
+        "order", Consumer(lambda bulk: [ValueError("not yet")]), ExecutorOptions(max_age_s=0.01, backoff_s=1.0)
+    )
     with collector:
         wait_until(lambda: collector.outcome("a").reason, what="a failed attempt")
         outcome = collector.outcome("a")
     assert (outcome.status, outcome.attempts, outcome.reason) == (COLLECTED, 1, "ValueError: not yet")
     successor = collector_of()
-    successor.register_executor("order", Consumer(), max_age_s=0.01)
+    successor.register_executor("order", Consumer(), ExecutorOptions(max_age_s=0.01))
     with successor:
         [outcome] = wait_status(successor, SUCCEEDED, "a")
     assert outcome.attempts == 2
@@ -442,7 +446,7 @@ def test_given_up_messages_go_to_the_dead_letter_stream(
     try:
         collector = collector_of(dead_letter_stream=dead_letters)
         consumer = Consumer(lambda bulk: [ValueError("bad")])
-        collector.register_executor("order", consumer, max_age_s=0.01, attempts=2, backoff_s=0.01)
+        collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01, attempts=2, backoff_s=0.01))
         with collector:
             [outcome] = wait_status(collector, DEAD, "a")
         [letter] = read_all(amqp_url, dead_letters)
@@ -479,8 +483,10 @@ def test_handlers_are_told_of_each_message(
     collector.register_result_handler(handler("b"), message_id="b")
     with pytest.raises(InvalidInput, match="two of them"):
         collector.register_result_handler(broken, type="order", message_id="b")
-    collector.register_executor("order", Consumer(), max_age_s=0.05)
-    collector.register_executor("parcel", Consumer(lambda bulk: [Failure("no", retry=False)]), max_age_s=0.05)
+    collector.register_executor("order", Consumer(), ExecutorOptions(max_age_s=0.05))
+    collector.register_executor(
+        "parcel", Consumer(lambda bulk: [Failure("no", retry=False)]), ExecutorOptions(max_age_s=0.05)
+    )
     with collector:
         wait_until(lambda: len(told["all"]) == 6, what="all told")
     assert told["parcel"] == [("c", COLLECTED), ("c", FAILED)]
@@ -504,7 +510,9 @@ def test_a_defect_in_a_worker_leaves_nothing_undecided(
     publish(amqp_url, stream_name, *"ab")
     collector = collector_of()
     answer = Consumer(lambda bulk: Broken() if bulk.messages[0].message_id == "a" else None)
-    collector.register_executor("order", answer, bulk_messages=1, attempts=2, backoff_s=0.01, **options)
+    collector.register_executor(
+        "order", answer, ExecutorOptions(bulk_messages=1, attempts=2, backoff_s=0.01, **options)
+    )
     with collector:
         [a] = wait_status(collector, FAILED, "a")
         wait_status(collector, SUCCEEDED, "b")
@@ -546,7 +554,7 @@ def test_a_joined_executor_commits_with_its_results(
         return [Failure("no", retry=False) if each.message_id == "b" else None for each in bulk.messages]
 
     collector = collector_of()
-    collector.register_executor("order", answer, bulk_messages=3, joins_transaction=True)
+    collector.register_executor("order", answer, ExecutorOptions(bulk_messages=3, joins_transaction=True))
     with collector:
         wait_status(collector, SUCCEEDED, "a", "c")
         wait_status(collector, FAILED, "b")
@@ -568,7 +576,9 @@ def test_a_joined_executor_that_raises_has_written_nothing(
             raise RuntimeError("on second thought")
 
     collector = collector_of()
-    collector.register_executor("order", answer, bulk_messages=2, joins_transaction=True, backoff_s=0.01)
+    collector.register_executor(
+        "order", answer, ExecutorOptions(bulk_messages=2, joins_transaction=True, backoff_s=0.01)
+    )
     with collector:
         wait_status(collector, SUCCEEDED, "a", "b")
     assert (attempts, ledger()) == ([1, 2], ["a", "b"])
@@ -590,7 +600,9 @@ def test_a_joined_transaction_that_fails_is_a_failed_attempt(
                 bulk.connection.execute(sa.text("SELECT 1 / 0"))
 
     collector = collector_of()
-    collector.register_executor("order", answer, max_age_s=0.01, joins_transaction=True, backoff_s=0.01)
+    collector.register_executor(
+        "order", answer, ExecutorOptions(max_age_s=0.01, joins_transaction=True, backoff_s=0.01)
+    )
     with collector:
         [outcome] = wait_status(collector, SUCCEEDED, "a")
     assert (attempts, outcome.attempts, ledger()) == ([1, 2], 2, ["a"])
@@ -611,7 +623,7 @@ def test_a_joined_transaction_whose_connection_is_lost_is_done_again(
             bulk.connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     collector = collector_of()
-    collector.register_executor("order", answer, max_age_s=0.01, joins_transaction=True)
+    collector.register_executor("order", answer, ExecutorOptions(max_age_s=0.01, joins_transaction=True))
     with collector:
         [outcome] = wait_status(collector, SUCCEEDED, "a")
     assert (calls, outcome.attempts, ledger()) == ([1, 1], 1, ["a"])
@@ -636,7 +648,7 @@ def test_a_joined_executor_whose_messages_were_taken_over_writes_nothing(
             connection.execute(sa.text("UPDATE relatum.collected_messages SET member_id = 0 WHERE message_id = 'a'"))
 
     collector = collector_of()
-    collector.register_executor("order", answer, bulk_messages=2, joins_transaction=True)
+    collector.register_executor("order", answer, ExecutorOptions(bulk_messages=2, joins_transaction=True))
     with collector:
         wait_status(collector, SUCCEEDED, "b")
         assert collector.outcome("a").status is FORWARDED
@@ -654,7 +666,7 @@ def test_the_position_is_durable(
     for body in "abc":
         publish(amqp_url, stream_name, body)
         collector = collector_of()
-        collector.register_executor("order", consumer, max_age_s=0.01)
+        collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
         with collector:
             wait_status(collector, SUCCEEDED, body)
     assert consumer.bodies == ["a", "b", "c"]
@@ -671,7 +683,7 @@ def test_a_stream_is_followed_from_where_it_is_told(
     """A stream that was never followed is followed from its first message, from now on, or from an offset."""
     publish(amqp_url, stream_name, *"abc")
     consumer, collector = Consumer(), collector_of(start=start)
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with collector:
         wait_until(lambda: collector._shared.intake.is_followed(stream_name), what="the stream followed")
         publish(amqp_url, stream_name, "d")
@@ -694,7 +706,7 @@ def test_it_is_said_that_start_does_not_count(
         caplog.clear()
         del consumer.bulks[:]
         collector = collector_of(start=1)
-        collector.register_executor("order", consumer, max_age_s=0.01)
+        collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
         with caplog.at_level("INFO", "relatum.collector"), collector:
             wait_until(lambda: collector._shared.intake.is_followed(stream_name), what="the stream followed")
             wait_status(collector, SUCCEEDED, "b")
@@ -722,7 +734,7 @@ def test_members_collect_each_message_once(
     consumers = [Consumer(), Consumer()]
     first, second = members = [collector_of(lease_s=1.0) for _ in consumers]
     for member, consumer in zip(members, consumers, strict=True):
-        member.register_executor("order", consumer, max_age_s=0.01)
+        member.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with second:
         with first:
             publish(amqp_url, stream_name, *"abc")
@@ -738,8 +750,8 @@ def test_members_may_have_executors_of_different_types(
     """What the member that follows has no executor of is consumed by another that has, also by one that came later."""
     orders, mails = Consumer(), Consumer()
     first, second = collector_of(lease_s=2.0), collector_of(lease_s=2.0)
-    first.register_executor("order", orders, max_age_s=0.01)
-    second.register_executor("mail", mails, max_age_s=0.01)
+    first.register_executor("order", orders, ExecutorOptions(max_age_s=0.01))
+    second.register_executor("mail", mails, ExecutorOptions(max_age_s=0.01))
     with first:
         publish(amqp_url, stream_name, "nobody's", type_="mail")
         publish(amqp_url, stream_name, "a")
@@ -769,7 +781,7 @@ def test_messages_of_a_dead_member_are_taken_over(
     dead.forward(member, 7, places[:2])
     dead.dispose()
     consumer, collector = Consumer(), collector_of(streams=[])
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with collector:
         outcomes = wait_status(collector, SUCCEEDED, *"abc")
         [gone] = wait_status(collector, FAILED, "d")
@@ -785,14 +797,14 @@ def test_a_stream_declared_again_is_collected_from_its_beginning(
     publish(amqp_url, stream_name, "a", "b")
     consumer = Consumer()
     collector = collector_of()
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with collector:
         wait_status(collector, SUCCEEDED, "a", "b")
     delete_stream(amqp_url, stream_name)
     declare_stream(amqp_url, stream_name)
     publish(amqp_url, stream_name, "c", "d", "e")
     collector = collector_of()
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with collector:
         wait_status(collector, SUCCEEDED, *"cde")
         assert collector.outcome("a").status is SUCCEEDED
@@ -806,14 +818,14 @@ def test_a_stream_that_lost_its_end_is_gone_on_with_where_both_agree(
     consumer = Consumer()
     publish(amqp_url, stream_name, *"abcdef")
     collector = collector_of()
-    collector.register_executor("order", consumer, max_age_s=0.05)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.05))
     with collector:
         wait_status(collector, SUCCEEDED, *"abcdef")
     delete_stream(amqp_url, stream_name)
     declare_stream(amqp_url, stream_name)
     publish(amqp_url, stream_name, *"abcd", "new")
     again = collector_of()
-    again.register_executor("order", consumer, max_age_s=0.05)
+    again.register_executor("order", consumer, ExecutorOptions(max_age_s=0.05))
     with again:
         wait_status(again, SUCCEEDED, "new")
         wait_status(again, SUCCEEDED, *"abcdef")
@@ -846,7 +858,7 @@ def test_retention_that_was_faster_is_noticed(
 
     wait_until(lambda: first_offset() > 0, what="messages dropped by retention")
     consumer, collector = Consumer(), collector_of()
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with caplog.at_level("WARNING", "relatum.collector"), collector:
         wait_until(lambda: consumer.bodies and consumer.bodies[-1].startswith(f"{count - 1:03}"))
         first = collector.outcome(consumer.bodies[0][:200]).offset
@@ -860,7 +872,7 @@ def test_a_message_given_twice_is_consumed_once(
     """A message's place is its identity: given again, by `collect` or in its stream, it is taken and left alone."""
     publish(amqp_url, stream_name, "a", "b")
     consumer, collector = Consumer(), collector_of(streams=[])
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     messages = read_all(amqp_url, stream_name)
     with collector:
         assert collector.collect_many([messages[0], messages[0]]) == [True, True]
@@ -868,7 +880,7 @@ def test_a_message_given_twice_is_consumed_once(
         assert collector.collect(messages[0])
         collector.flush()
     follower = collector_of()
-    follower.register_executor("order", consumer, max_age_s=0.01)
+    follower.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with follower:
         wait_status(follower, SUCCEEDED, "a", "b")
     assert sorted(consumer.bodies) == ["a", "b"]
@@ -883,7 +895,9 @@ def test_a_collector_in_memory_needs_no_database(amqp_url: str, stream_name: str
     told: list[tuple[str, OutcomeStatus]] = []
     answers = iter([[None, ValueError("once"), Failure("no", retry=False)], [None]])
     collector = MessageCollector("test", broker=amqp_url, streams=[stream_name])
-    collector.register_executor("order", Consumer(lambda bulk: next(answers)), bulk_messages=3, backoff_s=0.01)
+    collector.register_executor(
+        "order", Consumer(lambda bulk: next(answers)), ExecutorOptions(bulk_messages=3, backoff_s=0.01)
+    )
     collector.register_result_handler(lambda outcome: told.append((outcome.message_id, outcome.status)))
     with collector:
         wait_status(collector, SUCCEEDED, "a")
@@ -899,7 +913,7 @@ def test_a_collector_in_memory_needs_no_database(amqp_url: str, stream_name: str
 def test_a_collector_in_memory_needs_no_broker() -> None:
     """Messages may be given by hand, without any server."""
     consumer, collector = Consumer(), MessageCollector("test")
-    collector.register_executor("order", consumer, bulk_messages=2)
+    collector.register_executor("order", consumer, ExecutorOptions(bulk_messages=2))
     properties = pika.BasicProperties(type="order")
     messages = [Message.from_amqp("made", offset, properties, b"%d" % offset) for offset in range(2)]
     with collector:
@@ -936,9 +950,9 @@ def test_options_that_need_a_server_say_which() -> None:
         MessageCollector("billing", dead_letter_stream="dead")
     collector = MessageCollector("billing")
     with pytest.raises(ConfigurationError, match="broker"):
-        collector.register_executor("order", Consumer(), when_full="spill")
+        collector.register_executor("order", Consumer(), ExecutorOptions(when_full="spill"))
     with pytest.raises(ConfigurationError, match="database"):
-        collector.register_executor("order", Consumer(), joins_transaction=True)
+        collector.register_executor("order", Consumer(), ExecutorOptions(joins_transaction=True))
     with pytest.raises(InvalidInput, match="called"):
         collector.register_executor("order", "no executor")  # type: ignore[arg-type]
     collector.register_executor("order", Consumer())
@@ -975,7 +989,7 @@ def test_a_queue_is_not_followed(
         connection.channel().queue_delete(queue)
     collector = collector_of(streams=[missing])
     consumer = Consumer()
-    collector.register_executor("order", consumer, max_age_s=0.01)
+    collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
 
     def warnings() -> list[str]:
         records = [record.message for record in caplog.records if record.name == "relatum.collector"]

@@ -394,7 +394,7 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     store: CollectorStore, member: int, engine: sa.Engine, after: bool
 ) -> None:
     """An executor that would decide otherwise the second time is asked again only where nothing was committed."""
-    options = ExecutorOptions(type="order", attempts=3)
+    options = ExecutorOptions(attempts=3)
     place = MessageId("orders", 0)
     message = Collected(place, "orders-0", "order", 1, Message("orders", 0, None, None, lambda: ({}, PLAIN, b"", True)))
     bulk = Bulk(BULK, "order", (message,), FlushReason.AGE)

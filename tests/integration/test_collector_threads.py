@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from relatum.collecting import Bulk, MessageCollector, Outcome, OutcomeStatus, _keeping
+from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, Outcome, OutcomeStatus, _keeping
 from relatum.collecting._collector_store import CollectorStore
 from tests.integration.test_collector import publish, read_all
 from tests.support import wait_until
@@ -47,7 +47,7 @@ def test_it_may_be_closed_from_inside(
         if place == where:
             answers.append(collector.close(timeout_s=10))
 
-    collector.register_executor("order", lambda bulk: close_at("executor"), max_age_s=0.05)
+    collector.register_executor("order", lambda bulk: close_at("executor"), ExecutorOptions(max_age_s=0.05))
     collector.register_result_handler(lambda outcome: close_at(outcome.status.value))
     collector.start()
     wait_until(lambda: answers == [False], what="closed from inside")
@@ -71,7 +71,7 @@ def test_a_handler_of_collected_does_not_wait_for_what_comes_after_it(
             given.extend(collector.collect(message) for message in others)
             collector.flush()
 
-    collector.register_executor("order", lambda bulk: None, bulk_messages=1, queue_bulks=2)
+    collector.register_executor("order", lambda bulk: None, ExecutorOptions(bulk_messages=1, queue_bulks=2))
     collector.register_result_handler(give)
     with collector:
         assert collector.collect(first)
@@ -88,7 +88,7 @@ def test_a_handler_that_exits_ends_no_thread(amqp_url: str, stream_name: str, co
         told.append(f"{outcome.message_id} {outcome.status.value}")
         sys.exit(3)
 
-    collector.register_executor("order", lambda bulk: None, max_age_s=0.05)
+    collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=0.05))
     collector.register_result_handler(leave)
     with collector:
         for body in "ab":
@@ -122,7 +122,7 @@ def test_joined_executors_do_not_keep_the_lease_from_being_renewed(
         assert gate.wait(90)
 
     options = {"bulk_messages": 1, "workers": workers, "queue_bulks": workers, "joins_transaction": True}
-    collector.register_executor("order", wait, **options)  # type: ignore[arg-type]
+    collector.register_executor("order", wait, ExecutorOptions(**options))  # type: ignore[arg-type]
     with collector:
         try:
             wait_until(lambda: len(begun) == workers, what="all executors at once")

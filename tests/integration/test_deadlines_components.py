@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum.collecting import MessageCollector, Outcomes
+from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts.serial import SerialConsumer
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
@@ -155,7 +155,7 @@ def test_a_collector_closes_while_the_database_stands_still(amqp_url: str, datab
         collector = MessageCollector(
             "frozen", database=proxy.url(database_url), broker=amqp_url, streams=[stream_name], type_of=lambda _: "any"
         )
-        collector.register_executor("any", lambda _: taken.set(), bulk_messages=1)
+        collector.register_executor("any", lambda _: taken.set(), ExecutorOptions(bulk_messages=1))
         collector.start()
         publish_plain(amqp_url, stream_name, [(b"a", {})])
         assert taken.wait(90)

@@ -10,7 +10,7 @@ import pika
 import pytest
 import sqlalchemy as sa
 
-from relatum.collecting import Bulk, MessageCollector, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, OutcomeStatus
 from relatum.errors import InvalidInput, PublishRejected
 from relatum.membership import GROUP_KEY
 from relatum.publishing._dead_letters import Burial, DeadLetters
@@ -174,7 +174,7 @@ def test_a_dead_letter_that_cannot_be_encoded_stops_no_worker(
     def execute(bulk: Bulk) -> list[Any]:
         return [None if each.message.body == b"good" else ValueError("no") for each in bulk.messages]
 
-    collector.register_executor("order", execute, bulk_messages=1, attempts=1)
+    collector.register_executor("order", execute, ExecutorOptions(bulk_messages=1, attempts=1))
     with collector:
         found = wait_final(collector, "bad", "large", "good")
     assert found == {"bad": (DEAD, "ValueError: no"), "large": (DEAD, "ValueError: no"), "good": (SUCCEEDED, None)}
@@ -200,7 +200,7 @@ def test_a_message_that_no_dead_letter_stream_takes_has_failed(
     def execute(bulk: Bulk) -> list[Any]:
         return [None if each.message.body == b"good" else ValueError("no") for each in bulk.messages]
 
-    collector.register_executor("order", execute, max_age_s=0.2, attempts=1, joins_transaction=joins)
+    collector.register_executor("order", execute, ExecutorOptions(max_age_s=0.2, attempts=1, joins_transaction=joins))
     with collector:
         found = wait_final(collector, "bad", "good")
     assert found["good"] == (SUCCEEDED, None)
@@ -217,7 +217,7 @@ def test_a_message_id_that_no_index_holds_stops_no_collector(
     with RawPublisher(stream_url, stream_name) as publisher:
         publisher.publish(amqp_record(b"bad", message_id=long), amqp_record(b"good", message_id="good"))
     collector = collector_of()
-    collector.register_executor("order", lambda bulk: None, max_age_s=0.05)
+    collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=0.05))
     place = f"{stream_name}:0"
     with collector:
         assert wait_final(collector, place, "good") == {place: (SUCCEEDED, None), "good": (SUCCEEDED, None)}
@@ -235,7 +235,7 @@ def test_a_message_whose_type_cannot_be_told_is_passed_over(
         return 7 if message.body == b"lies" else "order"
 
     collector = collector_of(type_of=type_of)
-    collector.register_executor("order", lambda bulk: None, max_age_s=0.05)
+    collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=0.05))
     with collector:
         assert wait_final(collector, "good") == {"good": (SUCCEEDED, None)}
         assert collector.passed_over == 2
@@ -268,7 +268,7 @@ def test_an_executor_cannot_take_messages_out_of_its_bulk(
     collector = MessageCollector(
         "billing", database=database_url, broker=amqp_url, streams=[stream_name], type_of=lambda message: "order"
     )
-    collector.register_executor("order", change, max_age_s=0.05, attempts=1)
+    collector.register_executor("order", change, ExecutorOptions(max_age_s=0.05, attempts=1))
     with collector:
         found = wait_final(collector, "a", "b")
         wait_until(lambda: collector.held_messages == 0, what="nothing held")
@@ -288,7 +288,7 @@ def test_an_executor_that_commits_by_itself_is_told(
         bulk.connection.execute(sa.text("SELECT 1"))
         bulk.connection.commit()
 
-    collector.register_executor("order", execute, max_age_s=0.05, attempts=1, joins_transaction=True)
+    collector.register_executor("order", execute, ExecutorOptions(max_age_s=0.05, attempts=1, joins_transaction=True))
     with collector:
         status, reason = wait_final(collector, "a")["a"]
     assert status is FAILED

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relatum.client_logs import own_connection
-from relatum.collecting import Bulk, MessageCollector, Outcomes
+from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, Outcomes
 from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
@@ -61,7 +61,7 @@ class Components:
         collector = MessageCollector("blocking", streams=["collected"], type_of=_any, **urls)
         other = AsyncCollectorFace(loop, name="asyncio", streams=["collected-async"], type_of=_any, **urls)
         for each, name in ((collector, "collected"), (other, "collected-async")):
-            each.register_executor("any", self._seen.by(name), max_age_s=0.1)
+            each.register_executor("any", self._seen.by(name), ExecutorOptions(max_age_s=0.1))
             stack.enter_context(each)
         address = BrokerAddress.parse(servers.broker_url)
         self.embedded = embedded = EmbeddedRecorder(address, servers.database_url, [GROUP_KEY])

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum
-from relatum.collecting import Bulk, OutcomeStatus
+from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
 from relatum.contexts.serial import SerialConsumer
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store import make_engine, parse_database, translated_errors
@@ -119,7 +119,7 @@ def test_each_message_is_collected_once(amqp_url: str, stream_name: str, engine:
 
     name = unique_name("collector")
     collector = relatum.MessageCollector(name, database=pooled_url, broker=amqp_url, streams=[stream_name])
-    collector.register_executor("order", write, bulk_messages=7, max_age_s=0.1, joins_transaction=True)
+    collector.register_executor("order", write, ExecutorOptions(bulk_messages=7, max_age_s=0.1, joins_transaction=True))
     with broker_connection(amqp_url) as connection:
         relatum.intercept(connection, database=pooled_url, keys=["customer"])
         channel = connection.channel()

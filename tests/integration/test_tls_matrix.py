@@ -21,7 +21,7 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 import relatum
-from relatum.collecting import AsyncMessageCollector, MessageCollector
+from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
 from relatum.command._app import app
 from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, TlsRefused
@@ -227,7 +227,7 @@ def _recorder(world: World, url: str, options: dict[str, Any]) -> None:
 def _collector(_world: World, url: str, options: dict[str, Any]) -> None:
     seen = threading.Event()
     collector = MessageCollector(unique_name("tls"), broker=url, streams=[STREAM], type_of=lambda _: "any", **options)
-    collector.register_executor("any", lambda _bulk: seen.set(), bulk_messages=1)
+    collector.register_executor("any", lambda _bulk: seen.set(), ExecutorOptions(bulk_messages=1))
     collector.start()
     try:
         assert seen.wait(WAIT_S)
@@ -244,7 +244,7 @@ def _async_collector(_world: World, url: str, options: dict[str, Any]) -> None:
 
         name = unique_name("tls")
         collector = AsyncMessageCollector(name, broker=url, streams=[STREAM], type_of=lambda _: "any", **options)
-        collector.register_executor("any", execute, bulk_messages=1)
+        collector.register_executor("any", execute, ExecutorOptions(bulk_messages=1))
         await collector.start()
         try:
             await asyncio.wait_for(seen.wait(), WAIT_S)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
-from relatum.collecting import AsyncMessageCollector, Bulk, Outcome
+from relatum.collecting import AsyncMessageCollector, Bulk, ExecutorOptions, Outcome
 from relatum.reading import Message
 
 T = TypeVar("T")
@@ -57,13 +57,18 @@ class AsyncCollectorFace:
         self._collector = AsyncMessageCollector(**options)
         self._shared = self._collector._shared
 
-    def register_executor(self, type: str, executor: Callable[[Bulk], Any], **options: Any) -> None:  # noqa: A002
+    def register_executor(
+        self,
+        type: str,  # noqa: A002
+        executor: Callable[[Bulk], Any],
+        options: ExecutorOptions = ExecutorOptions(),
+    ) -> None:
         """Register a coroutine function that calls the executor."""
 
         async def execute(bulk: Bulk) -> Any:
             return await asyncio.to_thread(executor, bulk)
 
-        self._collector.register_executor(type, execute, **options)
+        self._collector.register_executor(type, execute, options)
 
     def register_result_handler(self, handler: Callable[[Outcome], object], **options: Any) -> None:
         """Register a coroutine function that calls the handler."""

@@ -27,11 +27,11 @@ def message(offset: int, type_: str = "a", size: int = 10) -> Collected:
     return Collected(MessageId(STREAM, offset), f"m{offset}", type_, size, body)
 
 
-def core_of(*options: ExecutorOptions, **limits: int) -> Core:
+def core_of(types: dict[str, ExecutorOptions], **limits: int) -> Core:
     """A core with types."""
     core = Core(CollectorLimits(**limits))
-    for each in options:
-        core.register(each)
+    for name, options in types.items():
+        core.register(name, options)
     return core
 
 
@@ -203,12 +203,9 @@ class Model:
 
 
 TYPES = {
-    "block": ExecutorOptions(type="block", bulk_bytes=60, bulk_messages=4, max_age_s=5, queue_bulks=2, workers=2),
-    "refuse": ExecutorOptions(
-        type="refuse", bulk_bytes=50, bulk_messages=3, max_age_s=7, idle_s=2, queue_bulks=1, when_full="refuse"
-    ),
+    "block": ExecutorOptions(bulk_bytes=60, bulk_messages=4, max_age_s=5, queue_bulks=2, workers=2),
+    "refuse": ExecutorOptions(bulk_bytes=50, bulk_messages=3, max_age_s=7, idle_s=2, queue_bulks=1, when_full="refuse"),
     "spill": ExecutorOptions(
-        type="spill",
         bulk_bytes=2000,
         bulk_messages=5,
         max_age_s=4,
@@ -228,7 +225,7 @@ class CoreAndModel(RuleBasedStateMachine):
     def begin(self, bytes_max: int, bulks_max: int) -> None:
         self.now = 0.0
         self.count = 0
-        self.core = core_of(*TYPES.values(), bytes_max=bytes_max, bulks_max=bulks_max)
+        self.core = core_of(TYPES, bytes_max=bytes_max, bulks_max=bulks_max)
         self.model = Model(dict(TYPES), bytes_max, bulks_max)
         self.running: list[Bulk] = []
         self.unstored: list[Collected] = []
@@ -339,7 +336,7 @@ TestCoreAndModel.settings = settings(max_examples=150, stateful_step_count=40, d
 
 def test_bytes_close_a_bulk() -> None:
     """A bulk is closed as its bytes reach the type's size, not one byte before."""
-    core = core_of(ExecutorOptions(type="a", bulk_bytes=30))
+    core = core_of({"a": ExecutorOptions(bulk_bytes=30)})
     put(core, 0, size=29)
     assert core.take("a") is None
     put(core, 1, size=1)
@@ -348,7 +345,7 @@ def test_bytes_close_a_bulk() -> None:
 
 def test_messages_close_a_bulk() -> None:
     """A bulk is closed as it holds as many messages as may be."""
-    core = core_of(ExecutorOptions(type="a", bulk_messages=2))
+    core = core_of({"a": ExecutorOptions(bulk_messages=2)})
     put(core, 0)
     assert core.take("a") is None
     put(core, 1)
@@ -358,7 +355,7 @@ def test_messages_close_a_bulk() -> None:
 
 def test_age_counts_from_the_first_message() -> None:
     """A bulk is closed when its first message waited so long, however many came later; the deadline says when."""
-    core = core_of(ExecutorOptions(type="a", max_age_s=2.0))
+    core = core_of({"a": ExecutorOptions(max_age_s=2.0)})
     put(core, 0, now=10.0)
     put(core, 1, now=11.9)
     assert core.deadline() == 12.0
@@ -370,7 +367,7 @@ def test_age_counts_from_the_first_message() -> None:
 
 def test_idle_counts_from_the_last_message() -> None:
     """A bulk is closed when nothing was added for so long."""
-    core = core_of(ExecutorOptions(type="a", max_age_s=60.0, idle_s=1.0))
+    core = core_of({"a": ExecutorOptions(max_age_s=60.0, idle_s=1.0)})
     put(core, 0, now=10.0)
     put(core, 1, now=10.9)
     assert core.deadline() == pytest.approx(11.9)
@@ -382,7 +379,7 @@ def test_idle_counts_from_the_last_message() -> None:
 
 def test_all_bytes_close_the_largest_bulk() -> None:
     """When the bytes of all bulks reach their limit, the largest one is closed."""
-    core = core_of(ExecutorOptions(type="a"), ExecutorOptions(type="b"), bytes_max=3 * ENTRY_BYTES + 100)
+    core = core_of({"a": ExecutorOptions(), "b": ExecutorOptions()}, bytes_max=3 * ENTRY_BYTES + 100)
     put(core, 0, "a", 30)
     put(core, 1, "b", 40)
     assert (core.take("a"), core.take("b")) == (None, None)
@@ -393,7 +390,7 @@ def test_all_bytes_close_the_largest_bulk() -> None:
 
 def test_active_bulks_close_the_oldest() -> None:
     """When as many bulks are being filled as may be, the oldest is closed."""
-    core = core_of(*(ExecutorOptions(type=name) for name in "abc"), bulks_max=3)
+    core = core_of(dict.fromkeys("abc", ExecutorOptions()), bulks_max=3)
     for offset, name in enumerate("bca"):
         put(core, offset, name, now=float(offset))
     assert [core.waiting_bulks(name) for name in "abc"] == [0, 1, 0]
@@ -402,7 +399,7 @@ def test_active_bulks_close_the_oldest() -> None:
 
 def test_flush_and_stop_name_themselves() -> None:
     """An explicit flush and a stop close what is being filled, and say so."""
-    core = core_of(ExecutorOptions(type="a", workers=2), ExecutorOptions(type="b"))
+    core = core_of({"a": ExecutorOptions(workers=2), "b": ExecutorOptions()})
     put(core, 0, "a")
     put(core, 1, "b")
     core.flush("a")
@@ -415,7 +412,7 @@ def test_flush_and_stop_name_themselves() -> None:
 
 def test_stored_after_the_stop_is_flushed() -> None:
     """A message that was taken before the stop and stored after it is handed on, too."""
-    core = core_of(ExecutorOptions(type="a"))
+    core = core_of({"a": ExecutorOptions()})
     late = message(0)
     core.admit(late, 0.0)
     core.stop()
@@ -425,8 +422,8 @@ def test_stored_after_the_stop_is_flushed() -> None:
 
 def test_spilling_begins_at_the_end_of_the_queue() -> None:
     """At the byte limit, and not before, bodies of the last bulk in the queue go; the next message is taken."""
-    options = ExecutorOptions(type="a", bulk_messages=1, workers=2, when_full="spill")
-    core = core_of(options, bytes_max=2 * ENTRY_BYTES + 2000)
+    options = ExecutorOptions(bulk_messages=1, workers=2, when_full="spill")
+    core = core_of({"a": options}, bytes_max=2 * ENTRY_BYTES + 2000)
     put(core, 0, size=1000)
     put(core, 1, size=1000)
     assert core.held_bytes == core.limits.bytes_max
@@ -438,7 +435,7 @@ def test_spilling_begins_at_the_end_of_the_queue() -> None:
 
 def test_one_at_a_time() -> None:
     """With `one_at_a_time`, the next bulk waits until the one before is settled, however many workers there are."""
-    core = core_of(ExecutorOptions(type="a", bulk_messages=1, workers=4, one_at_a_time=True))
+    core = core_of({"a": ExecutorOptions(bulk_messages=1, workers=4, one_at_a_time=True)})
     put(core, 0)
     put(core, 1)
     first = taken(core)
@@ -449,7 +446,7 @@ def test_one_at_a_time() -> None:
 
 def test_retries_wait_for_their_time() -> None:
     """A message to be tried again goes into a bulk when its time has come, and is held until then."""
-    core = core_of(ExecutorOptions(type="a", bulk_messages=1))
+    core = core_of({"a": ExecutorOptions(bulk_messages=1)})
     put(core, 0)
     bulk = taken(core)
     core.settle(bulk, results(bulk, OutcomeStatus.COLLECTED, 4.0), 10.0)
@@ -462,7 +459,7 @@ def test_retries_wait_for_their_time() -> None:
 
 def test_a_stop_lets_retries_go() -> None:
     """What waits for a retry, or fails after the stop, is left to another member: the stop does not wait for it."""
-    core = core_of(ExecutorOptions(type="a", bulk_messages=1))
+    core = core_of({"a": ExecutorOptions(bulk_messages=1)})
     put(core, 0)
     put(core, 1)
     first = taken(core)
@@ -476,7 +473,7 @@ def test_a_stop_lets_retries_go() -> None:
 
 def test_adopted_messages_have_no_body_and_their_own_time() -> None:
     """Messages of a member that died count without their bodies, and wait for their retry where one is due."""
-    core = core_of(ExecutorOptions(type="a", bulk_messages=1))
+    core = core_of({"a": ExecutorOptions(bulk_messages=1)})
     now_due = Entry(MessageId(STREAM, 1), "m1", "a", 100, attempts=1)
     later = Entry(MessageId(STREAM, 2), "m2", "a", 100, attempts=2, due_in_s=3.0)
     unknown_type = Entry(MessageId(STREAM, 3), "m3", "z", 100)
@@ -488,7 +485,7 @@ def test_adopted_messages_have_no_body_and_their_own_time() -> None:
 
 def test_a_message_that_came_back_is_consumed_again_where_its_result_did_not_count() -> None:
     """A message lost to another member and taken back from it is not forgotten while its first bulk still runs."""
-    core = core_of(ExecutorOptions(type="a", bulk_messages=1, workers=2))
+    core = core_of({"a": ExecutorOptions(bulk_messages=1, workers=2)})
     put(core, 0)
     put(core, 1)
     lost, kept = taken(core), taken(core)
@@ -504,7 +501,7 @@ def test_a_message_that_came_back_is_consumed_again_where_its_result_did_not_cou
 
 def test_room_for_entries_ends_at_the_limit() -> None:
     """No more is taken over than fits, and nothing once the collector stops."""
-    core = core_of(ExecutorOptions(type="a", queue_bulks=1, bulk_messages=1), bytes_max=4 * ENTRY_BYTES)
+    core = core_of({"a": ExecutorOptions(queue_bulks=1, bulk_messages=1)}, bytes_max=4 * ENTRY_BYTES)
     assert (core.room_for_entries(1000), core.room_for_entries(1)) == (2, 1)
     assert core.types_with_room() == ["a"]
     put(core, 0)
@@ -515,18 +512,15 @@ def test_room_for_entries_ends_at_the_limit() -> None:
 
 def test_a_type_has_one_executor() -> None:
     """A second executor of a type is refused, and the first one stays."""
-    core = core_of(ExecutorOptions(type="a", bulk_messages=7))
+    core = core_of({"a": ExecutorOptions(bulk_messages=7)})
     with pytest.raises(InvalidInput, match="already"):
-        core.register(ExecutorOptions(type="a"))
+        core.register("a", ExecutorOptions())
     assert core.options_of("a").bulk_messages == 7
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"type": ""},
-        {"type": "a\0"},
-        {"type": None},
         {"bulk_bytes": 0},
         {"bulk_messages": True},
         {"bulk_messages": 1.5},
@@ -547,7 +541,7 @@ def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
     """An option that cannot be one is one clear error."""
     [name] = wrong
     with pytest.raises(InvalidInput, match="attempts" if name == "attempts" else name):
-        ExecutorOptions(**({"type": "a"} | wrong))  # type: ignore[arg-type]
+        ExecutorOptions(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limits", [{"bytes_max": 0}, {"bulks_max": 0}, {"bytes_max": "1"}])
@@ -559,6 +553,6 @@ def test_wrong_limits_are_refused(limits: dict[str, int]) -> None:
 
 def test_back_off_doubles_up_to_an_hour() -> None:
     """Each attempt waits twice as long as the one before, at most an hour."""
-    options = ExecutorOptions(type="a", backoff_s=1.5)
+    options = ExecutorOptions(backoff_s=1.5)
     assert [options.backoff_after(attempts) for attempts in (1, 2, 3)] == [1.5, 3.0, 6.0]
     assert options.backoff_after(1000) == BACKOFF_MAX_S

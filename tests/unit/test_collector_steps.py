@@ -32,7 +32,7 @@ from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message, Properties
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-OPTIONS = ExecutorOptions(type="a", attempts=3, backoff_s=2.0)
+OPTIONS = ExecutorOptions(attempts=3, backoff_s=2.0)
 
 
 def read(offset: int, message_id: str | None = None, body: bytes = b"body", type_: str | None = "a") -> Message:
@@ -244,7 +244,7 @@ def test_a_message_that_kills_its_collectors_is_given_up() -> None:
 def test_a_joined_executor_has_its_results_stored_with_it() -> None:
     """What was committed with the executor's own writes is not stored a second time."""
     script = Script()
-    options = ExecutorOptions(type="a", joins_transaction=True)
+    options = ExecutorOptions(joins_transaction=True)
     assert ends(script.run(options, bulk_of(1)))[0][0] is OutcomeStatus.SUCCEEDED
     assert script.kinds == ["Forward", "Join"]
 
@@ -253,7 +253,7 @@ def test_a_joined_executor_that_raised_has_failures_stored_after_it() -> None:
     """What was rolled back is stored as failed in a transaction of its own."""
     script = Script(raised=ValueError("bad"))
     script.joined_commits = False
-    options = ExecutorOptions(type="a", joins_transaction=True, attempts=1)
+    options = ExecutorOptions(joins_transaction=True, attempts=1)
     assert ends(script.run(options, bulk_of(1))) == {0: (OutcomeStatus.FAILED, "ValueError: bad", None)}
     assert script.kinds == ["Forward", "Join", "Finish"]
 
@@ -312,7 +312,7 @@ def test_described_messages_are_undecoded_again() -> None:
 def intake_of(**options: Any) -> tuple[Core, Intake]:
     """An intake that follows `orders` from 10 on."""
     core = Core()
-    core.register(ExecutorOptions(type="a", **options))
+    core.register("a", ExecutorOptions(**options))
     intake = Intake(core)
     intake.follow("orders", Followed(10))
     return core, intake

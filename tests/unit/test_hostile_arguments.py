@@ -12,6 +12,7 @@ import pytest
 
 import relatum
 from relatum import collecting, errors, local, recording, superstreams
+from relatum.collecting import ExecutorOptions
 from relatum.contexts import serial
 from relatum.keys import as_definitions
 from relatum.publishing._interception import Options
@@ -160,15 +161,17 @@ def collectors() -> None:
             return kind("c").register_executor(**given)
 
         executor = {"type": "t", "executor": print}
-        for option in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
-            take(f"{name}.register_executor", register, executor, **{option: COUNTS})
-        take(f"{name}.register_executor", register, executor, type=NAMES, executor=OTHERS, when_full=CHOICES)
-        take(f"{name}.register_executor", register, executor, max_age_s=SECONDS, idle_s=SECONDS, backoff_s=SECONDS)
+        take(f"{name}.register_executor", register, executor, type=NAMES, executor=OTHERS, options=OTHERS)
         collector: Any = kind("c")
         take(f"{name}.close", collector.close, {}, timeout_s=[*SECONDS, None])
         take(f"{name}.flush", collector.flush, {}, type=NAMES)
         take(f"{name}.outcome", collector.outcome, {}, message_id=NAMES)
         take(f"{name}.run", collector.run, {}, stop=[None, *OTHERS])
+    for option in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
+        take("ExecutorOptions", ExecutorOptions, {}, **{option: COUNTS})
+    take(
+        "ExecutorOptions", ExecutorOptions, {}, max_age_s=SECONDS, idle_s=SECONDS, backoff_s=SECONDS, when_full=CHOICES
+    )
     for outcomes in (relatum.Outcomes, relatum.AsyncOutcomes):
         name, asked = outcomes.__name__, outcomes(DATABASE)
         ids = [each for each in NAMES if not isinstance(each, str) or not each]  # other text is of no message: unknown

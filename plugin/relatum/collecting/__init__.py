@@ -3,6 +3,7 @@
 from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
 from relatum.collecting._collector import MessageCollector
+from relatum.collecting._collector_options import ExecutorOptions, WhenFull
 from relatum.collecting._collector_prune import forget_finished
 from relatum.collecting._collector_status import CollectorStatus, MemberStatus, SourceStatus, collector_status
 from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
@@ -13,6 +14,7 @@ __all__ = [
     "Bulk",
     "Collected",
     "CollectorStatus",
+    "ExecutorOptions",
     "Failure",
     "FlushReason",
     "MemberStatus",
@@ -21,6 +23,7 @@ __all__ = [
     "OutcomeStatus",
     "Outcomes",
     "SourceStatus",
+    "WhenFull",
     "collector_status",
     "forget_finished",
 ]

@@ -16,7 +16,7 @@ from relatum.collecting._async_keeping import keep_until_end, look_until_end, st
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._async_workers import AsyncWorker
 from relatum.collecting._collector import CLOSE_S, END_S
-from relatum.collecting._collector_base import CollectorBase
+from relatum.collecting._collector_base import Collector
 from relatum.collecting._collector_core import Verdict
 from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._collector_state import logger
@@ -27,7 +27,7 @@ from relatum.reading import AsyncStreamReader, Message
 from relatum.waiting import backoff
 
 
-class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
+class AsyncMessageCollector(Collector[AsyncShared, AsyncExecutor]):
     """The asyncio twin of `MessageCollector`: the same names, options and promises, in one event loop.
 
     An executor that is a coroutine function is awaited in the loop; any other is called in a thread. With
@@ -145,7 +145,7 @@ class AsyncMessageCollector(CollectorBase[AsyncShared, AsyncExecutor]):
             for _ in range(options.bulks_at_once):
                 open_reader = None if self._address is None else self._open_reader
                 worker = AsyncWorker(
-                    self._shared, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
+                    self._shared, type_, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
                 )
                 self._workers.append(worker)
 

@@ -50,6 +50,7 @@ class AsyncWorker:
     def __init__(
         self,
         shared: AsyncShared,
+        type: str,  # noqa: A002 - RabbitMQ's word for it
         options: ExecutorOptions,
         executor: AsyncExecutor,
         *,
@@ -57,12 +58,13 @@ class AsyncWorker:
         dead_letters: DeadLetters | None,
     ) -> None:
         self._shared = shared
+        self._type = type
         self._options = options
         self._executor = executor
         self._open_reader = open_reader
         self._dead_letters = dead_letters
         self._reader: AsyncStreamReader | None = None
-        self.task = asyncio.create_task(self._run(), name=f"relatum-{options.type}")
+        self.task = asyncio.create_task(self._run(), name=f"relatum-{type}")
 
     async def _run(self) -> None:
         try:
@@ -76,7 +78,7 @@ class AsyncWorker:
         """The next bulk; None when the collector stops and there will be none."""
         shared = self._shared
         while True:
-            bulk = shared.core.take(self._options.type)
+            bulk = shared.core.take(self._type)
             if bulk is not None:
                 # There is a place in the queue now, which somebody may wait for.
                 shared.changed.notify()
@@ -100,7 +102,7 @@ class AsyncWorker:
         try:
             return await self._steps(bulk, consume(self._options, bulk, may_die=self._dead_letters is not None))
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_defect(error, self._shared.who(f"a bulk of type {self._options.type!r}") + " not consumed")
+            log_defect(error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
             return await self._steps(bulk, fail(self._options, bulk, error))
 
     async def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
@@ -144,7 +146,7 @@ class AsyncWorker:
             raise
 
     def _doing(self, what: str) -> str:
-        return f"{what} of type {self._options.type!r}"
+        return f"{what} of type {self._type!r}"
 
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
         assert self._dead_letters is not None, "messages are dead only where there is a stream for them"

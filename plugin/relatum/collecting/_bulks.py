@@ -36,7 +36,8 @@ class OpenBulk:
 class TypeBulks:
     """All bulks of one type. It decides by the type's own options; what concerns all types is the core's."""
 
-    def __init__(self, options: ExecutorOptions) -> None:
+    def __init__(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
+        self.type = type
         self.options = options
         self.open: OpenBulk | None = None
         self.waiting: deque[Bulk] = deque()
@@ -94,7 +95,7 @@ class TypeBulks:
         """Close the bulk being filled, and queue it; None where there is none."""
         if self.open is None:
             return None
-        bulk = Bulk(secrets.randbits(63), self.options.type, tuple(self.open.messages), reason)
+        bulk = Bulk(secrets.randbits(63), self.type, tuple(self.open.messages), reason)
         self.open = None
         self.waiting.append(bulk)
         return bulk

@@ -10,11 +10,10 @@ from typing import Any, Final, Self
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.collecting._async_executing import is_coroutine_function
 from relatum.collecting._bulk import Executor
-from relatum.collecting._collector_base import CollectorBase
+from relatum.collecting._collector_base import Collector
 from relatum.collecting._collector_core import Verdict
 from relatum.collecting._collector_options import (
     CollectorLimits,
-    ExecutorOptions,
 )
 from relatum.collecting._collector_state import logger
 from relatum.collecting._following import Follower
@@ -35,7 +34,7 @@ CLOSE_S: Final = 30.0
 """Seconds `close` waits by default."""
 
 
-class MessageCollector(CollectorBase[Shared, Executor]):
+class MessageCollector(Collector[Shared, Executor]):
     """Hands messages to executors in bulks, by type, and keeps what became of each.
 
     A context manager: entering starts it, leaving closes it. Threads may share it. Collectors of one name, in any
@@ -87,7 +86,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         type: str | None = None,  # noqa: A002 - RabbitMQ's word for it
         message_id: str | None = None,
     ) -> None:
-        """Tell a handler of outcomes that this member stores; see `CollectorBase.register_result_handler`.
+        """Tell a handler of outcomes that this member stores; see `Collector.register_result_handler`.
 
         Raises:
             InvalidInput: As there, or it is a coroutine function, which nobody would await.
@@ -198,7 +197,7 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         shared.member = shared.store.open(shared.core.types, self._lease_s)
         self._is_started = True
         for type_, executor in self._executors.items():
-            self._start_workers(shared.core.options_of(type_), executor)
+            self._start_workers(type_, executor)
         self._start_keeper("storer", store_until_end, shared, self._input_ended)
         self._start_keeper("ticker", tick_until_end, shared, self._ended)
         self._start_keeper("keeper", keep_until_end, shared, self._ended, self._lease_s)
@@ -206,10 +205,13 @@ class MessageCollector(CollectorBase[Shared, Executor]):
         if names:
             self._start_keeper("looker", look_until_end, shared, self._look)
 
-    def _start_workers(self, options: ExecutorOptions, executor: Executor) -> None:
+    def _start_workers(self, type_: str, executor: Executor) -> None:
+        options = self._shared.core.options_of(type_)
         for _ in range(options.bulks_at_once):
             open_reader = None if self._address is None else self._open_reader
-            worker = Worker(self._shared, options, executor, open_reader=open_reader, dead_letters=self._dead_letters)
+            worker = Worker(
+                self._shared, type_, options, executor, open_reader=open_reader, dead_letters=self._dead_letters
+            )
             self._workers.append(worker)
             worker.thread.start()
 

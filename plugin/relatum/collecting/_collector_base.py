@@ -4,7 +4,6 @@ import logging
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from types import FunctionType
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -20,13 +19,10 @@ from relatum.checks import (
 )
 from relatum.collecting._bulk import Collected
 from relatum.collecting._collector_options import (
-    BULK_BYTES,
-    BULK_MESSAGES,
     BULKS_MAX,
     BYTES_MAX,
     CollectorLimits,
     ExecutorOptions,
-    WhenFull,
 )
 from relatum.collecting._collector_prune import KEEP_S
 from relatum.collecting._collector_state import State, logger
@@ -55,19 +51,11 @@ StateT = TypeVar("StateT", bound=State)
 ExecutorT = TypeVar("ExecutorT")
 
 
-class CollectorBase(ABC, Generic[StateT, ExecutorT]):
+class Collector(ABC, Generic[StateT, ExecutorT]):
     """The options of a collector, its executors and handlers.
 
     Args: as for `MessageCollector`.
     """
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        # Python's own TypeErrors name the function: that of the class somebody called, who does not know this one.
-        super().__init_subclass__(**options)
-        for name in ("__init__", "register_executor", "register_result_handler"):
-            inherited = getattr(cls, name)
-            if name not in vars(cls) and isinstance(inherited, FunctionType):
-                setattr(cls, name, _as_of(cls, inherited))
 
     def __init__(
         self,
@@ -87,9 +75,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         lease_s: float = LEASE_S,
         keep_s: int | None = KEEP_S,
     ) -> None:
-        checked_seconds("lease_s", lease_s, zero=False)
-        if lease_s < LEASE_MIN_S:
-            raise InvalidInput(f"lease_s is a number of seconds from {LEASE_MIN_S:g} on, not {lease_s!r}")
+        checked_seconds("lease_s", lease_s, least=LEASE_MIN_S)
         if keep_s is not None:
             checked_count("keep_s", keep_s, most=SECONDS_MAX)
         if dead_letter_stream is not None:
@@ -164,18 +150,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
         self,
         type: str,  # noqa: A002 - RabbitMQ's word for it
         executor: ExecutorT,
-        *,
-        bulk_bytes: int = BULK_BYTES,
-        bulk_messages: int = BULK_MESSAGES,
-        max_age_s: float = 1.0,
-        idle_s: float | None = None,
-        workers: int = 1,
-        queue_bulks: int = 8,
-        when_full: WhenFull = "block",
-        one_at_a_time: bool = False,
-        joins_transaction: bool = False,
-        attempts: int = 3,
-        backoff_s: float = 1.0,
+        options: ExecutorOptions = ExecutorOptions(),
     ) -> None:
         """Consume the messages of a type by an executor. To be called before `start`.
 
@@ -185,19 +160,7 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
                 It returns None where all its messages succeeded, a result for each message in order, or a mapping; it
                 may note results as it goes. A result is None, a `Failure` or an exception. Raising fails the messages
                 that have no result yet.
-            bulk_bytes: A bulk of that many bytes is closed.
-            bulk_messages: A bulk of that many messages is closed.
-            max_age_s: A bulk whose first message waited that long is closed.
-            idle_s: A bulk to which nothing was added for that long is closed; None for never.
-            workers: Bulks handed to the executor at the same time, each in a thread.
-            queue_bulks: Closed bulks that may wait for a worker before the type counts as full.
-            when_full: What happens then: "block" makes `collect` wait and followed streams stop; "refuse" refuses the
-                message; "spill" takes it, and drops bodies from memory that are read again from their streams.
-            one_at_a_time: Hand on one bulk at a time, whatever `workers` says.
-            joins_transaction: The executor writes by `bulk.connection`, in the transaction that stores its results:
-                each message is consumed exactly once.
-            attempts: Times a message is handed to the executor before it is given up.
-            backoff_s: Seconds before the second attempt; twice as many before each further one, at most an hour.
+            options: How its bulks are made and handed on.
 
         Raises:
             InvalidInput: The type has an executor already, or an option cannot be one.
@@ -207,26 +170,15 @@ class CollectorBase(ABC, Generic[StateT, ExecutorT]):
             raise ConfigurationError("executors are registered before the collector starts")
         if not callable(executor):
             raise InvalidInput(f"an executor is called with each bulk; {executor!r} cannot be called")
-        if when_full == "spill" and self._address is None:
+        checked_name("type", type)
+        if not isinstance(options, ExecutorOptions):
+            raise InvalidInput(f"options= takes ExecutorOptions, not {shown(options)}")
+        if options.when_full == "spill" and self._address is None:
             raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
-        if joins_transaction and not self._is_durable:
+        if options.joins_transaction and not self._is_durable:
             raise ConfigurationError("a collector in memory has no transaction to join: give it a database")
         self._check_executor(executor)
-        options = ExecutorOptions(
-            type=type,
-            bulk_bytes=bulk_bytes,
-            bulk_messages=bulk_messages,
-            max_age_s=max_age_s,
-            idle_s=idle_s,
-            workers=workers,
-            queue_bulks=queue_bulks,
-            when_full=when_full,
-            one_at_a_time=one_at_a_time,
-            joins_transaction=joins_transaction,
-            attempts=attempts,
-            backoff_s=backoff_s,
-        )
-        self._shared.core.register(options)
+        self._shared.core.register(type, options)
         self._executors[type] = executor
 
     def register_result_handler(
@@ -311,17 +263,6 @@ def _endless(stream: str | None) -> ConfigurationError:
     return ConfigurationError(
         f"{stream!r} is followed, and dead letters are to be published to it: each would be collected again, for ever"
     )
-
-
-def _as_of(owner: type, function: FunctionType) -> FunctionType:
-    """A function as if it had been written in another class."""
-    made = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    made.__kwdefaults__, made.__annotations__ = function.__kwdefaults__, function.__annotations__
-    made.__doc__, made.__module__ = function.__doc__, function.__module__
-    made.__qualname__ = f"{owner.__name__}.{function.__name__}"
-    return made
 
 
 def _checked_name(name: str) -> str:

@@ -47,15 +47,15 @@ class Core:
 
     # --- what it is told and asked at the beginning -------------------------------------------------------------
 
-    def register(self, options: ExecutorOptions) -> None:
+    def register(self, type: str, options: ExecutorOptions) -> None:  # noqa: A002 - RabbitMQ's word for it
         """Take messages of a type from now on.
 
         Raises:
             InvalidInput: The type has an executor already.
         """
-        if options.type in self._types:
-            raise InvalidInput(f"the type {options.type!r} has an executor already")
-        self._types[options.type] = TypeBulks(options)
+        if type in self._types:
+            raise InvalidInput(f"the type {type!r} has an executor already")
+        self._types[type] = TypeBulks(type, options)
 
     @property
     def types(self) -> tuple[str, ...]:

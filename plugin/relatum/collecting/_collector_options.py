@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from relatum.checks import checked_choice, checked_count, checked_name, checked_seconds
+from relatum.checks import checked_choice, checked_count, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 
@@ -41,21 +41,24 @@ class ExecutorOptions:
     """How messages of a type are put into bulks, and how those are handed on.
 
     Attributes:
-        type: The messages' type.
         bulk_bytes: A bulk of that many bytes is closed.
         bulk_messages: A bulk of that many messages is closed.
         max_age_s: A bulk whose first message waited that long is closed.
         idle_s: A bulk to which nothing was added for that long is closed; None for never.
-        workers: Bulks handed to the executor at the same time.
+        workers: Bulks handed to the executor at the same time, each in a thread or task.
         queue_bulks: Closed bulks that may wait for a worker before the type counts as full.
-        when_full: What happens then.
+        when_full: What happens then: "block" makes `collect` wait and followed streams stop; "refuse" refuses the
+            message; "spill" takes it, and drops bodies from memory that are read again from their streams.
         one_at_a_time: Hand on one bulk at a time, whatever `workers` says.
-        joins_transaction: The executor writes in the transaction that stores the results.
+        joins_transaction: The executor writes by `bulk.connection`, in the transaction that stores its results: each
+            message is consumed exactly once.
         attempts: Times a message is handed to the executor before it is given up.
         backoff_s: Seconds before the second attempt; twice as many before each further one, at most an hour.
+
+    Raises:
+        InvalidInput: One of them cannot be one.
     """
 
-    type: str
     bulk_bytes: int = BULK_BYTES
     bulk_messages: int = BULK_MESSAGES
     max_age_s: float = 1.0
@@ -69,7 +72,6 @@ class ExecutorOptions:
     backoff_s: float = 1.0
 
     def __post_init__(self) -> None:
-        checked_name("type", self.type)
         for name in ("bulk_bytes", "bulk_messages", "workers", "queue_bulks", "attempts"):
             checked_count(name, getattr(self, name), most=INTEGER_MAX)
         if self.attempts > ATTEMPTS_MAX:

@@ -52,6 +52,7 @@ class Worker:
     def __init__(
         self,
         shared: Shared,
+        type: str,  # noqa: A002 - RabbitMQ's word for it
         options: ExecutorOptions,
         executor: Executor,
         *,
@@ -59,12 +60,13 @@ class Worker:
         dead_letters: DeadLetters | None,
     ) -> None:
         self._shared = shared
+        self._type = type
         self._options = options
         self._executor = executor
         self._open_reader = open_reader
         self._dead_letters = dead_letters
         self._reader: StreamReader | None = None
-        self.thread = threading.Thread(target=self._run, name=f"relatum-{options.type}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"relatum-{type}", daemon=True)
 
     def _run(self) -> None:
         try:
@@ -79,7 +81,7 @@ class Worker:
         shared = self._shared
         with shared.changed:
             while True:
-                bulk = shared.core.take(self._options.type)
+                bulk = shared.core.take(self._type)
                 if bulk is not None:
                     # There is a place in the queue now, which somebody may wait for.
                     shared.changed.notify_all()
@@ -108,7 +110,7 @@ class Worker:
         except Abandoned:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and the messages' result
-            log_defect(error, self._shared.who(f"a bulk of type {self._options.type!r}") + " not consumed")
+            log_defect(error, self._shared.who(f"a bulk of type {self._type!r}") + " not consumed")
             return self._steps(bulk, fail(self._options, bulk, error))
 
     def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
@@ -144,7 +146,7 @@ class Worker:
                 return shared.persist(finish, doing("storing results"))
 
     def _doing(self, what: str) -> str:
-        return f"{what} of type {self._options.type!r}"
+        return f"{what} of type {self._type!r}"
 
     def _bury(self, letters: Sequence[Letter]) -> Mapping[MessageId, str]:
         assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
