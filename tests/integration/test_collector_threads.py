@@ -19,8 +19,9 @@ COLLECTED, SUCCEEDED = OutcomeStatus.COLLECTED, OutcomeStatus.SUCCEEDED
 RUN_UNTIL_INTERRUPTED = """
 import sys, threading
 from relatum import MessageCollector
+from relatum.collecting import ExecutorOptions
 collector = MessageCollector("billing", database=sys.argv[1], broker=sys.argv[2], streams=[sys.argv[3]])
-collector.register_executor("order", lambda bulk: None, max_age_s=600.0)
+collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=600.0))
 collector.register_result_handler(lambda outcome: print(outcome.status.value, flush=True))
 try:
     collector.run(threading.Event())
