@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import coverage, keys, relationships, streams, time_blocks
+from relatum.store import RECORDERS, coverage, keys, relationships, streams, time_blocks
 
 Order = Literal["oldest", "newest", "offset"]
 Direction = Literal["after", "before"]
@@ -75,7 +75,7 @@ def attended() -> str:
     statement = sa.select(streams.c.name).where(
         streams.c.vhost == _VHOST, streams.c.name == sa.any_(names), streams.c.replaced_at.is_(None)
     )
-    return compiled(statement.where(streams.c.lease_expires_at >= sa.func.clock_timestamp()))
+    return compiled(statement.where(RECORDERS.is_held))
 
 
 @lru_cache

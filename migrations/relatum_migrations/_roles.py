@@ -11,7 +11,9 @@ from sqlalchemy import Connection
 
 __all__ = ["ROLES", "grant_roles", "missing_roles"]
 
-_RECORDED: Final = "streams, keys, coverage, relationships, time_blocks, checkpoints, receipts, skips, events"
+_RECORDED: Final = (
+    "streams, recorder_members, keys, coverage, relationships, time_blocks, checkpoints, receipts, skips, events"
+)
 _GROUPS: Final = "group_consumers, group_scans, group_states"
 _COLLECTED: Final = "collectors, collector_members, collector_sources, collected_messages"
 _SUPER_STREAMS: Final = "super_streams, super_stream_partitions"

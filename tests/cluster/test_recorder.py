@@ -88,6 +88,8 @@ def is_held(database_url: str, stream: str) -> bool:
     """Whether somebody records the stream now."""
     with psycopg.connect(database_url) as connection:
         row = connection.execute(
-            "SELECT lease_expires_at > clock_timestamp() FROM relatum.streams WHERE name = %s", [stream]
+            "SELECT FROM relatum.recorder_members member JOIN relatum.streams stream ON lease_holder = member.holder"
+            " WHERE stream.name = %s AND member.lease_expires_at > clock_timestamp()",
+            [stream],
         ).fetchone()
-    return row is not None and bool(row[0])
+    return row is not None

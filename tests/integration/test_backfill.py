@@ -24,6 +24,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
+from tests.support.leases import let_lapse, record_as
 
 BIG = b"x" * 10_000
 
@@ -213,12 +214,8 @@ def test_a_back_fill_leaves_the_end_to_a_recorder_that_runs(
     before = coverage_rows(engine)
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": "o"})])
     assert backfill(amqp_url, engine, stream_name, keys=["order_id"]).messages == 0
-    with engine.begin() as connection:
-        connection.execute(
-            sa.text("UPDATE relatum.streams SET lease_holder = 'x', lease_expires_at = now() + interval '1 minute'")
-        )
+    record_as(engine, "x")
     assert backfill(amqp_url, engine, stream_name).messages == 0
     assert coverage_rows(engine) == before
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.streams SET lease_holder = NULL, lease_expires_at = NULL"))
+    let_lapse(engine)
     assert backfill(amqp_url, engine, stream_name).messages == 1

@@ -43,6 +43,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.groups import group_id, of_group, shuffled, whole_group
+from tests.support.leases import record_as
 from tests.support.proxy import Proxy
 
 Record = Callable[..., None]
@@ -391,8 +392,7 @@ def test_who_waits_for_what_nobody_records_is_told(
         for name, count in ((part, 3), (never, 2))
     ]
     caplog.clear()
-    with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE relatum.streams SET lease_expires_at = now() + interval '1 minute'"))
+    record_as(engine, "somebody")
     assert given(relations, part, "other") == ids(1)
     assert not caplog.records
 

@@ -14,9 +14,10 @@ from relatum.contexts.serial import SerialBatch, SerialConsumer, forget_consumer
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.reading import StreamReader
 from relatum.recording._batch import position_of
-from relatum.store import serial_checkpoints, serial_holds, serial_members, serial_positions
+from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
+from tests.support.leases import let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import SerialBed, serial_bed
 
@@ -384,10 +385,15 @@ def test_members_share_and_take_over(bed: SerialBed, database_url: str, amqp_url
             assert set(first.partitions + second.partitions) == set(bed.streams)
         wait_until(lambda: len(first.partitions) == 2, what="the first has all again")
     with engine.begin() as connection:
-        # As a member leaves them that dies: its lease lapses.
-        lapses = sa.func.clock_timestamp() + timedelta(seconds=0.5)
-        connection.execute(sa.update(serial_positions).values(holder="dead", lease_expires_at=lapses))
+        # As a member leaves them that dies.
+        consumers = sa.select(serial_positions.c.consumer_id, sa.literal("dead"), NOW + timedelta(hours=1)).distinct()
+        connection.execute(
+            sa.insert(serial_members).from_select(["consumer_id", "holder", "lease_expires_at"], consumers)
+        )
+        connection.execute(sa.update(serial_positions).values(holder="dead"))
     with consumer(bed, database_url, amqp_url) as third:
+        assert third.partitions == ()
+        let_lapse(engine, "dead")
         wait_until(lambda: len(third.partitions) == 2, what="it took over from the dead")
 
 

@@ -24,8 +24,8 @@ INSERT INTO relatum.super_stream_partitions (super_stream_id, stream, binding_ke
 INSERT INTO relatum.serial_consumers (super_stream_id, name) SELECT 1, 'c' || n FROM generate_series(1, {CONSUMERS}) n;
 INSERT INTO relatum.serial_members (consumer_id, holder, lease_expires_at)
   SELECT c, 'm' || m, now() + interval '1 hour' FROM generate_series(1, {CONSUMERS}) c, generate_series(1, 20) m;
-INSERT INTO relatum.serial_positions (consumer_id, partition_id, position, holder, lease_expires_at)
-  SELECT c, p, 1000, 'm' || p % 20 + 1, now() + interval '1 hour'
+INSERT INTO relatum.serial_positions (consumer_id, partition_id, position, holder)
+  SELECT c, p, 1000, 'm' || p % 20 + 1
   FROM generate_series(1, {CONSUMERS}) c, generate_series(1, {PARTITIONS}) p;
 INSERT INTO relatum.context_moves
     (super_stream_id, source_id, target_id, state, contexts, fence_epoch, epoch, scan_from, target_scan_from,
@@ -45,6 +45,7 @@ INSERT INTO relatum.serial_holds
 """
 
 ME = {"of_consumer": 7, "of_partition": 8, "by": "m9"}
+MEMBER, KEYS = {"of_within": 7, "by": "m9"}, list(range(1, PARTITIONS + 1))
 TOKEN = {"token": UUID(int=7), "tokens_before": [UUID(int=6)]}
 RANGE = {**ME, "from_offset": 100, "to_offset": 1000}
 
@@ -55,14 +56,14 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "advance unread": (statements.advance_unread, {**ME, "expected": 0, "at": 5, **TOKEN}),
     "begin": (statements.begin, ME),
-    "renew member": (statements.renew_member, {**ME, "lease_s": 4.0}),
-    "renew partitions": (statements.renew_partitions, {**ME, "lease_s": 4.0}),
-    "alive members": (statements.alive_members, ME),
-    "remove lapsed": (statements.remove_lapsed, ME),
-    "shares": (statements.shares, ME),
-    "take": (statements.take, {**ME, "lease_s": 4.0, "at_most": 3}),
-    "release": (statements.release, ME),
-    "release all": (statements.release_all, ME),
+    "renew": (statements.PARTITIONS.renew, {**MEMBER, "lease_s": 4.0}),
+    "alive": (statements.PARTITIONS.alive, MEMBER),
+    "bury": (statements.PARTITIONS.bury, MEMBER),
+    "shared": (statements.shared, ME),
+    "look": (statements.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
+    "take": (statements.PARTITIONS.take, {**MEMBER, "keys": KEYS, "dead": ["m9"] * len(KEYS), "at_most": 3}),
+    "release": (statements.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
+    "leave": (statements.PARTITIONS.leave, MEMBER),
     "holds": (statements.holds_of, ME),
     "scans": (statements.scans_of, ME),
     "lost fences": (statements.lost_fences, RANGE),
@@ -134,8 +135,6 @@ def test_the_statements_are_all_here() -> None:
         "free_holds_behind",
         "drop_holds",
         "free_holds",
-        # By primary key.
-        "leave",
     }
     left_out = {
         name

@@ -15,6 +15,7 @@ from relatum.store import add_keys
 from relatum_consumer import Relations, Status
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain, recording, wait_recorded
+from tests.support.leases import record_as
 from tests.support.relations import FACES, open_relations
 
 
@@ -73,9 +74,7 @@ def test_nobody_records_is_told_from_a_recorder_behind(
     told = [each for each in caplog.records if each.name == "relatum.relations"]
     assert [(each.levelno, answer.explanation in each.getMessage()) for each in told] == [(logging.WARNING, True)]
     assert relations.find("order_id", "b").unattended == (recorded,)
-    with engine.begin() as connection:
-        lease = "UPDATE relatum.streams SET lease_holder = 'somebody', lease_expires_at = now() + interval '1 hour'"
-        connection.execute(sa.text(lease))
+    record_as(engine, "somebody")
     answer = relations.find("order_id", "b")
     assert (answer.status, answer.unattended, answer.explanation) == (Status.NOT_RECORDED_YET, (), "")
 

@@ -46,6 +46,7 @@ BEGINNINGS = {
     "0003": "collected_messages",
     "0004": "placements",
     "0006": "settlements",
+    "0009": "recorder_members",
 }
 """A table of each revision."""
 
@@ -89,6 +90,9 @@ def test_the_roles_may_just_what_they_need(database_url: str) -> None:
         assert not may("relatum_consumer", "relationships", "INSERT")
         assert may("relatum_recorder", "relationships", "INSERT")
         assert not may("relatum_recorder", "relationships", "TRUNCATE")
+        assert may("relatum_recorder", "recorder_members", "INSERT")
+        assert may("relatum_consumer", "recorder_members", "SELECT")
+        assert not may("relatum_consumer", "recorder_members", "INSERT, UPDATE, DELETE")
         assert not may("relatum_recorder", "alembic_version", "UPDATE")
         for table in ("collectors", "collector_members", "collector_sources", "collected_messages"):
             assert may("relatum_collector", table, "UPDATE")

@@ -19,10 +19,10 @@ from relatum.errors import CoverageConflict, KeyNotDefined
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._fill import Filler, check_same
-from relatum.recording._lease import is_held
 from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
+    RECORDERS,
     TIME,
     CoverageRow,
     StreamRow,
@@ -30,6 +30,7 @@ from relatum.store import (
     close_tail,
     coverage_of,
     ensure_stream,
+    holders_of,
     key_definitions,
     lock_stream,
     open_range,
@@ -213,7 +214,7 @@ def _leave_to_back_fill(engine: sa.Engine, stream: StreamRow, definitions: Seque
     with suppress(CoverageConflict), translated_errors(), engine.begin() as connection:
         lock_stream(connection, stream.stream_id)
         tail = tail_of(connection, stream.stream_id)
-        if tail is None or tail.to_offset > last or is_held(connection, stream.stream_id):
+        if tail is None or tail.to_offset > last or holders_of(connection, RECORDERS, [stream.stream_id]):
             return
         # A recorder that begins just now loses nothing: one of the two meets a conflict and looks again.
         close_tail(connection, tail)

@@ -9,12 +9,10 @@ import sqlalchemy as sa
 
 from relatum import metrics
 from relatum.errors import NotFound, RelatumError
-from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer
 from relatum.recording._gaps import GapCloser
-from relatum.recording._housekeeping import Housekeeping
-from relatum.recording._lease import LEASE_S
+from relatum.recording._housekeeping import LEASE_S, Housekeeping
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._readers import SharedReader
 from relatum.recording._statistics import RecorderStatistics
@@ -69,7 +67,7 @@ class RecorderGroup:
         self.outages = Outages(logger, stop=self._stop, **names)
         self.metrics = RecorderMetrics(self.outages)
         self.reader = SharedReader(address)
-        self._keeper = Housekeeping(engine, address.vhost, holder or new_holder(), lease_s, self.outages)
+        self._keeper = Housekeeping(engine, address.vhost, holder, lease_s, self.outages)
         self._committer = Committer(engine, self.metrics)
         self._gaps = GapCloser(engine, self.reader, self._keeper, self.outages, self._stop)
         shared = (self.reader, self._keeper, self._committer, self.outages, self.metrics, on_recorded)

@@ -14,14 +14,27 @@ import sqlalchemy as sa
 
 from relatum.errors import RelatumError, StreamReplaced
 from relatum.keys import KeyDefinition
-from relatum.recording._lease import RENEWALS, give_back, holders, take
+from relatum.processes import new_holder
 from relatum.recording._progress import Progress
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._writer import Writer
-from relatum.store import StreamRow, current_stream, ensure_stream, key_definitions, streams, translated_errors
+from relatum.store import (
+    RECORDERS,
+    Member,
+    Share,
+    StreamRow,
+    current_stream,
+    ensure_stream,
+    key_definitions,
+    streams,
+    translated_errors,
+)
 from relatum.waiting import Outages, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
+
+LEASE_S: Final = 5.0
+"""How long a lease holds without renewal, in seconds: one that died is replaced in one to two of them."""
 
 RECEIPTS_S: Final = 60.0
 """Seconds between looks for receipts that nobody waits for any more."""
@@ -58,8 +71,7 @@ class _Found(NamedTuple):
     """What one round learned."""
 
     rows: dict[str, StreamRow | None]
-    taken: set[int]
-    holders: dict[int, str | None]
+    share: Share
     definitions: list[KeyDefinition]
     with_time: dict[int, bool]
 
@@ -70,15 +82,16 @@ class Housekeeping:
     Args:
         engine: The database.
         vhost: The streams' virtual host.
-        holder: Who takes the leases.
+        holder: By which name; None for one of its own.
         lease_s: How long a lease holds without renewal.
         outages: Where to tell that the database is away.
     """
 
-    def __init__(self, engine: sa.Engine, vhost: str, holder: str, lease_s: float, outages: Outages) -> None:
+    def __init__(self, engine: sa.Engine, vhost: str, holder: str | None, lease_s: float, outages: Outages) -> None:
         self._engine = engine
         self._vhost = vhost
-        self._holder = holder
+        # By a name of its own: what it records it shares with nobody.
+        self._member = Member(RECORDERS, new_holder(), lease_s=lease_s, holder=holder)
         self._lease_s = lease_s
         self._outages = outages
         self._changed = threading.Condition()
@@ -154,7 +167,8 @@ class Housekeeping:
         try:
             if ids:
                 with translated_errors(), self._engine.begin() as connection:
-                    give_back(connection, ids, self._holder)
+                    self._member.release(connection, ids)
+                    self._member.leave(connection)
         except RelatumError as error:
             # The leases run out by themselves.
             logger.info("leases not given back: %s", ended(error))
@@ -162,8 +176,8 @@ class Housekeeping:
     # --- the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        renewal_s = self._lease_s / RENEWALS
-        failures, looks = backoff(), _looks(self._lease_s)
+        renewal_s = self._member.renewal_s
+        failures, looks = backoff(), self._looks()
         pause_s = 0.0
         while self._wait(pause_s):
             try:
@@ -180,7 +194,7 @@ class Housekeeping:
             if is_idle:
                 pause_s = next(looks)
             else:
-                pause_s, looks = renewal_s, _looks(self._lease_s)
+                pause_s, looks = renewal_s, self._looks()
 
     def _wait(self, pause_s: float) -> bool:
         """Wait for the next round, or until somebody asks for one; False at the stop."""
@@ -225,7 +239,7 @@ class Housekeeping:
             self._outages.over(place.who)
             row = found.rows[place.name]
             if row is not None and place.name not in stood_by:
-                holder = found.holders.get(row.stream_id)
+                holder = found.share.others.get(row.stream_id)
                 extra = {"stream": place.name, "holder": holder}
                 logger.info("standing by: %s records stream %r", holder, place.name, extra=extra)
         key_ids = [key.key_id for key in found.definitions]
@@ -237,22 +251,21 @@ class Housekeeping:
     def _ask(self, wanted: Iterable[Place], returned: set[int]) -> _Found:
         with translated_errors(), self._engine.begin() as connection:
             if returned:
-                give_back(connection, returned, self._holder)
+                self._member.release(connection, returned)
             # In one order, so that two processes that see the same streams first do not wait for each other.
             rows = {
                 place.name: place.row or self._row_of(connection, place)
                 for place in sorted(wanted, key=lambda place: place.name)
             }
             ids = {row.stream_id for row in rows.values() if row is not None}
-            taken = take(connection, ids, self._holder, self._lease_s)
-            others = holders(connection, ids - taken) if ids - taken else {}
-            if not taken:
-                return _Found(rows, taken, others, [], {})
+            share = self._member.beat(connection, ids)
+            if not share.held:
+                return _Found(rows, share, [], {})
             current = sa.select(streams.c.stream_id, streams.c.record_time).where(
-                streams.c.stream_id == sa.any_(sa.literal(sorted(taken), sa.ARRAY(sa.Integer)))
+                streams.c.stream_id == sa.any_(sa.literal(sorted(share.held), sa.ARRAY(sa.Integer)))
             )
             with_time = {row.stream_id: row.record_time for row in connection.execute(current)}
-            return _Found(rows, taken, others, key_definitions(connection), with_time)
+            return _Found(rows, share, key_definitions(connection), with_time)
 
     def _row_of(self, connection: sa.Connection, place: Place) -> StreamRow | None:
         """The stream's row; None where it has none, and the broker has not said yet that there is such a stream."""
@@ -268,7 +281,7 @@ class Housekeeping:
         row = found.rows[place.name]
         if not place.is_wanted:
             # Given back meanwhile: the next round says so to the database, should this one have taken it.
-            if row is not None and row.stream_id in found.taken:
+            if row is not None and row.stream_id in found.share.held:
                 self._given_back.add(row.stream_id)
                 self._is_due = True
             return None
@@ -276,17 +289,14 @@ class Housekeeping:
         if row is None:
             place.is_new = True
             return None
-        if row.stream_id in found.taken:
+        if row.stream_id in found.share.held:
             place.row, place.is_held, place.is_refused = row, True, False
             place.progress.is_standby = False
             return None
-        # A row that is locked for a moment is not renewed this time, and still ours.
-        if place.is_held and found.holders.get(row.stream_id) == self._holder:
-            return None
         was_held, place.is_held, place.is_refused = place.is_held, False, True
-        if not was_held and found.holders.get(row.stream_id) not in (None, self._holder):
+        if not was_held and row.stream_id in found.share.others:
             place.progress.stand_by()
-        if not was_held and row.stream_id not in found.holders:
+        if not was_held and row.stream_id in found.share.missing:
             place.row = None  # Replaced before it was ours.
         return place.writer if was_held else None
 
@@ -307,10 +317,9 @@ class Housekeeping:
             self._receipts_at = time.monotonic()
             prune_receipts(self._engine)
 
-
-def _looks(lease_s: float) -> Iterator[float]:
-    """The pauses of one that stands by, in seconds: up to the length of a lease, a part of it by chance."""
-    pause_s = lease_s / RENEWALS
-    while True:
-        yield pause_s * (0.7 + 0.3 * random.random())  # noqa: S311 - spreads the looks of many, nothing secret
-        pause_s = min(1.5 * pause_s, lease_s)
+    def _looks(self) -> Iterator[float]:
+        """The pauses of one that stands by, in seconds: nearly the length of a lease, a part of it by chance."""
+        pause_s = self._member.renewal_s
+        while True:
+            yield pause_s * (0.7 + 0.3 * random.random())  # noqa: S311 - spreads the looks of many, nothing secret
+            pause_s = min(1.5 * pause_s, 0.9 * self._lease_s)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from relatum.store import (
+    RECORDERS,
     StreamRow,
     collected_messages,
     collector_members,
@@ -12,7 +13,8 @@ from relatum.store import (
     collectors,
     group_consumers,
     group_states,
-    streams,
+    holders_of,
+    holds,
     super_stream_partitions,
     super_streams,
 )
@@ -33,12 +35,7 @@ def reason_of(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | Non
 
 
 def _recorder(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | None:
-    query = sa.select(streams.c.lease_holder).where(
-        streams.c.stream_id.in_([row.stream_id for row in rows]),
-        streams.c.lease_holder.is_not(None),
-        streams.c.lease_expires_at >= sa.func.clock_timestamp(),
-    )
-    holder = connection.execute(query).scalar()
+    holder = next(iter(holders_of(connection, RECORDERS, [row.stream_id for row in rows]).values()), None)
     return None if holder is None else f"the recorder {holder} records it; stop that one first"
 
 
@@ -59,7 +56,7 @@ def _collector(connection: sa.Connection, rows: Sequence[StreamRow]) -> str | No
     sources = collector_sources.c
     is_followed = sa.exists().where(
         collector_members.c.member_id == sources.member_id,
-        collector_members.c.lease_expires_at >= sa.func.clock_timestamp(),
+        holds(collector_members.c.lease_expires_at),
     )
     has_work = sa.exists().where(
         collected_messages.c.source_id == sources.source_id, collected_messages.c.finished_at.is_(None)

@@ -15,6 +15,7 @@ from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.recording._ranges import gaps
 from relatum.recording._row_counts import row_counts
 from relatum.store import (
+    RECORDERS,
     STATEMENT_S,
     TIME,
     CoverageRow,
@@ -24,9 +25,9 @@ from relatum.store import (
     coverage_of,
     covered,
     events,
+    holders_of,
     key_definitions,
     skips,
-    streams,
     streams_named,
     translated_errors,
 )
@@ -130,7 +131,7 @@ class _Facts:
         self.events = {stream_id: _events(connection, stream_id) for stream_id in ids}
         self.rows = row_counts(connection)
         self.row_bytes = _bytes_of_a_row(connection, sum(self.rows.values()))
-        self.holders = _holders(connection, ids)
+        self.holders = holders_of(connection, RECORDERS, ids)
 
     def _skipped(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, dict[str, dict[str, int]]]:
         names = {definition.key_id: definition.name for definition in self.definitions} | {0: ""}
@@ -155,15 +156,6 @@ def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
 def _bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
     size = connection.execute(sa.text("SELECT pg_total_relation_size('relatum.relationships')")).scalar_one()
     return float(size) / rows if rows else 0.0
-
-
-def _holders(connection: sa.Connection, ids: Sequence[int]) -> dict[int, str | None]:
-    rows = connection.execute(
-        sa.select(streams.c.stream_id, streams.c.lease_holder).where(
-            streams.c.stream_id.in_(ids), streams.c.lease_expires_at > sa.func.clock_timestamp()
-        )
-    )
-    return {row.stream_id: row.lease_holder for row in rows}
 
 
 def _status_of(stream: StreamRow, facts: _Facts, reader: StreamReader) -> StreamStatus:

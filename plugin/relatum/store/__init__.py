@@ -44,6 +44,8 @@ from relatum.store._engine import (
     make_engine,
 )
 from relatum.store._group_tables import group_consumers, group_scans, group_states
+from relatum.store._lease import NOW, RENEWALS, from_now, holds, lapsed
+from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
     context_moves,
@@ -81,6 +83,7 @@ from relatum.store._tables import (
     keys,
     metadata,
     receipts,
+    recorder_members,
     relationships,
     skips,
     streams,
@@ -92,6 +95,9 @@ from relatum.wire._identity import Position
 
 __all__ = [
     "FORGOTTEN",
+    "NOW",
+    "RECORDERS",
+    "RENEWALS",
     "SCHEMA",
     "SETTLE_S",
     "STATEMENT_S",
@@ -100,9 +106,12 @@ __all__ = [
     "CoverageRow",
     "DatabaseAddress",
     "Filled",
+    "Member",
     "NoAnswerInTime",
     "Position",
     "Range",
+    "Share",
+    "Sharing",
     "StreamRow",
     "TailMove",
     "Tokens",
@@ -133,13 +142,17 @@ __all__ = [
     "ensure_stream",
     "events",
     "forget_settlements",
+    "from_now",
     "group_consumers",
     "group_scans",
     "group_states",
+    "holders_of",
+    "holds",
     "joined",
     "key_definitions",
     "keys",
     "known_engine",
+    "lapsed",
     "last_position",
     "let_go",
     "lock_stream",
@@ -156,6 +169,7 @@ __all__ = [
     "placements",
     "proven",
     "receipts",
+    "recorder_members",
     "relationships",
     "remove_key",
     "rolled_back",

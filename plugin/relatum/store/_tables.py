@@ -4,6 +4,7 @@ The streams are the truth and these tables are derived from them: they can be dr
 
 - `streams`: one row for each generation of a stream. A stream that is deleted and declared again starts at offset 0
   again; it gets a new row, so that no row of the old one can answer for the new one.
+- `recorder_members`: the recorders that are up, each with a lease: what names one of them in `streams` is held by it.
 - `keys`: the key definitions in force, and those removed.
 - `coverage`: the offset ranges of a stream that are recorded, each with the keys it holds; holes that retention tore.
   What was recorded `over_amqp` holds what it found, but proves nothing absent: it is read again by the stream protocol.
@@ -27,6 +28,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    PrimaryKeyConstraint,
     SmallInteger,
     Table,
     Text,
@@ -53,9 +55,23 @@ streams = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("replaced_at", DateTime(timezone=True)),
     Column("lease_holder", Text),
+    # Not used any more: the lease is the holder's own.
     Column("lease_expires_at", DateTime(timezone=True)),
     Index("streams_current", "vhost", "name", unique=True, postgresql_where=text("replaced_at IS NULL")),
     Index("streams_super_stream", "vhost", "super_stream", postgresql_where=text("replaced_at IS NULL")),
+)
+
+recorder_members = Table(
+    "recorder_members",
+    metadata,
+    Column("lease_expires_at", DateTime(timezone=True), nullable=False),
+    Column("holder", Text, nullable=False),
+    # Recorders of one name share their streams.
+    Column("name", Text, nullable=False),
+    PrimaryKeyConstraint("holder", "name", name="recorder_members_holder"),
+    Index("recorder_members_name", "name"),
+    # Each renews its row every other second: room on its page keeps that update out of the indexes.
+    postgresql_with={"fillfactor": "50"},
 )
 
 keys = Table(

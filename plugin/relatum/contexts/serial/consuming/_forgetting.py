@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_name
 from relatum.contexts.serial.consuming._serial_options import check_name
 from relatum.errors import Conflict
-from relatum.store import as_engine, serial_consumers, serial_members, super_streams, translated_errors
+from relatum.store import as_engine, holds, serial_consumers, serial_members, super_streams, translated_errors
 
 _named: Final = (
     sa.select(serial_consumers.c.consumer_id)
@@ -49,7 +49,7 @@ def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, 
             return False
         is_up = sa.select(serial_members.c.holder).where(
             serial_members.c.consumer_id == consumer,
-            serial_members.c.lease_expires_at >= sa.func.clock_timestamp(),
+            holds(serial_members.c.lease_expires_at),
         )
         holder = connection.scalar(is_up.limit(1))
         if holder is not None:

@@ -73,7 +73,7 @@ class ConsumerBase(Generic[BatchT]):
         )
         self._on_gained, self._on_lost = on_gained, on_lost
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost)
+        self._store = ConsumerStore(super_stream, name, database, vhost=self._address.vhost, lease_s=lease_s)
         self._member = Member(
             super_stream,
             self._store,

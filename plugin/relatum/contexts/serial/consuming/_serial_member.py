@@ -174,7 +174,7 @@ class Member:
         self.store.dispose()
 
     def _keep(self) -> None:
-        shared, renew_s, of = self.shared, self._options.lease_s / 4, f"of a member of {self.store.name!r}"
+        shared, renew_s, of = self.shared, self.store.renewal_s, f"of a member of {self.store.name!r}"
         tick_at = time.monotonic() + renew_s
         while not shared.stopping.is_set():
             pause_s, does = POLL_SLOWEST_S, "keeping the lease"
@@ -199,7 +199,7 @@ class Member:
 
     def _tick(self) -> None:
         """Renew the lease; begin with partitions that were gained, and end those that were lost."""
-        share = self.store.share(self._options.lease_s)
+        share = self.store.share()
         if share.holder != self._holder:
             self._holder = share.holder
             self._begin_anew()

@@ -6,7 +6,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store import (
+    NOW,
+    Sharing,
     context_moves,
+    lapsed,
     marked,
     moved_contexts,
     serial_checkpoints,
@@ -28,8 +31,6 @@ _partitions: Final = super_stream_partitions.c
 _of_consumer: Final = sa.bindparam("of_consumer", type_=sa.Integer)
 _of_partition: Final = sa.bindparam("of_partition", type_=sa.Integer)
 _by: Final = sa.bindparam("by", type_=sa.Text)
-_now: Final = sa.func.clock_timestamp()
-_expires: Final = _now + sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("lease_s", type_=sa.Float))
 
 # The consumer's name, and a row for each partition
 
@@ -91,36 +92,6 @@ add_new_partitions: Final = (
 
 # Members and their shares
 
-# Only while it holds: a member whose lease has run out is another one from then on, and joins anew.
-renew_member: Final = (
-    sa.update(serial_members)
-    .where(_members.consumer_id == _of_consumer, _members.holder == _by, _members.lease_expires_at >= _now)
-    .values(lease_expires_at=_expires)
-)
-
-join_member: Final = sa.insert(serial_members).values(consumer_id=_of_consumer, holder=_by, lease_expires_at=_expires)
-
-_lapsed: Final = (
-    sa.select(_members.holder)
-    .where(_members.consumer_id == _of_consumer, _members.lease_expires_at < _now)
-    # Two members that find each other lapsed must not wait for each other.
-    .with_for_update(skip_locked=True)
-)
-
-remove_lapsed: Final = sa.delete(serial_members).where(
-    _members.consumer_id == _of_consumer, _members.holder.in_(_lapsed)
-)
-
-alive_members: Final = sa.select(_members.holder).where(
-    _members.consumer_id == _of_consumer, _members.lease_expires_at >= _now
-)
-
-renew_partitions: Final = (
-    sa.update(serial_positions)
-    .where(_positions.consumer_id == _of_consumer, _positions.holder == _by)
-    .values(lease_expires_at=_expires)
-)
-
 DRAINED: Final = 2**63 - 1
 """The position in a stream that was deleted: behind everything."""
 
@@ -132,61 +103,33 @@ _is_abandoned: Final = sa.exists(
     .where(
         _consumers.consumer_id == _of_consumer,
         _moves.ended_at.is_(None),
-        _moves.lease_expires_at < sa.func.statement_timestamp(),
+        lapsed(_moves.lease_expires_at),
     )
 )
 
-shares: Final = (
-    sa.select(
-        _positions.partition_id,
-        _partitions.stream,
-        _positions.holder,
-        (_positions.lease_expires_at >= _now).label("is_held"),
-        _is_abandoned.label("has_abandoned"),
-    )
+shared: Final = (
+    sa.select(_positions.partition_id, _partitions.stream, _is_abandoned.label("has_abandoned"))
     .join(super_stream_partitions, _partitions.partition_id == _positions.partition_id)
     .where(_positions.consumer_id == _of_consumer, _positions.position < DRAINED)
     .order_by(_positions.partition_id)
 )
 
-_free: Final = (
-    sa.select(_positions.partition_id)
-    .where(
-        _positions.consumer_id == _of_consumer,
-        _positions.position < DRAINED,
-        _positions.holder.is_(None) | ((_positions.lease_expires_at < _now) & (_positions.holder != _by)),
-    )
-    .order_by(_positions.partition_id)
-    .limit(sa.bindparam("at_most", type_=sa.Integer))
-    .with_for_update(skip_locked=True)
+PARTITIONS: Final = Sharing(
+    _members.consumer_id,
+    _positions.partition_id,
+    _positions.holder,
+    of_rows=_positions.consumer_id,
+    are=[_positions.position < DRAINED],
+    # Whatever is still on its way of who had it before is fenced off.
+    taken={"version": _positions.version + 1},
 )
-
-take: Final = (
-    sa.update(serial_positions)
-    # As an array: a plan that asks again for each row would lock, and take, more than so many.
-    .where(
-        _positions.consumer_id == _of_consumer,
-        _positions.partition_id == sa.any_(sa.func.array(_free.scalar_subquery())),
-    )
-    .values(holder=_by, lease_expires_at=_expires, version=_positions.version + 1)
-    .returning(_positions.partition_id)
-)
+"""Partitions, shared by the members of one consumer name."""
 
 _mine: Final = (
     _positions.consumer_id == _of_consumer,
     _positions.partition_id == _of_partition,
     _positions.holder == _by,
 )
-
-release: Final = sa.update(serial_positions).where(*_mine).values(holder=None, lease_expires_at=None)
-
-release_all: Final = (
-    sa.update(serial_positions)
-    .where(_positions.consumer_id == _of_consumer, _positions.holder == _by)
-    .values(holder=None, lease_expires_at=None)
-)
-
-leave: Final = sa.delete(serial_members).where(_members.consumer_id == _of_consumer, _members.holder == _by)
 
 # Opening a partition
 
@@ -208,7 +151,7 @@ holds_of: Final = sa.select(
     _holds.move_id,
     _holds.marker_offset,
     _holds.cursor,
-    sa.func.extract("epoch", _now - _holds.since).cast(sa.Float).label("since_s"),
+    sa.func.extract("epoch", NOW - _holds.since).cast(sa.Float).label("since_s"),
 ).where(_holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition)
 
 scans_of: Final = sa.union_all(
@@ -444,7 +387,7 @@ status: Final = (
         _partitions.stream,
         _partitions.state,
         _positions.position,
-        sa.case((_positions.lease_expires_at >= _now, _positions.holder)).label("holder"),
+        sa.case((PARTITIONS.is_held, _positions.holder)).label("holder"),
     )
     .join(super_stream_partitions, _partitions.partition_id == _positions.partition_id)
     .where(_positions.consumer_id == _of_consumer)
@@ -458,7 +401,7 @@ status_holds: Final = (
         _sources.c.stream.label("source"),
         _holds.fence_offset,
         _holds.held,
-        sa.func.extract("epoch", _now - _holds.since).cast(sa.Float).label("since_s"),
+        sa.func.extract("epoch", NOW - _holds.since).cast(sa.Float).label("since_s"),
     )
     .join(_sources, _sources.c.partition_id == _holds.source_id)
     .where(_holds.consumer_id == _of_consumer)

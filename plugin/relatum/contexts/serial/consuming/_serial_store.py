@@ -19,13 +19,13 @@ from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.serial._order_verify_store import floors_before
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._serial_shares import target
+from relatum.contexts.serial.consuming._serial_options import LEASE_S
 from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import PartitionLost
-from relatum.recording import new_holder
 from relatum.recording._batch import position_of
 from relatum.store import (
+    Member,
     Position,
     Tokens,
     component_engine,
@@ -44,9 +44,6 @@ POOL: Final = 4
 
 CHECKPOINTS_KEPT: Final = 300
 """Checkpoints kept of a partition: of the last five minutes at least, see `CHECKPOINT_S`."""
-
-_SHARES_MAX: Final = 3
-"""How often a share is begun anew since the lease has run out meanwhile; then the member has none for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +96,21 @@ class ConsumerStore:
         name: The consumer's name.
         database: PostgreSQL's URL, or an engine, which stays the caller's.
         vhost: The super stream's virtual host.
+        lease_s: Seconds after which others take over from this member, should it die.
     """
 
-    def __init__(self, super_stream: str, name: str, database: str | sa.URL | sa.Engine, *, vhost: str) -> None:
+    def __init__(
+        self,
+        super_stream: str,
+        name: str,
+        database: str | sa.URL | sa.Engine,
+        *,
+        vhost: str,
+        lease_s: float = LEASE_S,
+    ) -> None:
         self.super_stream = super_stream
         self.name = name
         self.vhost = vhost
-        self.holder = new_holder()
         self.tokens = Tokens()
         self._is_own = not isinstance(database, sa.Engine)
         made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=POOL, is_bounded=False)
@@ -113,7 +118,7 @@ class ConsumerStore:
         """Brought forward as the member ends, which must not wait for a database that does not answer."""
         self.engine = component_engine(made, self.ending)
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._consumer_id = 0
+        self._member = Member(statements.PARTITIONS, 0, lease_s=lease_s)
 
     def moves(self) -> MoveStore:
         """The moves of the super stream."""
@@ -127,8 +132,17 @@ class ConsumerStore:
             yield connection
 
     @property
+    def renewal_s(self) -> float:
+        """Seconds between two times the lease is renewed."""
+        return self._member.renewal_s
+
+    @property
+    def _consumer_id(self) -> int:
+        return int(self._member.within)
+
+    @property
     def _me(self) -> dict[str, Any]:
-        return {"of_consumer": self._consumer_id, "by": self.holder}
+        return {"of_consumer": self._consumer_id, "by": self._member.holder}
 
     def _mine(self, partition_id: int) -> dict[str, Any]:
         return {**self._me, "of_partition": partition_id}
@@ -160,7 +174,7 @@ class ConsumerStore:
             super_stream = self._super_stream(connection).super_stream_id
             named = {"in_super_stream": super_stream, "named": self.name}
             connection.execute(statements.add_consumer, named)
-            self._consumer_id = connection.execute(statements.find_consumer, named).scalar_one()
+            self._member.within = connection.execute(statements.find_consumer, named).scalar_one()
             is_new = connection.execute(statements.has_positions, self._me).first() is None
             partitions = {row.stream: row.partition_id for row in connection.execute(statements.partitions_of, named)}
         # Before the moves are read: the marker of a move that is not seen below lies behind all of these.
@@ -186,61 +200,33 @@ class ConsumerStore:
                 return False
             named = {"in_super_stream": row.super_stream_id, "named": self.name}
             found = connection.execute(statements.find_consumer, named).scalar_one_or_none()
-        self._consumer_id = found or 0
+        self._member.within = found or 0
         return found is not None
 
     # --- this member ------------------------------------------------------------------------------------------------
 
-    def share(self, lease_s: float) -> Share:
+    def share(self) -> Share:
         """Renew the lease, and take what this member should have and nobody has.
 
         Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
         """
-        for _ in range(_SHARES_MAX):
-            with self._transaction() as connection:
-                share = self._share(connection, lease_s)
-                if share is not None:
-                    return share
-                # It ran out amid these statements: one of them had to wait, or this process stood still.
-                connection.rollback()
-        return Share(self.holder, {}, 0)
-
-    def _share(self, connection: sa.Connection, lease_s: float) -> Share | None:
-        """The share, taken in a transaction; None where the lease has run out in it."""
-        lease = {**self._me, "lease_s": lease_s}
-        if connection.execute(statements.renew_member, lease).rowcount == 0:
-            self.holder = new_holder()
-            lease = {**self._me, "lease_s": lease_s}
-            connection.execute(statements.join_member, lease)
-        connection.execute(statements.remove_lapsed, self._me)
-        connection.execute(statements.add_new_partitions, self._me)
-        connection.execute(statements.renew_partitions, lease)
-        alive = list(connection.scalars(statements.alive_members, self._me))
-        rows = connection.execute(statements.shares, self._me).all()
-        if any(row.holder == self.holder and not row.is_held for row in rows):
-            return None
-        held = dict.fromkeys({*alive, self.holder}, 0)
-        for row in rows:
-            if row.is_held and row.holder in held:
-                held[row.holder] += 1
-        mine = {row.partition_id: row.stream for row in rows if row.is_held and row.holder == self.holder}
-        wanted = target(held, self.holder, len(rows))
-        if len(mine) < wanted:
+        with self._transaction() as connection:
+            connection.execute(statements.add_new_partitions, {"of_consumer": self._consumer_id})
+            rows = connection.execute(statements.shared, {"of_consumer": self._consumer_id}).all()
             streams = {row.partition_id: row.stream for row in rows}
-            taken = connection.scalars(statements.take, {**lease, "at_most": wanted - len(mine)})
-            mine |= {partition_id: streams[partition_id] for partition_id in taken if partition_id in streams}
-        return Share(self.holder, mine, max(0, len(mine) - wanted), any(row.has_abandoned for row in rows))
+            share = self._member.beat(connection, streams)
+        mine = {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
+        return Share(share.holder, mine, share.surplus, any(row.has_abandoned for row in rows))
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""
         with self._transaction() as connection:
-            connection.execute(statements.release, self._mine(partition_id))
+            self._member.release(connection, [partition_id])
 
     def leave(self) -> None:
         """Let others have all that this member has, at once."""
         with self._transaction() as connection:
-            connection.execute(statements.release_all, self._me)
-            connection.execute(statements.leave, self._me)
+            self._member.leave(connection)
 
     # --- opening a partition ----------------------------------------------------------------------------------------
 

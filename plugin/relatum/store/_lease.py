@@ -1,0 +1,39 @@
+"""Leases: who holds something now, by the database's clock. The same for everything that is held.
+
+A lease only says who is at work, so that others need not try: it saves work, and nothing rests on it. Its clock may
+jump, its holder may be frozen between two statements and go on an hour later, believing what it believed. So whoever
+writes what it holds is fenced, by what is written and in the statement that writes, each in the way that fits:
+
+- a recorder by the coverage's end, which moves by compare-and-set;
+- a serial consumer's position, and a collector's, by the member its row names and the version, or position, it had;
+- a claim on a group by its number, which each new claim raises;
+- a step of a move by the move's state and attempt.
+
+One that was frozen and comes back learns by that that another has gone on, and never by asking a clock of its own.
+Source: docs/adr/0017.
+"""
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+RENEWALS: Final = 3
+"""How often a lease is renewed while it holds."""
+
+NOW: Final = sa.func.clock_timestamp()
+"""The database's time, also amid a transaction that had to wait."""
+
+
+def from_now(seconds: "sa.ColumnElement[float]") -> sa.ColumnElement[Any]:
+    """The moment so many seconds from now."""
+    return NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+
+
+def holds(expires_at: "sa.ColumnElement[Any]") -> sa.ColumnElement[bool]:
+    """Whether a lease holds that ends then; not for one that nobody has."""
+    return expires_at >= NOW
+
+
+def lapsed(expires_at: "sa.ColumnElement[Any]") -> sa.ColumnElement[bool]:
+    """Whether a lease has run out that ended then; not for one that nobody has."""
+    return expires_at < NOW

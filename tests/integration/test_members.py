@@ -1,0 +1,190 @@
+"""Members that share things: one lease each, even shares, takeovers; and their plans."""
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import psycopg as dialect
+
+from relatum.store import RECORDERS, Member, Share, ensure_stream, holders_of, recorder_members, streams
+from tests.support.leases import let_lapse
+from tests.support.plans import filled_database, nodes_of, plan_of
+
+FILL = """
+INSERT INTO relatum.streams (name, lease_holder) SELECT 's' || n, 'm' || n % 2000 FROM generate_series(1, 50000) n;
+INSERT INTO relatum.recorder_members (name, holder, lease_expires_at)
+  SELECT 'n' || n % 500, 'm' || n, now() + interval '1 hour' FROM generate_series(1, 10000) n;
+"""
+
+
+@pytest.fixture
+def ids(engine: sa.Engine) -> list[int]:
+    """Ten streams."""
+    with engine.begin() as connection:
+        return [ensure_stream(connection, "/", f"s-{n}").stream_id for n in range(10)]
+
+
+def beat(engine: sa.Engine, member: Member, wanted: Collection[int]) -> Share:
+    """One beat, committed."""
+    with engine.begin() as connection:
+        return member.beat(connection, wanted)
+
+
+def recorder(name: str = "one", holder: str | None = None) -> Member:
+    """A member whose lease does not run out by itself while a test runs."""
+    return Member(RECORDERS, name, lease_s=600.0, holder=holder)
+
+
+def test_two_that_come_and_go_have_what_is_theirs(engine: sa.Engine, ids: list[int]) -> None:
+    """The first has all and lets go of a half, the second takes just that; what one leaves the other has at once."""
+    first, second = recorder(), recorder()
+    assert beat(engine, first, ids).held == frozenset(ids)
+    waiting = beat(engine, second, ids)
+    assert (waiting.held, waiting.others) == (frozenset(), dict.fromkeys(ids, first.holder))
+    share = beat(engine, first, ids)
+    assert (share.held, share.surplus) == (frozenset(ids), 5)
+    with engine.begin() as connection:
+        first.release(connection, ids[:5])
+    assert beat(engine, second, ids).held == frozenset(ids[:5])
+    assert beat(engine, first, ids).surplus == 0
+    with engine.begin() as connection:
+        assert holders_of(connection, RECORDERS, ids[4:6]) == {ids[4]: second.holder, ids[5]: first.holder}
+        second.leave(connection)
+        assert holders_of(connection, RECORDERS, ids[4:6]) == {ids[5]: first.holder}
+    assert beat(engine, first, ids).held == frozenset(ids)
+
+
+def test_what_a_dead_one_had_is_taken_over(engine: sa.Engine, ids: list[int]) -> None:
+    """As soon as its lease has run out; and when it comes back it is another, with its share of what is left."""
+    first, second = recorder(), recorder()
+    beat(engine, first, ids)
+    before = first.holder
+    let_lapse(engine, before)
+    assert beat(engine, second, ids).held == frozenset(ids)
+    back = beat(engine, first, ids)
+    assert back.holder not in (before, second.holder)
+    assert (back.held, back.holder) == (frozenset(), first.holder)
+    assert beat(engine, second, ids).surplus == 5
+    with engine.connect() as connection:
+        assert set(connection.scalars(sa.select(recorder_members.c.holder))) == {first.holder, second.holder}
+
+
+def test_a_lease_that_ran_out_while_nobody_minded_is_taken_anew(engine: sa.Engine, ids: list[int]) -> None:
+    """It is another member from then on, and has again what nobody took."""
+    member = recorder()
+    beat(engine, member, ids)
+    before = member.holder
+    let_lapse(engine)
+    share = beat(engine, member, ids)
+    assert (share.holder != before, share.held) == (True, frozenset(ids))
+
+
+def test_a_name_that_was_given_is_kept(engine: sa.Engine, ids: list[int]) -> None:
+    """A process that is started again takes back at once what is there under its name."""
+    beat(engine, recorder(holder="me"), ids)
+    again = recorder(holder="me")
+    assert beat(engine, again, ids).held == frozenset(ids)
+    let_lapse(engine)
+    assert beat(engine, again, ids).holder == "me"
+
+
+def test_other_names_share_nothing(engine: sa.Engine, ids: list[int]) -> None:
+    """What another name's member holds is not free, and no reason to let anything go."""
+    first, other = recorder("one"), recorder("two")
+    beat(engine, first, ids)
+    share = beat(engine, other, ids)
+    assert (share.held, set(share.others.values())) == (frozenset(), {first.holder})
+    assert beat(engine, first, ids).surplus == 0
+
+
+def test_who_takes_at_the_same_time_waits_for_nobody(engine: sa.Engine, ids: list[int]) -> None:
+    """Two that saw the same rows free: one has them, the other finds so without a wait, and takes nothing of it."""
+    first, second = recorder(), recorder()
+    with engine.connect() as one, engine.connect() as other:
+        assert first.beat(one, ids).held == frozenset(ids)
+        assert second.beat(other, ids).held == frozenset()
+        one.commit()
+        other.commit()
+    look = beat(engine, second, ids)
+    assert (look.held, set(look.others.values())) == (frozenset(), {first.holder})
+
+
+def test_what_was_seen_free_is_not_taken_from_who_was_quicker(engine: sa.Engine, ids: list[int]) -> None:
+    """Taking is a compare-and-set on the holder that was seen: a new member's row is in no snapshot of before."""
+    first, second = recorder(), recorder()
+    with engine.connect() as later:
+        later.execution_options(isolation_level="REPEATABLE READ")
+        seen = {"keys": ids, "dead": [None] * len(ids), "at_most": 10, "of_within": "one", "by": second.holder}
+        later.commit()
+        beat(engine, first, ids)
+        assert later.scalars(RECORDERS.take, seen).all() == []
+        later.rollback()
+
+
+def test_streams_that_are_gone_are_named(engine: sa.Engine, ids: list[int]) -> None:
+    """A stream that was replaced is nobody's to record."""
+    with engine.begin() as connection:
+        connection.execute(sa.update(streams).where(streams.c.stream_id == ids[0]).values(replaced_at=sa.func.now()))
+    share = beat(engine, recorder(), [*ids, 10**6])
+    assert (share.held, share.missing) == (frozenset(ids[1:]), {ids[0], 10**6})
+
+
+def test_two_thousand_streams_are_held_by_one_row(engine: sa.Engine) -> None:
+    """A beat writes one row however many there are, in as many statements."""
+    with engine.begin() as connection:
+        named = "INSERT INTO relatum.streams (name) SELECT 's' || n FROM generate_series(1, 2000) n RETURNING stream_id"
+        ids = connection.scalars(sa.text(named)).all()
+    member = recorder()
+    written: list[tuple[str, int]] = []
+    assert len(beat(engine, member, ids).held) == 2000
+    with ExitStack() as stack:
+        sa.event.listen(engine, "after_cursor_execute", counted := counter(written))
+        stack.callback(sa.event.remove, engine, "after_cursor_execute", counted)
+        assert len(beat(engine, member, ids).held) == 2000
+    assert [rows for statement, rows in written if statement.startswith(("UPDATE", "INSERT", "DELETE"))] == [1, 0]
+    assert len(written) == 4
+
+
+def counter(written: list[tuple[str, int]]) -> Any:
+    """Writes down statements, and how many rows each had."""
+
+    def count(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        written.append((statement, cursor.rowcount))
+
+    return count
+
+
+ME = {"of_within": "n7", "by": "m7"}
+KEYS = list(range(100, 300))
+STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "renew": (RECORDERS.renew, {**ME, "lease_s": 4.0}),
+    "bury": (RECORDERS.bury, ME),
+    "alive": (RECORDERS.alive, ME),
+    "look": (RECORDERS.look, {**ME, "keys": KEYS}),
+    "take": (RECORDERS.take, {**ME, "keys": KEYS, "dead": [f"m{n}" for n in KEYS], "at_most": 50}),
+    "release": (RECORDERS.release, {**ME, "keys": KEYS}),
+    "holders": (RECORDERS.holders, {"keys": KEYS}),
+    "leave": (RECORDERS.leave, ME),
+}
+
+
+@pytest.fixture(scope="module")
+def filled(database_server_url: str, _migrated_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database with many recorders and streams."""
+    with filled_database(database_server_url, _migrated_template, FILL) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_each_statement_finds_its_rows_by_an_index(filled: psycopg.Connection[Any], name: str, mode: str) -> None:
+    """No large table is scanned."""
+    statement, parameters = STATEMENTS[name]
+    compiled = statement.compile(dialect=dialect.dialect())
+    plan = plan_of(filled, mode, str(compiled), {**compiled.params, **parameters})
+    of_tables = [node for node in nodes_of(plan) if node.get("Relation Name") in ("streams", "recorder_members")]
+    assert of_tables, plan
+    assert not [node for node in of_tables if node["Node Type"] == "Seq Scan"], plan

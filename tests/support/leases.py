@@ -1,0 +1,38 @@
+"""Leases in tests: made, and made to run out, without waiting for them."""
+
+from datetime import timedelta
+from typing import Final
+
+import sqlalchemy as sa
+
+from relatum.store import (
+    NOW,
+    collector_members,
+    context_moves,
+    group_states,
+    recorder_members,
+    serial_members,
+    streams,
+)
+
+_LEASED: Final = (recorder_members, serial_members, collector_members, context_moves, group_states)
+
+AGO: Final = NOW - timedelta(seconds=1)
+
+
+def let_lapse(engine: sa.Engine, holder: str | None = None) -> None:
+    """Have the leases run out of one holder, or of all: as if it had been silent for that long."""
+    with engine.begin() as connection:
+        for table in _LEASED:
+            has_one = table.c.lease_expires_at.is_not(None)
+            its = has_one if holder is None else has_one & (table.c.holder == holder)
+            connection.execute(sa.update(table).where(its).values(lease_expires_at=AGO))
+
+
+def record_as(engine: sa.Engine, holder: str, *names: str) -> None:
+    """Have some recorder hold these streams, or all, for an hour; `let_lapse` ends it."""
+    with engine.begin() as connection:
+        lease = {"holder": holder, "name": holder, "lease_expires_at": NOW + timedelta(hours=1)}
+        connection.execute(sa.insert(recorder_members).values(lease))
+        held = sa.update(streams).values(lease_holder=holder)
+        connection.execute(held.where(streams.c.name.in_(names)) if names else held)
