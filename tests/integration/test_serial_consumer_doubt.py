@@ -22,12 +22,6 @@ from tests.support.serial_consuming import SerialBed, serial_bed
 
 LEASE_S = 1.0
 
-WAITING = sa.text(
-    "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    " AND query LIKE 'UPDATE relatum.serial_positions%'"
-)
-"""Whether a member's keeper waits, in the middle of renewing its lease, for the row that its own commit has locked."""
-
 
 @pytest.fixture
 def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
@@ -45,8 +39,6 @@ def frozen_while_committing(engine: sa.Engine, proxy: Proxy, *, comes_through: b
 
     def freeze(gate: sa.Connection) -> None:
         wait_until(lambda: committing(engine), what="the commit is under way")
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            wait_until(lambda: connection.execute(WAITING).first(), what="the keeper waits")
         proxy.mode = "frozen"
         if not comes_through:
             end_committing(engine)

@@ -44,7 +44,7 @@ from relatum.store._engine import (
     make_engine,
 )
 from relatum.store._group_tables import group_consumers, group_scans, group_states
-from relatum.store._lease import NOW, RENEWALS, from_now, holds, lapsed
+from relatum.store._lease import NOW, from_now, holds, lapsed, renewal_s
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
@@ -97,7 +97,6 @@ __all__ = [
     "FORGOTTEN",
     "NOW",
     "RECORDERS",
-    "RENEWALS",
     "SCHEMA",
     "SETTLE_S",
     "STATEMENT_S",
@@ -172,6 +171,7 @@ __all__ = [
     "recorder_members",
     "relationships",
     "remove_key",
+    "renewal_s",
     "rolled_back",
     "serial_checkpoints",
     "serial_consumers",

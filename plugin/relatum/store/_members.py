@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.processes import new_holder
-from relatum.store._lease import RENEWALS, from_now, holds, lapsed
+from relatum.store._lease import from_now, holds, lapsed, renewal_s
 from relatum.store._shares import target
 from relatum.store._tables import recorder_members, streams
 
@@ -89,7 +89,7 @@ def _is_held(
     matches = [holders.c.holder == held_by, holds(holders.c.lease_expires_at)]
     if of_rows is not None:
         matches.append(holders.c[within.name] == of_rows)
-    return sa.exists(sa.select(sa.literal(1)).select_from(holders).where(*matches).correlate(held_by.table))
+    return sa.exists(sa.select(holders.c.holder).where(*matches).correlate(held_by.table))
 
 
 def _free(key: "sa.Column[int]", held_by: "sa.Column[Any]", shared: tuple[Any, ...]) -> Any:
@@ -169,7 +169,7 @@ class Member:
     @property
     def renewal_s(self) -> float:
         """Seconds between two beats."""
-        return self._lease_s / RENEWALS
+        return renewal_s(self._lease_s)
 
     def beat(self, connection: sa.Connection, wanted: Collection[int]) -> Share:
         """Renew the lease, and take what this member should have and nobody holds.
