@@ -24,6 +24,7 @@ from relatum.store import make_engine
 from relatum_migrations import upgrade
 from tests.support import declare_stream, delete_stream, make_streams_survive, server_version, unique_name
 from tests.support.cluster import Cluster, newer_server
+from tests.support.leases import LEASE_S
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("relatum", deadline=None)
@@ -227,6 +228,12 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
     engine = make_engine(database_url)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture
+def quick_rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of `tests.support.leases.LEASE_S` are renewed, and looked at, four times a second."""
+    monkeypatch.setattr("relatum.store._lease.RENEWALS", 4 * LEASE_S)
 
 
 @pytest.fixture

@@ -17,14 +17,13 @@ from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.store import serial_holds
 from tests.support import wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
+from tests.support.leases import LEASE_S, let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import SerialBed, serial_bed
 
-LEASE_S = 1.0
-
 
 @pytest.fixture
-def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+def bed(amqp_url: str, engine: sa.Engine, quick_rhythm: None) -> Iterator[SerialBed]:
     """A super stream of two partitions, and an application's table whose commits can be held up."""
     written.create(engine)
     with engine.begin() as connection:
@@ -35,7 +34,7 @@ def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
 
 @contextmanager
 def frozen_while_committing(engine: sa.Engine, proxy: Proxy, *, comes_through: bool) -> Iterator[None]:
-    """Freezes the member amid the first commit in this block, for longer than its lease; the commit ends meanwhile."""
+    """Freezes the member amid the first commit in this block, and has its lease run out; the commit ends meanwhile."""
 
     def freeze(gate: sa.Connection) -> None:
         wait_until(lambda: committing(engine), what="the commit is under way")
@@ -43,8 +42,7 @@ def frozen_while_committing(engine: sa.Engine, proxy: Proxy, *, comes_through: b
         if not comes_through:
             end_committing(engine)
         gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
-        until = time.monotonic() + 1.5 * LEASE_S
-        wait_until(lambda: time.monotonic() > until)
+        let_lapse(engine)
         proxy.mode = "pass"
 
     with engine.connect() as gate:
@@ -160,8 +158,7 @@ def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(
             proxy.mode = "frozen"
             end_committing(engine)
             gate.execute(sa.text("SELECT pg_advisory_unlock(1)"))
-            until = time.monotonic() + 1.5 * LEASE_S
-            wait_until(lambda: time.monotonic() > until)
+            let_lapse(engine)
             proxy.mode = "pass"
         found = consumed(member, lambda found: "a2" in found)
     assert found[-1] == "a2"

@@ -20,6 +20,10 @@ _LEASED: Final = (recorder_members, serial_members, collector_members, context_m
 AGO: Final = NOW - timedelta(seconds=1)
 
 
+LEASE_S: Final = 30.0
+"""Seconds no test's machine stands still for: a lease of a test ends by `let_lapse` alone."""
+
+
 def let_lapse(engine: sa.Engine, holder: str | None = None) -> None:
     """Have the leases run out of one holder, or of all: as if it had been silent for that long."""
     with engine.begin() as connection:
