@@ -8,6 +8,7 @@ from functools import partial
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._collector_state import logger
 from relatum.collecting._keeping import PARTITIONS_S, TAKE_OVER_MESSAGES, TAKE_OVER_S, WAIT_S
+from relatum.store import renewal_s
 
 
 async def store_until_end(shared: AsyncShared) -> None:
@@ -51,10 +52,10 @@ async def keep_until_end(shared: AsyncShared, lease_s: float) -> None:
     """
     who, renewed_at = shared.who("keeping its lease"), time.monotonic()
     while True:
-        await asyncio.sleep(min(TAKE_OVER_S, lease_s / 4))
+        await asyncio.sleep(min(TAKE_OVER_S, renewal_s(lease_s)))
         now = time.monotonic()
         try:
-            if now - renewed_at >= lease_s / 4:
+            if now - renewed_at >= renewal_s(lease_s):
                 await _renew(shared, lease_s)
                 renewed_at = now
             has_asked = await take_over(shared)

@@ -4,12 +4,12 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.store import collected_messages, collector_members, collector_sources, collectors
+from relatum.store import collected_messages, collector_members, collector_sources, collectors, holds
 
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c
 _members: Final = collector_members.c
-_is_alive: Final = _members.lease_expires_at > sa.func.clock_timestamp()
+_is_alive: Final = holds(_members.lease_expires_at)
 _of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
 
 all_collectors: Final = sa.select(

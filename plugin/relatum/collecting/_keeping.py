@@ -7,6 +7,7 @@ from typing import Final
 
 from relatum.collecting._collector_state import logger
 from relatum.collecting._shared import Shared
+from relatum.store import renewal_s
 
 TAKE_OVER_S: Final = 1.0
 """How often messages of members that died are looked for."""
@@ -54,10 +55,10 @@ def keep_until_end(shared: Shared, ended: threading.Event, lease_s: float) -> No
         lease_s: Seconds the lease holds.
     """
     who, renewed_at = shared.who("keeping its lease"), time.monotonic()
-    while not ended.wait(min(TAKE_OVER_S, lease_s / 4)):
+    while not ended.wait(min(TAKE_OVER_S, renewal_s(lease_s))):
         now = time.monotonic()
         try:
-            if now - renewed_at >= lease_s / 4:
+            if now - renewed_at >= renewal_s(lease_s):
                 _renew(shared, lease_s)
                 renewed_at = now
             has_asked = take_over(shared)

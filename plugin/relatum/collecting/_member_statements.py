@@ -5,18 +5,23 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import collected_messages, collector_members, collector_sources, collectors
+from relatum.store import (
+    NOW,
+    collected_messages,
+    collector_members,
+    collector_sources,
+    collectors,
+    from_now,
+    holds,
+    lapsed,
+)
 
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c
 _members: Final = collector_members.c
 
 
-def _from_now(seconds: sa.ColumnElement[float]) -> sa.ColumnElement[object]:
-    return sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
-
-
-_is_alive: Final = _members.lease_expires_at > sa.func.clock_timestamp()
+_is_alive: Final = holds(_members.lease_expires_at)
 _of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
 
 # Collectors and members
@@ -44,7 +49,7 @@ add_member: Final = (
         holder=sa.bindparam("held_by"),
         types=sa.bindparam("has_types", type_=sa.ARRAY(sa.Text)),
         lease_s=sa.bindparam("holds_s", type_=sa.Float),
-        lease_expires_at=_from_now(sa.bindparam("holds_s", type_=sa.Float)),
+        lease_expires_at=from_now(sa.bindparam("holds_s", type_=sa.Float)),
     )
     .returning(_members.member_id)
 )
@@ -52,14 +57,10 @@ add_member: Final = (
 renew: Final = (
     sa.update(collector_members)
     .where(_members.member_id == sa.bindparam("id"))
-    .values(lease_expires_at=_from_now(_members.lease_s))
+    .values(lease_expires_at=from_now(_members.lease_s))
 )
 
-leave: Final = (
-    sa.update(collector_members)
-    .where(_members.member_id == sa.bindparam("id"))
-    .values(lease_expires_at=sa.func.clock_timestamp())
-)
+leave: Final = sa.update(collector_members).where(_members.member_id == sa.bindparam("id")).values(lease_expires_at=NOW)
 
 hold_member: Final = (
     sa.select(sa.func.now())
@@ -71,7 +72,11 @@ hold_member: Final = (
 
 lock_lapsed: Final = (
     sa.select(_members.member_id)
-    .where(_members.collector_id == _of_collector, ~_is_alive, _members.member_id != sa.bindparam("of_member"))
+    .where(
+        _members.collector_id == _of_collector,
+        lapsed(_members.lease_expires_at),
+        _members.member_id != sa.bindparam("of_member"),
+    )
     .order_by(_members.member_id)
     .with_for_update(skip_locked=True)
 )

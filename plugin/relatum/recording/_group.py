@@ -12,13 +12,13 @@ from relatum.errors import NotFound, RelatumError
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer
 from relatum.recording._gaps import GapCloser
-from relatum.recording._housekeeping import LEASE_S, Housekeeping
+from relatum.recording._housekeeping import Housekeeping
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._readers import SharedReader
 from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._tail import Shared, TailRecorder
 from relatum.recording._writer import RecordedListener
-from relatum.store import component_engine, database_name
+from relatum.store import LEASE_S, component_engine, database_name
 from relatum.waiting import Deadline, Outages, ended
 
 if TYPE_CHECKING:

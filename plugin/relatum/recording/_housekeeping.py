@@ -33,9 +33,6 @@ from relatum.waiting import Outages, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
 
-LEASE_S: Final = 5.0
-"""How long a lease holds without renewal, in seconds: one that died is replaced in one to two of them."""
-
 RECEIPTS_S: Final = 60.0
 """Seconds between looks for receipts that nobody waits for any more."""
 

@@ -21,9 +21,8 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
-from relatum.recording._housekeeping import LEASE_S
 from relatum.recording._statistics import RecorderStatistics
-from relatum.store import add_keys, key_definitions, known_engine, let_go, make_engine, translated_errors
+from relatum.store import LEASE_S, add_keys, key_definitions, known_engine, let_go, make_engine, translated_errors
 from relatum.waiting import QUESTION_S, Server, backoff
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from relatum.store._engine import (
     make_engine,
 )
 from relatum.store._group_tables import group_consumers, group_scans, group_states
-from relatum.store._lease import NOW, from_now, holds, lapsed, renewal_s
+from relatum.store._lease import LEASE_S, NOW, from_now, holds, lapsed, renewal_s
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
@@ -95,6 +95,7 @@ from relatum.wire._identity import Position
 
 __all__ = [
     "FORGOTTEN",
+    "LEASE_S",
     "NOW",
     "RECORDERS",
     "SCHEMA",

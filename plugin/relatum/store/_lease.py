@@ -17,6 +17,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+LEASE_S: Final = 5.0
+"""How long a lease holds without renewal, by default, in seconds."""
+
 RENEWALS: Final = 3
 """How often a lease is renewed while it holds. Tests set it high, so that a long lease has a quick rhythm."""
 

@@ -13,12 +13,13 @@ from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing._dead_letters import DeadLetters
 from relatum.reading import BrokerAddress
+from relatum.store import renewal_s
 from relatum.waiting import AsyncKeeper, Outages, ended
 from relatum_consumer._catalog import Catalog
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
-from relatum_consumer.groups.sharing._sharing_steps import RENEWALS, SharedReading
+from relatum_consumer.groups.sharing._sharing_steps import SharedReading
 
 logger = logging.getLogger("relatum.groups")
 
@@ -78,7 +79,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         if consumer.dead_letter_stream is not None:
             self._letters = DeadLetters(address, consumer.dead_letter_stream)
         self._keeper: AsyncKeeper | None = None
-        self._renew_s = consumer.lease_s / RENEWALS
+        self._renew_s = renewal_s(consumer.lease_s)
         of_one_process(self, "a consumer of groups")
 
     async def __anext__(self) -> AsyncSharedGroup:

@@ -11,12 +11,13 @@ from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing._dead_letters import DeadLetters
 from relatum.reading import BrokerAddress
+from relatum.store import renewal_s
 from relatum.waiting import Keeper, Outages, ended
 from relatum_consumer._catalog import Catalog
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
-from relatum_consumer.groups.sharing._sharing_steps import RENEWALS, SharedReading
+from relatum_consumer.groups.sharing._sharing_steps import SharedReading
 
 logger = logging.getLogger("relatum.groups")
 
@@ -67,7 +68,7 @@ class SharedGroups(Iterator[SharedGroup]):
         if consumer.dead_letter_stream is not None:
             self._letters = DeadLetters(address, consumer.dead_letter_stream)
         self._keeper: Keeper | None = None
-        self._renew_s = consumer.lease_s / RENEWALS
+        self._renew_s = renewal_s(consumer.lease_s)
         of_one_process(self, "a consumer of groups")
 
     def __next__(self) -> SharedGroup:

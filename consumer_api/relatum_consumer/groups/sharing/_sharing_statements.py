@@ -12,13 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import coverage, group_consumers, group_scans, group_states
+from relatum.store import NOW, coverage, group_consumers, group_scans, group_states, holds, lapsed
 from relatum_consumer._lookup_statements import compiled
 
 _CONSUMER: Final = sa.bindparam("consumer_id", type_=sa.Integer)
 _HOLDER: Final = sa.bindparam("holder", type_=sa.Text)
 _LIMIT: Final = sa.bindparam("limit", type_=sa.BigInteger)
-_NOW: Final = sa.func.clock_timestamp()
 
 _CLAIMABLE: Final[Any] = sa.text("relatum.group_states.state IN ('ready', 'claimed')")
 """As the index `group_states_next` says it, letter by letter: else the planner cannot know that it may be used."""
@@ -35,7 +34,7 @@ _MINE: Final = (_STATES.consumer_id == _CONSUMER, _STATES.holder == _HOLDER)
 
 def _in(seconds: str) -> Any:
     """The moment so many seconds from now; negative ones lie behind."""
-    return _NOW + sa.bindparam(seconds, type_=sa.Double) * _SECOND
+    return NOW + sa.bindparam(seconds, type_=sa.Double) * _SECOND
 
 
 def _word(state: str) -> Any:
@@ -171,7 +170,7 @@ def _upsert(rows: Any) -> Any:
     return statement.on_conflict_do_update(
         index_elements=["consumer_id", "group_id"],
         set_={name: new[name] for name, _ in _WANTED if name != "group_id"}
-        | {"touched_at": _NOW, "told_at": _NULL, "holder": _NULL, "lease_expires_at": _NULL, "done_at": _NULL}
+        | {"touched_at": NOW, "told_at": _NULL, "holder": _NULL, "lease_expires_at": _NULL, "done_at": _NULL}
         | {"given": sa.literal_column("0")},
         where=(_STATES.state == _word("open")) | ~(_STATES.stream_id == sa.any_(present)),
     ).returning(_STATES.group_id)
@@ -190,7 +189,7 @@ def claim() -> str:
     (`held` are those it does): claimed by a process of that name before, or by a statement whose answer was lost.
     """
     unknown = (_STATES.holder == _HOLDER) & ~_named("held")
-    free = (_STATES.state == _word("ready")) | (_STATES.lease_expires_at < _NOW) | unknown
+    free = (_STATES.state == _word("ready")) | lapsed(_STATES.lease_expires_at) | unknown
     chosen = (
         sa.select(_STATES.group_id)
         .where(_STATES.consumer_id == _CONSUMER, _CLAIMABLE, free)
@@ -211,7 +210,7 @@ def claim_idle() -> str:
             _STATES.consumer_id == _CONSUMER,
             _IDLE,
             _STATES.touched_at < _in("idle_s"),
-            _STATES.lease_expires_at.is_(None) | (_STATES.lease_expires_at < _NOW) | (_STATES.holder == _HOLDER),
+            _STATES.lease_expires_at.is_(None) | lapsed(_STATES.lease_expires_at) | (_STATES.holder == _HOLDER),
         )
         .order_by(_STATES.touched_at)
         .limit(_LIMIT)
@@ -258,9 +257,9 @@ def count_given() -> str:
 @lru_cache
 def finish(state: str) -> str:
     """End a claim: the group is "done", "dead", or, told of and let be, "open". Its id; nothing where it was lost."""
-    values: dict[str, Any] = {"state": _word(state), "done_at": _NOW}
+    values: dict[str, Any] = {"state": _word(state), "done_at": NOW}
     if state == "open":
-        values = {"told_at": _NOW, "holder": _NULL, "lease_expires_at": _NULL}
+        values = {"told_at": NOW, "holder": _NULL, "lease_expires_at": _NULL}
     from_states = [_word("claimed")] if state == "done" else [_word("claimed"), _word("open")]
     statement = sa.update(group_states).where(*_this_claim(), _STATES.state.in_(from_states)).values(**values)
     return compiled(statement.returning(_STATES.group_id))
@@ -309,7 +308,7 @@ def counts() -> str:
 def holders() -> str:
     """Who has claimed groups: holder, number, the first lease that ends, whether it is still good; by holder."""
     first = sa.func.min(_STATES.lease_expires_at)
-    statement = sa.select(_STATES.holder, sa.func.count(), first, first >= _NOW).where(
+    statement = sa.select(_STATES.holder, sa.func.count(), first, holds(first)).where(
         _STATES.consumer_id == _CONSUMER, _CLAIMABLE, _STATES.holder.is_not(None)
     )
     return compiled(statement.group_by(_STATES.holder).order_by(_STATES.holder))

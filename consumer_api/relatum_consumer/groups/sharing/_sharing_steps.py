@@ -46,9 +46,6 @@ IDLE_AT_ONCE: Final = 10
 IDLE_CHECKS_S: Final = 1.0
 """Seconds between two looks for groups to be given up, while there are others to be given."""
 
-RENEWALS: Final = 3
-"""How often a lease is renewed in the time it holds: two renewals may fail."""
-
 
 class SharedReading:
     """One member of a consumer. One thread or task asks for groups; any may acknowledge.

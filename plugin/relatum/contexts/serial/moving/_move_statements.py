@@ -10,7 +10,10 @@ import sqlalchemy as sa
 
 from relatum.contexts.placement import _placement_statements as placement_statements
 from relatum.store import (
+    NOW,
     context_moves,
+    from_now,
+    lapsed,
     moved_contexts,
     placement_epochs,
     placements,
@@ -29,8 +32,7 @@ _of_super_stream: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
 _move: Final = sa.bindparam("of_move", type_=sa.BigInteger)
 _attempt: Final = sa.bindparam("of_attempt", type_=sa.Integer)
 _names: Final = sa.any_(sa.bindparam("named", type_=sa.ARRAY(sa.Text)))
-_now: Final = sa.func.clock_timestamp()
-_lease: Final = _now + sa.func.make_interval(0, 0, 0, 0, 0, 0, sa.bindparam("holds_s", type_=sa.Float))
+_lease: Final = from_now(sa.bindparam("holds_s", type_=sa.Float))
 _open: Final = _moves.ended_at.is_(None)
 
 # What a crash of PostgreSQL takes back must not be in a stream already: a fence behind which a context goes on as if
@@ -96,7 +98,7 @@ add_move: Final = (
             sa.bindparam("target_at_or_behind", type_=sa.BigInteger),
             sa.bindparam("held_by", type_=sa.Text),
             _lease,
-            _now,
+            NOW,
         ),
     )
     .returning(_moves.move_id)
@@ -120,7 +122,7 @@ stop: Final = (
 set_fenced: Final = (
     sa.update(context_moves)
     .where(_moves.move_id == _move, _moves.state == "fencing", _moves.attempt == _attempt)
-    .values(state="fenced", fence_offset=sa.bindparam("at_offset", type_=sa.BigInteger), fenced_at=_now)
+    .values(state="fenced", fence_offset=sa.bindparam("at_offset", type_=sa.BigInteger), fenced_at=NOW)
 )
 
 # The marker of an aborted move is behind its fence, which is at or behind where that can be.
@@ -152,7 +154,7 @@ set_ended: Final = (
         state=sa.case((_moves.aborting, "aborted"), else_="switched"),
         marker_offset=sa.bindparam("at_offset", type_=sa.BigInteger),
         lease_expires_at=sa.null(),
-        ended_at=_now,
+        ended_at=NOW,
     )
     .returning(_moves.source_id, _moves.target_id, _moves.epoch)
 )
@@ -188,7 +190,7 @@ keep_attending: Final = (
     .values(lease_expires_at=_lease)
 )
 
-_is_abandoned: Final = (_moves.super_stream_id == _of_super_stream, _open, _moves.lease_expires_at < _now)
+_is_abandoned: Final = (_moves.super_stream_id == _of_super_stream, _open, lapsed(_moves.lease_expires_at))
 
 take_abandoned: Final = (
     sa.update(context_moves)

@@ -13,13 +13,10 @@ from relatum.contexts.placement._placement_store import move_info
 from relatum.contexts.serial.moving import _move_statements as statements
 from relatum.contexts.serial.moving._move_steps import Begin, MoveStep, SetAborting, SetFenced, Switch
 from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
-from relatum.store import database_name, translated_errors
+from relatum.store import LEASE_S, database_name, translated_errors
 from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")
-
-LEASE_S: Final = 5.0
-"""How long a move counts as attended after its mover was last heard of; then whoever is there goes on with it."""
 
 _FACTS: Final = len(MoveInfo.__dataclass_fields__)
 

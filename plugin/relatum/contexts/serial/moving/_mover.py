@@ -22,9 +22,10 @@ from relatum.contexts.serial.moving._move_steps import (
     Steps,
     Switch,
 )
-from relatum.contexts.serial.moving._move_store import LEASE_S, MoveStore
+from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.processes import new_holder
+from relatum.store import LEASE_S, renewal_s
 from relatum.waiting import Server
 
 RETRY_S: Final = 30.0
@@ -139,7 +140,7 @@ class Mover:
 
     def _attend(self, over: threading.Event) -> None:
         who = f"saying that {self._holder} goes on with a move"
-        while not over.wait(LEASE_S / 3):
+        while not over.wait(renewal_s(LEASE_S)):
             known = self._known
             if known is None or known.state.is_ended:
                 continue
