@@ -61,7 +61,7 @@ def note(port: int, bulk: Bulk) -> list[Failure | None]:
     results = [failure_of(each) for each in bulk.messages]
     line = line_of(bulk, results)
     time.sleep(WORK_S)
-    with socket.create_connection(("127.0.0.1", port), 5) as connection, connection.makefile("rwb") as ledger:
+    with socket.create_connection(("127.0.0.1", port), 60) as connection, connection.makefile("rwb") as ledger:
         ledger.write(line)
         ledger.flush()
         if ledger.readline() != line:

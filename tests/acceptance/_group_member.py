@@ -13,7 +13,7 @@ from relatum_consumer.groups import GroupConsumer
 
 
 def main(broker: str, database: str, stream: str, consumer: str, file: str) -> None:
-    """Work until killed, or until nothing has come for some seconds."""
+    """Work until killed."""
     output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(*words: object) -> None:
@@ -21,7 +21,7 @@ def main(broker: str, database: str, stream: str, consumer: str, file: str) -> N
 
     with Relations(broker, database) as relations:
         options = GroupConsumer(consumer, lease_s=1, prefetch=5)
-        for group in relations.groups(stream, consumer=options, follow=True, idle_timeout_s=4):
+        for group in relations.groups(stream, consumer=options, follow=True):
             write("given", group.group_id, len(group))
             try:
                 group.acknowledge()

@@ -29,7 +29,7 @@ import relatum_migrations
 from relatum import Outcome, Outcomes, OutcomeStatus
 from relatum.local import LocalServers
 from relatum.local._identity import free_port
-from tests.support import declare_stream, delete_stream, stream_available, unique_name, wait_until
+from tests.support import all_plain, declare_stream, delete_stream, stream_available, unique_name, wait_until
 
 # A bare pika connection that cannot connect, or dies, leaves its loop's pair of sockets to the garbage collector.
 pytestmark = [
@@ -178,21 +178,11 @@ def replace_by(
 
 def ids_in_streams(servers: Servers) -> list[str]:
     """The ids of all messages, read by a bare pika consumer."""
-    found: list[str] = []
-    connection = pika.BlockingConnection(pika.URLParameters(servers.broker_url))
-    for stream in servers.streams:
-        channel = connection.channel()
-        channel.basic_qos(prefetch_count=1000)
-        for method, properties, _ in channel.consume(
-            stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=1
-        ):
-            if method is None:
-                break
-            channel.basic_ack(method.delivery_tag)
-            found.append(properties.message_id)
-        channel.cancel()
-    connection.close()
-    return found
+    return [
+        str(properties.message_id)
+        for stream in servers.streams
+        for _, properties, _ in all_plain(servers.broker_url, stream)
+    ]
 
 
 def final_outcomes(servers: Servers, ids: list[str]) -> dict[str, Outcome]:
@@ -284,9 +274,14 @@ def test_members_frozen_for_longer_than_their_lease_double_nothing(shared: Serve
             busy = [int(pid) for pid in column(shared, CONSUMING)]
             frozen = next((each for each in members if each.pid in busy), members[chance.randrange(2)])
             frozen.send_signal(signal.SIGSTOP)
-            its_own = column(shared, BUSY_WITH.format(frozen.pid))
-            time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is looked at every second.
-            taken_over += bool(set(its_own) - set(column(shared, BUSY_WITH.format(frozen.pid))))
+            its_own = set(column(shared, BUSY_WITH.format(frozen.pid)))
+            if its_own:
+                wait_until(
+                    lambda: its_own - set(column(shared, BUSY_WITH.format(frozen.pid))), what="its messages taken over"
+                )
+                taken_over += 1
+            else:
+                time.sleep(chance.uniform(2.0, 3.0))  # Its lease lapses after one, and is looked at every second.
             frozen.send_signal(signal.SIGCONT)
 
         kill_at_random(FREEZES, 0.5, freeze)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from relatum.command import ExitCode
 from relatum.local._identity import free_port
-from tests.acceptance._command import LIMIT_S, Relatum, run
+from tests.acceptance._command import LIMIT_S, Relatum, run, run_installed
 from tests.support import publish_plain, wait_until
 
 COMMANDS = (
@@ -67,7 +67,7 @@ def recorded(relatum: Relatum, stream: str, *, keys: tuple[str, ...] = ("order_i
 
 def test_every_command_is_there_and_describes_itself() -> None:
     """Each command of the kernel and of the packages above it is listed, and has a help of its own."""
-    listed = run("--help")
+    listed = run_installed("--help")
     assert listed.returncode == 0, listed.stderr
     assert listed.stderr == ""
     for command in COMMANDS:

@@ -99,7 +99,7 @@ def test_spark_agrees_with_pandas(environment: dict[str, str], tmp_path: Path) -
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

@@ -136,9 +136,13 @@ def test_members_killed_at_random_moments_lose_and_double_nothing(
                 kill_at_random(members, kills)
             wait_recorded(amqp_url, engine, stream_name)
             assert len(load.complete) > 100
-            # They end by themselves when nothing has come for some seconds, which is longer than any lease.
-            for process in members.running:
-                assert process.wait(90) == 0, (tmp_path / "errors").read_text()
+            states = dict.fromkeys(load.complete, "done") | dict.fromkeys(load.incomplete, "open")
+            wait_until(lambda: states_of(database_url) == states, what="all is done", every_s=0.2)
+            # A member killed between its acknowledgement and the line that says so leaves one line less.
+            wait_until(lambda: len(members.lines("done")) >= len(load.complete) - kills, what="the last lines")
+            assert not [process.poll() for process in members.running if process.poll() is not None], (
+                tmp_path / "errors"
+            ).read_text()
     finally:
         members.stop()
         engine.dispose()
@@ -147,8 +151,6 @@ def test_members_killed_at_random_moments_lose_and_double_nothing(
     assert set(given) == load.complete, "each complete group at least once, and no incomplete one"
     assert {line[2] for line in members.lines("given")} == {str(SIZE)}, "whole, each time"
     assert max(done.values()) == 1
-    assert states_of(database_url) == dict.fromkeys(load.complete, "done") | dict.fromkeys(load.incomplete, "open")
-    # A member killed between its acknowledgement and the line that says so leaves one line less.
     assert len(load.complete) - kills <= len(done) <= len(load.complete)
 
 

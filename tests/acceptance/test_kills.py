@@ -28,6 +28,7 @@ from relatum.recording import status, verify
 from relatum.store import make_engine
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import (
+    all_plain,
     declare_stream,
     publish_plain,
     recorded_to,
@@ -87,19 +88,11 @@ class Load:
 
 def stream_by_pika(url: str) -> list[tuple[str, str, int]]:
     """Every message of the stream, read by a bare pika consumer: (key, value, offset) as the table should have it."""
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    channel = connection.channel()
-    channel.basic_qos(prefetch_count=500)
-    found = []
-    deliveries = channel.consume(STREAM, arguments={"x-stream-offset": "first"}, inactivity_timeout=3)
-    for method, properties, _ in deliveries:
-        if method is None:
-            break
-        channel.basic_ack(method.delivery_tag)
-        offset = int(properties.headers["x-stream-offset"])
-        found += [(key, properties.headers[key], offset) for key in ("host", "order_id")]
-    connection.close()
-    return found
+    return [
+        (key, properties.headers[key], offset)
+        for offset, properties, _ in all_plain(url, STREAM)
+        for key in ("host", "order_id")
+    ]
 
 
 def table_by_psycopg(url: str) -> list[tuple[str, str, int]]:

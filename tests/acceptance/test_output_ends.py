@@ -9,7 +9,7 @@ import pytest
 
 from relatum.command import ExitCode
 
-LIMIT_S = 60
+LIMIT_S = 240
 FULL = Path("/dev/full")
 COMMANDS = [["super-stream", "route", "flights", "a", "--partitions", "3"], ["find", "--help"]]
 """What prints without a server: by a console of Relatum's, by Typer's."""

@@ -13,7 +13,7 @@ import pytest
 from relatum.local._identity import free_port
 from relatum.store import add_keys, make_engine
 from tests.acceptance._command import Relatum
-from tests.support import QUICK_START, declare_stream, delete_stream, publish_plain, read_plain, unique_name, wait_until
+from tests.support import QUICK_START, all_plain, declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support.spark import JDBC_JAR
 from tests.support.spark_cluster import HOST, SPARK_HOME, START_S
 
@@ -68,7 +68,7 @@ def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, strea
     engine.dispose()
     relatum = Relatum(amqp_url, stream_url, database_url)
     client = [sys.executable, str(CLIENT), remote, amqp_url, left, right, target]
-    ended = subprocess.run(client, env=relatum.environment, capture_output=True, text=True, timeout=400, check=False)
+    ended = subprocess.run(client, env=relatum.environment, capture_output=True, text=True, timeout=840, check=False)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
     refused = found.pop("Enrichment")
@@ -92,6 +92,7 @@ def test_all_but_enrichment_works_over_connect(remote: str, amqp_url: str, strea
     assert "Spark Connect" in refused
     lines = relatum.ok("spark", "unmatched", left, right, "--on", "order_id", "--json", "--master", remote).splitlines()
     assert sorted(json.loads(line)["value"] for line in lines) == sorted(f"o{n}" for n in range(RIGHT, LEFT))
-    assert sorted(map(int, read_plain(amqp_url, target, 2 * LEFT + 1, limit_s=2))) == sorted([*range(LEFT)] * 2)
+    bodies = [body for _, _, body in all_plain(amqp_url, target)]
+    assert sorted(map(int, bodies)) == sorted([*range(LEFT)] * 2)
     for name in (left, right, target):
         delete_stream(amqp_url, name)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextvars import copy_context
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,7 @@ class Face(Protocol):
     def iterate(
         self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any
     ) -> list[Message]: ...
+    def follow(self, stream: str, each: Callable[[Message], object], **options: Any) -> None: ...
     def batches(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Any]: ...
     def bounds(self, stream: str) -> StreamBounds: ...
     def partitions(self, super_stream: str) -> list[str]: ...
@@ -49,6 +50,11 @@ class BlockingFace:
     def iterate(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Message]:
         with contextlib.closing(self._reader.iterate(stream, start, **options)) as messages:
             return list(islice(messages, take))
+
+    def follow(self, stream: str, each: Callable[[Message], object], **options: Any) -> None:
+        with contextlib.closing(self._reader.iterate(stream, follow=True, **options)) as messages:
+            for message in messages:
+                each(message)
 
     def batches(
         self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any
@@ -86,6 +92,14 @@ class AsyncFace:
 
     def iterate(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Message]:
         return self._run(_collect(self._reader.iterate(stream, start, **options), take))
+
+    def follow(self, stream: str, each: Callable[[Message], object], **options: Any) -> None:
+        async def follow() -> None:
+            async with contextlib.aclosing(self._reader.iterate(stream, follow=True, **options)) as messages:
+                async for message in messages:
+                    each(message)
+
+        self._run(follow())
 
     def batches(
         self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any

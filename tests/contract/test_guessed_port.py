@@ -31,6 +31,10 @@ ANSWERS = {
 MECHANISMS = struct.pack(">I", 1) + frames.string("PLAIN")
 
 
+ANSWER_S = 12.0
+"""A busy machine answers within; who is silent is waited for a third of it."""
+
+
 class Stranger:
     """Listens where a stream port is guessed, answers as a broker would, and writes down what it is told."""
 
@@ -109,7 +113,7 @@ def test_a_stranger_on_the_guessed_port_is_told_no_password(
     """Who is another broker, does not say who it is, or says nothing gets no login; reading goes by AMQP 0.9.1."""
     publish_plain(amqp_url, stream_name, [b"a", b"b"])
     url, stranger = listening(ANSWERS[answer])
-    with open_face(f"{face}-auto", url, timeout_s=4.0) as reader:
+    with open_face(f"{face}-auto", url, timeout_s=ANSWER_S) as reader:
         assert [message.body for message in reader.iterate(stream_name)] == [b"a", b"b"]
     assert stranger.visits == 1
     assert login_in(amqp_url) not in stranger.told
@@ -119,7 +123,10 @@ def test_a_stranger_on_the_guessed_port_is_told_no_password(
 def test_the_stream_protocol_alone_does_not_trust_a_guess(face: str, listening: Any) -> None:
     """Where nothing but the stream protocol is wanted, a stranger on its guessed port is an error, told nothing."""
     url, stranger = listening(ANSWERS["another"])
-    with pytest.raises(BrokerUnavailable, match="not the cluster"), open_face(f"{face}-stream", url, timeout_s=4.0):
+    with (
+        pytest.raises(BrokerUnavailable, match="not the cluster"),
+        open_face(f"{face}-stream", url, timeout_s=ANSWER_S),
+    ):
         pass
     assert login_in(url) not in stranger.told
 
@@ -135,7 +142,7 @@ def test_who_takes_the_guessed_port_over_is_told_no_password(
     url = amqp._replace(netloc=f"{amqp.username}:{amqp.password}@127.0.0.1:{port}").geturl()
     with Proxy(amqp.hostname or "", amqp.port or 0, port=port):
         before = Proxy(stream.hostname or "", stream.port or 0, port=port - AMQP_TO_STREAM_PORT)
-        with before, open_face(f"{face}-auto", url, timeout_s=4.0) as reader:
+        with before, open_face(f"{face}-auto", url, timeout_s=ANSWER_S) as reader:
             assert reader.read(stream_name, 0).body == b"a"
             before.__exit__()
             stranger = Stranger(port - AMQP_TO_STREAM_PORT, ANSWERS["another"])
@@ -157,7 +164,7 @@ def test_a_stranger_with_a_trusted_certificate_is_told_no_password(amqp_url: str
         serving = threading.Thread(target=_serve, args=(listener, context, parts.port or 0, opened), daemon=True)
         serving.start()
         url = f"amqps://{parts.username}:{parts.password}@localhost:{port}/"
-        with open_face("blocking-auto", url, ssl_context=trusting(), timeout_s=4.0) as reader:
+        with open_face("blocking-auto", url, ssl_context=trusting(), timeout_s=ANSWER_S) as reader:
             assert reader.iterate(stream_name) == []
         listener.shutdown(socket.SHUT_RDWR)
         serving.join(90)

@@ -1,6 +1,5 @@
 """What reading a stream promises, over every face and transport."""
 
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -18,6 +17,7 @@ from relatum.reading import Message, StreamBounds, TimeSource
 from relatum.reading._operations import ATTACHES_MAX, ROUTE_SINCE
 from tests.contract._faces import Face, open_face
 from tests.support import (
+    LIMIT_S,
     broker_connection,
     declare_stream,
     delete_stream,
@@ -25,6 +25,9 @@ from tests.support import (
     unique_name,
     wait_until,
 )
+
+IDLE_S = 3.0
+"""Seconds in which a message that is there surely comes."""
 
 
 def fill(amqp_url: str, stream: str, count: int, *, confirm: bool = False) -> None:
@@ -199,7 +202,7 @@ class TestIterate:
         """With `follow` the end of the stream is no end: it waits, and ends after its time-out."""
         fill(amqp_url, stream_name, 2)
         assert numbers(face.iterate(stream_name, follow=True, take=2)) == [0, 1]
-        assert numbers(face.iterate(stream_name, 1, follow=True, idle_timeout_s=0.6)) == [1]
+        assert numbers(face.iterate(stream_name, 1, follow=True, idle_timeout_s=IDLE_S)) == [1]
         assert face.iterate(stream_name, "next", follow=True, idle_timeout_s=0.3) == []
 
     def test_an_iteration_given_up_leaves_the_reader_usable(self, face: Face, amqp_url: str, stream_name: str) -> None:
@@ -214,11 +217,8 @@ class TestIterate:
         name = unique_name("deleted")
         declare_stream(amqp_url, name)
         fill(amqp_url, name, 1)
-        deletion = threading.Timer(0.3, delete_stream, (amqp_url, name))
-        deletion.start()
         with pytest.raises(StreamUnavailable):
-            face.iterate(name, follow=True, idle_timeout_s=10)
-        deletion.join()
+            face.follow(name, lambda _: delete_stream(amqp_url, name), idle_timeout_s=LIMIT_S)
 
     def test_starts_that_are_none(self, face: Face, stream_name: str) -> None:
         """A start that is no offset, moment or known name is refused before anything is sent."""

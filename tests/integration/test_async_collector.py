@@ -16,9 +16,7 @@ from relatum import AsyncMessageCollector, Outcome, OutcomeStatus
 from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
-from tests.support import publish_plain
-
-LIMIT_S = 20.0
+from tests.support import LIMIT_S, publish_plain
 
 
 def messages(count: int, type_: str = "order") -> list[Message]:

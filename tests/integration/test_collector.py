@@ -105,11 +105,10 @@ def collector_of(
     return make
 
 
-def wait_status(collector: MessageCollector, status: OutcomeStatus, *ids: str, limit_s: float = 20.0) -> list[Outcome]:
+def wait_status(collector: MessageCollector, status: OutcomeStatus, *ids: str) -> list[Outcome]:
     """Wait until messages have a status; gives their outcomes."""
     wait_until(
         lambda: {collector.outcome(message_id).status for message_id in ids} == {status},
-        limit_s=limit_s,
         what=f"{status} of {ids}",
     )
     return [collector.outcome(message_id) for message_id in ids]

@@ -46,13 +46,13 @@ def test_it_may_be_closed_from_inside(
 
     def close_at(place: str) -> None:
         if place == where:
-            answers.append(collector.close(timeout_s=10))
+            answers.append(collector.close(timeout_s=90))
 
     collector.register_executor("order", lambda bulk: close_at("executor"), ExecutorOptions(max_age_s=0.05))
     collector.register_result_handler(lambda outcome: close_at(outcome.status.value))
     collector.start()
     wait_until(lambda: answers == [False], what="closed from inside")
-    assert collector.close(timeout_s=10)
+    assert collector.close(timeout_s=90)
     store = CollectorStore("billing", database_url)
     assert store.outcomes_of(["a"])["a"].status is SUCCEEDED
     store.dispose()

@@ -52,8 +52,8 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
 
 @pytest.fixture
 def router(layout: Layout, database_url: str) -> Iterator[relatum.ContextRouter]:
-    """A router that waits no longer than a second."""
-    with relatum.ContextRouter(layout.super_stream, database_url, timeout_s=1.0) as opened:
+    """A router that waits no longer than seconds."""
+    with relatum.ContextRouter(layout.super_stream, database_url, timeout_s=3.0) as opened:
         yield opened
 
 
@@ -468,7 +468,7 @@ def test_without_the_database_nothing_is_sent(
     with (
         Proxy.to(database_url) as proxy,
         relatum.ContextRouter(
-            layout.super_stream, proxy.url(database_url), timeout_s=0.5, when_database_away=when_database_away
+            layout.super_stream, proxy.url(database_url), timeout_s=3.0, when_database_away=when_database_away
         ) as router,
     ):
         router.publish(channel, b"1", of_context("x"))
@@ -489,7 +489,7 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
     """The caller is not told before the check; `settle` does it when PostgreSQL is back, and nothing is sent twice."""
     with (
         Proxy.to(database_url) as proxy,
-        relatum.ContextRouter(layout.super_stream, proxy.url(database_url), timeout_s=0.3) as router,
+        relatum.ContextRouter(layout.super_stream, proxy.url(database_url), timeout_s=3.0) as router,
     ):
         router.publish(channel, b"1", of_context("x"))
 

@@ -16,7 +16,7 @@ from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
 from relatum.store import make_engine
 from relatum_migrations import downgrade, upgrade
-from tests.support import broker_connection, publish_plain, wait_until
+from tests.support import broker_connection, publish_plain, until_answered, wait_until
 from tests.support.affinity import Blocking
 from tests.support.proxy import Proxy
 from tests.support.routing import of_context
@@ -53,7 +53,7 @@ def test_a_router_does_not_wait_for_a_database_that_stands_still(
     """A new name fails in time, with nothing sent, and closing waits for nothing."""
     with Proxy.to(database_url) as proxy:
         router = relatum.ContextRouter(name, proxy.url(database_url), timeout_s=TIMEOUT_S)
-        router.publish(channel, b"1", of_context("known"))
+        until_answered(lambda: router.publish(channel, b"1", of_context("known")))
         proxy.mode = "frozen"
         with in_time(3 * TIMEOUT_S), pytest.raises(DatabaseUnavailable):
             router.publish(channel, b"2", of_context("unknown"))

@@ -10,7 +10,7 @@ from relatum.errors import DatabaseUnavailable, KeyNotDefined, Transient
 from relatum.keys import KeyDefinition
 from relatum.store import add_keys
 from relatum_consumer import AsyncRelations, Relations, Status
-from tests.support import publish_plain, recording, wait_recorded, wait_until
+from tests.support import publish_plain, recording, until_answered, wait_recorded, wait_until
 from tests.support.proxy import Proxy
 from tests.support.relations import FACES, open_relations
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database
@@ -43,7 +43,7 @@ def test_a_locked_table_ends_each_look_up_in_its_time(
 ) -> None:
     """Look-ups by key, by time and of groups end as `DatabaseUnavailable`, name the option, and work afterwards."""
     with open_relations(face, amqp_url, database_url, timeout_s=TIMEOUT_S) as relations:
-        assert _find(relations) is Status.FOUND
+        assert until_answered(lambda: _find(relations)) is Status.FOUND
         message = relations.read(recorded, 0)
         with locked(database_url, "relationships", "streams", "time_blocks", "coverage"):
             for look in (
@@ -57,7 +57,7 @@ def test_a_locked_table_ends_each_look_up_in_its_time(
                     look()
                 assert caught.value.reason == "timeout"
             nobody_waits(database_url)
-        assert _find(relations) is Status.FOUND
+        assert until_answered(lambda: _find(relations)) is Status.FOUND
 
 
 def test_a_server_that_stands_still_ends_each_look_up_in_its_time(
@@ -68,20 +68,13 @@ def test_a_server_that_stands_still_ends_each_look_up_in_its_time(
         Proxy.to(database_url) as proxy,
         open_relations(face, amqp_url, proxy.url(database_url), timeout_s=TIMEOUT_S) as relations,
     ):
-        assert _find(relations) is Status.FOUND
+        assert until_answered(lambda: _find(relations)) is Status.FOUND
         proxy.mode = "frozen"
         for _ in range(2):
             with in_time(TIMEOUT_S), pytest.raises(DatabaseUnavailable):
                 _find(relations)
         proxy.mode = "pass"
-        assert wait_until(lambda: _goes_on(relations), what="look-ups go on") is Status.FOUND
-
-
-def _goes_on(relations: Relations) -> Status | None:
-    try:
-        return _find(relations)
-    except Transient:
-        return None
+        assert until_answered(lambda: _find(relations)) is Status.FOUND
 
 
 def test_a_listener_that_never_speaks_ends_each_look_up_in_its_time(face: str, amqp_url: str) -> None:
@@ -98,13 +91,13 @@ def test_a_listener_that_never_speaks_ends_each_look_up_in_its_time(face: str, a
 def test_look_ups_that_hang_let_others_fail_in_time(amqp_url: str, database_url: str, recorded: str) -> None:
     """With every connection of the pool waiting for a lock, further look-ups end in their time as well."""
     with open_relations("blocking", amqp_url, database_url, timeout_s=TIMEOUT_S, pool_size=1) as relations:
-        assert _find(relations) is Status.FOUND
+        assert until_answered(lambda: _find(relations)) is Status.FOUND
         with locked(database_url, "relationships"), ThreadPoolExecutor(8) as threads, in_time(2 * TIMEOUT_S):
             hanging = [threads.submit(_find, relations) for _ in range(8)]
             errors = [each.exception() for each in hanging]
         assert all(isinstance(error, DatabaseUnavailable) for error in errors)
         assert {error.reason for error in errors if isinstance(error, DatabaseUnavailable)} <= {"timeout", "pool"}
-        assert _find(relations) is Status.FOUND
+        assert until_answered(lambda: _find(relations)) is Status.FOUND
 
 
 def test_a_cancelled_look_up_gives_its_thread_and_connection_back(
@@ -170,7 +163,7 @@ def test_a_broker_that_stands_still_has_no_more_than_the_calls_time(
         Proxy.to(stream_url) as proxy,
         open_relations(face, proxy.url(stream_url), database_url, timeout_s=TIMEOUT_S) as relations,
     ):
-        assert _find(relations) is Status.FOUND
+        assert until_answered(lambda: _find(relations)) is Status.FOUND
         proxy.mode = "frozen"
         with in_time(TIMEOUT_S), pytest.raises(Transient):
             relations.find("order_id", 2, complete=True)

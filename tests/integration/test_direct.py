@@ -13,7 +13,7 @@ def test_a_broker_that_does_not_answer_counts_as_away(amqp_url: str, stream_name
     """Where no confirm comes, publishing ends in time; where the broker answers again, so does the publisher."""
     with Proxy.to(amqp_url) as proxy:
         address = BrokerAddress.parse(proxy.url(amqp_url))
-        with DirectPublisher(address, "a test message", timeout_s=0.5) as publisher:
+        with DirectPublisher(address, "a test message", timeout_s=2.0) as publisher:
             publisher.publish(stream_name, b"0", BasicProperties())
             proxy.mode = "blackhole"
             with pytest.raises(BrokerUnavailable, match="no answer within"):

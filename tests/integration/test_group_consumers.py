@@ -95,6 +95,20 @@ def given(relations: Relations, streams: Any, consumer: str | GroupConsumer = "b
     return found
 
 
+def given_until(
+    is_so: Callable[[], object], relations: Relations, stream: str, consumer: GroupConsumer, **options: Any
+) -> list[str]:
+    """The same of one who follows, by the time that something has come true."""
+    found: list[str] = []
+
+    def has_come() -> object:
+        found.extend(given(relations, stream, consumer, follow=True, idle_timeout_s=1, **options))
+        return is_so()
+
+    wait_until(has_come, what="what who follows does")
+    return found
+
+
 def states(engine: sa.Engine) -> dict[str, str]:
     """The state of each group a consumer has seen."""
     with engine.connect() as connection:
@@ -220,21 +234,26 @@ def test_physical_order(relations: Relations, amqp_url: str, stream_name: str, r
 def test_members_share_the_groups(amqp_url: str, database_url: str, stream_name: str, record: Record) -> None:
     """Each group is acknowledged by one member, and every member gets some."""
     count, members = 60, 3
+    all_given = threading.Event()
     publish_plain(
         amqp_url, stream_name, shuffled([m for n in range(count) for m in whole_group(n, 3)], 2), confirm=False
     )
     record(stream_name)
     taken: dict[int, list[str]] = {}
-    begun = threading.Barrier(members)
+    have_one = threading.Barrier(members)
 
     def work(member: int) -> None:
         with Relations(amqp_url, database_url) as relations:
             consumer = GroupConsumer("billing", prefetch=2)
             mine = taken.setdefault(member, [])
-            begun.wait(90)
-            for group in relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1):
-                mine.append(group.group_id)
-                group.acknowledge()
+            while not all_given.is_set():
+                for group in relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1):
+                    if not mine:
+                        have_one.wait(90)
+                    mine.append(group.group_id)
+                    group.acknowledge()
+                if sum(map(len, taken.values())) >= count:
+                    all_given.set()
 
     threads = [threading.Thread(target=work, args=(member,)) for member in range(members)]
     for thread in threads:
@@ -247,18 +266,25 @@ def test_members_share_the_groups(amqp_url: str, database_url: str, stream_name:
 
 
 def test_a_group_is_at_one_member_at_a_time(
-    relations: Relations, amqp_url: str, database_url: str, stream_name: str, record: Record
+    relations: Relations, amqp_url: str, database_url: str, stream_name: str, engine: sa.Engine, record: Record
 ) -> None:
     """What one member has and has not acknowledged is not given to another, however long that takes."""
     publish_plain(amqp_url, stream_name, [*whole_group(1, 1), *whole_group(2, 1)])
     record(stream_name)
-    consumer = GroupConsumer("billing", lease_s=1, prefetch=1)
-    with relations.groups(stream_name, consumer=consumer) as mine:
+    consumer = GroupConsumer("billing", lease_s=4, prefetch=1)
+    lapsed = sa.text("SELECT count(*) FROM relatum.group_states WHERE :at < now() AND lease_expires_at > now()")
+    with relations.groups(stream_name, consumer=consumer) as mine, engine.connect() as connection:
         first = next(mine)
+        leased = connection.scalar(sa.text("SELECT max(lease_expires_at) FROM relatum.group_states"))
+        connection.rollback()
+
+        def is_renewed() -> object:
+            connection.rollback()
+            return connection.scalar(lapsed, {"at": leased})
+
+        wait_until(is_renewed, what="a lease that would have lapsed")
         with Relations(amqp_url, database_url) as other:
-            # Twice as long as the lease: it is renewed meanwhile.
-            theirs = list(other.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=2))
-            assert [group.group_id for group in theirs] == ids(2)
+            assert given(other, stream_name, consumer) == ids(2)
         first.acknowledge()
 
 
@@ -432,7 +458,7 @@ def test_following_gives_what_comes_later(
     with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
         publish_plain(amqp_url, stream_name, whole_group(1, 2))
         wait_recorded(amqp_url, engine, stream_name)
-        groups = relations.groups(stream_name, consumer="billing", follow=True, idle_timeout_s=10)
+        groups = relations.groups(stream_name, consumer="billing", follow=True, idle_timeout_s=90)
         next(groups).acknowledge()
         publish_plain(amqp_url, stream_name, whole_group(2, 2))
         next(groups).acknowledge()
@@ -478,8 +504,8 @@ def test_somebody_is_told_of_groups_that_do_not_complete(
     record(stream_name)
     told: list[IncompleteGroupReport] = []
     consumer = GroupConsumer("billing", incomplete_after_s=0.2, on_incomplete=told.append)
-    options: dict[str, Any] = {"follow": True, "idle_timeout_s": 1.5}
-    assert given(relations, stream_name, consumer, **options) == []
+    assert given_until(lambda: told, relations, stream_name, consumer) == []
+    assert given(relations, stream_name, consumer, follow=True, idle_timeout_s=1) == []
     (report,) = told
     assert (report.group_id, report.position.missing) == (group_id(1), ((2, 2),))
     assert [place.offset for place in report.places] == [0, 1]
@@ -502,8 +528,9 @@ def test_what_is_told_of_may_be_awaited(amqp_url: str, database_url: str, stream
     async def work() -> None:
         consumer = GroupConsumer("billing", incomplete_after_s=0.1, on_incomplete=tell)
         async with AsyncRelations(amqp_url, database_url) as relations:
-            groups = relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1)
-            assert [group async for group in groups] == []
+            while not told:
+                groups = relations.groups(stream_name, consumer=consumer, follow=True, idle_timeout_s=1)
+                assert [group async for group in groups] == []
 
     asyncio.run(work())
     assert told == ids(1)
@@ -517,7 +544,7 @@ def test_groups_that_do_not_complete_become_dead_letters(
     publish_plain(amqp_url, stream, [of_group(1, 1), of_group(1, 4), *whole_group(2, 1)])
     record(stream)
     consumer = GroupConsumer("b", incomplete_after_s=0.2, on_incomplete="dead_letter", dead_letter_stream=dead)
-    assert given(relations, stream, consumer, follow=True, idle_timeout_s=1.5) == ids(2)
+    assert given_until(lambda: states(engine)[group_id(1)] == "dead", relations, stream, consumer) == ids(2)
     with StreamReader.open(amqp_url) as reader:
         letters = list(reader.iterate(dead, 0, stop=2))
     assert [letter.body for letter in letters] == [b"1-1", b"1-4"]
@@ -616,10 +643,10 @@ def test_who_follows_waits_with_dead_letters_for_the_broker(
             next(groups)
         back = threading.Timer(1, setattr, (proxy, "accepts", True))
         back.start()
-        options: dict[str, Any] = {"follow": True, "idle_timeout_s": 2}
-        assert given(relations, stream, consumer, on_conflict="dead_letter", **options) == ids(2)
+        ended = {group_id(1): "dead", group_id(2): "done"}
+        options = {"on_conflict": "dead_letter"}
+        assert given_until(lambda: states(engine) == ended, relations, stream, consumer, **options) == ids(2)
         back.join()
-    assert states(engine) == {group_id(1): "dead", group_id(2): "done"}
 
 
 def test_what_fails_when_told_is_told_again(
@@ -642,8 +669,7 @@ def test_what_fails_when_told_is_told_again(
             telling = GroupConsumer(
                 "billing", incomplete_after_s=0.1, on_incomplete=lambda report: told.append(report.group_id)
             )
-            options: dict[str, Any] = {"follow": True, "idle_timeout_s": 1}
-            assert await asyncio.to_thread(given, relations, stream_name, telling, **options) == []
+            assert await asyncio.to_thread(given_until, lambda: told, relations, stream_name, telling) == []
             assert told == ids(1)
             await groups.aclose()
 
@@ -842,8 +868,8 @@ def test_postgresql_may_restart_in_between(private_servers: LocalServers) -> Non
         wait_recorded(servers.broker_url, engine, stream)
     found: list[str] = []
     with Relations(servers.broker_url, servers.database_url) as relations:
-        consumer = GroupConsumer("billing", prefetch=2, lease_s=30)
-        groups: Iterator[SharedGroup] = relations.groups(stream, consumer=consumer, follow=True, idle_timeout_s=30)
+        consumer = GroupConsumer("billing", prefetch=2, lease_s=600)
+        groups: Iterator[SharedGroup] = relations.groups(stream, consumer=consumer, follow=True, idle_timeout_s=90)
         for restart in (True, False, True, False, False):
             group = next(groups)
             if restart:

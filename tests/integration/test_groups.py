@@ -580,7 +580,7 @@ def test_a_group_is_given_as_it_comes(
         Relations(amqp_url, database_url) as relations,
     ):
         wait_recorded(amqp_url, engine, stream_name)
-        groups = relations.groups(stream_name, complete_only=False, timeout_s=20, order=order)
+        groups = relations.groups(stream_name, complete_only=False, timeout_s=90, order=order)
         given = []
         for message in next(groups):
             given.append(message.body)
@@ -605,7 +605,7 @@ def test_a_number_is_given_once_though_an_earlier_message_of_it_is_recorded_late
     publish_plain(amqp_url, streams[1], [of_group(1, 1, time_us=now)])
     record(streams[1])
     with Relations(amqp_url, database_url) as relations:
-        groups = relations.groups(streams[:2], order="physical", complete_only=False, timeout_s=20)
+        groups = relations.groups(streams[:2], order="physical", complete_only=False, timeout_s=90)
         messages = iter(next(groups))
         given = [next(messages).id]
         publish_plain(amqp_url, streams[0], [of_group(1, 1, time_us=now)])
@@ -671,7 +671,7 @@ def test_a_group_that_is_completed_later_is_not_lost(
     publish_plain(amqp_url, second, [of_group(3, 2, last=True)])
     add_keys(engine, KEYS)
     with recording(amqp_url, engine, *streams), Relations(amqp_url, database_url) as relations:
-        groups = relations.groups([first, second], follow=True, idle_timeout_s=30)
+        groups = relations.groups([first, second], follow=True, idle_timeout_s=90)
         assert next(groups).group_id == group_id(2)
         publish_plain(amqp_url, first, [of_group(2, 1), *whole_group(4, 1)])
         assert next(groups).group_id == group_id(4)
@@ -704,7 +704,7 @@ def test_whatever_order_messages_come_in_each_group_is_given_once_while_followin
     messages = shuffled([message for number in range(40) for message in whole_group(number, 6)], seed=5)
     add_keys(engine, KEYS)
     with recording(amqp_url, engine, *streams, keys=KEYS), Relations(amqp_url, database_url) as relations:
-        groups = relations.groups(streams, follow=True, ungrouped=True, idle_timeout_s=30)
+        groups = relations.groups(streams, follow=True, ungrouped=True, idle_timeout_s=90)
         publisher = threading.Thread(target=_publish_each, args=(amqp_url, streams, messages))
         publisher.start()
         found = list(islice(groups, 41))

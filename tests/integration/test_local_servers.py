@@ -25,9 +25,6 @@ from tests.support import (
     wait_until,
 )
 
-ENDED_LIMIT_S = 8.0
-"""Seconds within which nothing of a server is left once its owner is gone."""
-
 
 def _one(url: str, statement: str) -> object:
     with psycopg.connect(url) as connection:
@@ -136,7 +133,7 @@ def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, way: str) -> N
             assert len(processes_naming(str(directory))) > 5
             owner.kill()
             owner.wait()
-            wait_until(lambda: _outside(owner.pid, directory) == [], ENDED_LIMIT_S, what="all to be gone")
+            wait_until(lambda: _outside(owner.pid, directory) == [], what="all to be gone")
             assert len(processes_naming(str(directory))) == (1 if way == "fork" else 0)
         finally:
             with suppress(ProcessLookupError):

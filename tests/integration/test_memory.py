@@ -34,7 +34,7 @@ recorder = Recorder(broker, engine, [stream], keys=["order_id"])
 thread = threading.Thread(target=recorder.run, args=(stop,))
 thread.start()
 query = sqlalchemy.text("SELECT max(to_offset) FROM relatum.coverage JOIN relatum.streams USING (stream_id)")
-deadline = time.monotonic() + 120
+deadline = time.monotonic() + 500
 while time.monotonic() < deadline:
     with engine.connect() as connection:
         if (connection.execute(query).scalar_one() or 0) >= int(end):
@@ -63,7 +63,7 @@ with StreamReader.open(broker) as reader:
 def measured(script: str, *arguments: str) -> int:
     """The MiB by which a process grew that ran a script, at most."""
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return int(done.stdout.split()[-1])

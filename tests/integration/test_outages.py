@@ -27,7 +27,7 @@ from tests.support.collectors import AsyncCollectorFace, a_loop
 from tests.support.groups import whole_group
 
 OUTAGE_S = 5.0
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 THEIRS = ("pika", "aiormq", "aio_pika", "asyncio")
 
 

@@ -153,7 +153,7 @@ def test_every_answer_names_the_streams_it_holds_over(
     assert told(relations.related(message)) == (Status.FOUND, both)
     assert told(relations.related(without_key)) == (Status.ABSENT, both)
     assert told(relations.related(without_key, to=stream_name)) == (Status.ABSENT, one)
-    assert told(relations.wait_related(message, timeout_s=5)) == (Status.FOUND, both)
+    assert told(relations.wait_related(message, timeout_s=90)) == (Status.FOUND, both)
     assert told(relations.after(message, stream_name)) == (Status.FOUND, one)
     assert told(relations.before(message, stream_name)) == (Status.ABSENT, one)
     assert told(relations.before(without_key, stream_name, by="order_id")) == (Status.ABSENT, one)
@@ -248,7 +248,7 @@ def test_a_broker_that_goes_away_is_noticed_by_the_next_question(tmp_path: Any, 
     """Also where the connection is open already: nothing is absent by a broker that was asked before."""
     with LocalRabbitMQ(tmp_path / "broker") as server:
         declare_stream(server.broker_url, "s")
-        with Relations(server.broker_url, database_url, timeout_s=5) as relations:
+        with Relations(server.broker_url, database_url, timeout_s=20) as relations:
             engine = make_engine(database_url)
             publish_plain(server.broker_url, "s", [order("a")])
             record(server.broker_url, engine, "s")

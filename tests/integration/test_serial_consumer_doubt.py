@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from relatum import errors
 from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.store import serial_holds
-from tests.support import wait_until
+from tests.support import LIMIT_S, wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
 from tests.support.leases import LEASE_S, let_lapse
 from tests.support.proxy import Proxy
@@ -62,7 +62,7 @@ def rows(engine: sa.Engine) -> list[str]:
 def write_all(member: SerialConsumer, engine: sa.Engine, count: int) -> list[str]:
     """Consume by joined transactions until so many rows are there, as an application does; what was said of each."""
     said = []
-    until = time.monotonic() + 20
+    until = time.monotonic() + LIMIT_S
     while len(rows(engine)) < count:
         assert time.monotonic() < until, f"not delivered: {rows(engine)} of {count}; {said}"
         batch = member.next_batch(0.5)
@@ -177,7 +177,7 @@ def hold_commits(engine: sa.Engine) -> None:
 def consumed(member: SerialConsumer, is_enough: Callable[[list[str]], bool]) -> list[str]:
     """What is delivered, acknowledged as it comes, until it is enough."""
     found: list[str] = []
-    until = time.monotonic() + 20
+    until = time.monotonic() + LIMIT_S
     while not is_enough(found):
         assert time.monotonic() < until, f"only these came: {found}"
         batch = member.next_batch(0.5)

@@ -22,7 +22,7 @@ from relatum.publishing._settle import Unsettled
 from relatum.waiting import LEAST_S
 from tests.support import broker_connection, declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support.proxy import Proxy
-from tests.support.standstill import SLACK_S
+from tests.support.standstill import in_time
 
 AT_ONCE = 200
 """Messages that are settled at once."""
@@ -75,26 +75,25 @@ def test_the_search_begins_before_the_send(amqp_url: str, stream_url: str, strea
 def test_with_aio_pika_the_search_begins_before_the_send(amqp_url: str, stream_url: str, stream_name: str) -> None:
     """As with pika: after a time-out, too, the moment is that of the send."""
 
-    async def scenario() -> float:
+    async def scenario() -> None:
         with Proxy.to(amqp_url) as proxy:
             connection = await aio_pika.connect(proxy.url(amqp_url))
             relatum.intercept(connection, broker_url=amqp_url, stream_url=stream_url)
             channel = await connection.channel()
             await channel.default_exchange.publish(aio_pika.Message(b"first"), stream_name)
             proxy.mode = "blackhole_replies"
-            began = time.monotonic()
             with pytest.raises(PublishOutcomeUnknown) as caught:
                 await channel.default_exchange.publish(aio_pika.Message(b"second"), stream_name, timeout=0.5)
+            ended = time.monotonic()
             settle: Any = caught.value.settle
             unsettled = settle.__self__
-            assert unsettled.sent.monotonic_s < began + 0.3
+            assert unsettled.sent.monotonic_s <= ended - 0.5
             (place,) = await settle()
             assert place.stream == stream_name
             proxy.mode = "pass"
             await connection.close()
-            return began
 
-    assert asyncio.run(scenario())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("ahead_s", [0, LATE_S, 3600, -3600])
@@ -104,7 +103,7 @@ def test_a_stored_message_is_found_however_wrong_the_clock_is(
     """The begin of the search is told by the broker's chunks: a client's clock may be minutes or hours ahead."""
     unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", stream_url=stream_url)
     ahead = unsettled.sent.sent_at + timedelta(seconds=ahead_s)
-    (place,) = sure(unsettled, sent_at=ahead).settle(10)
+    (place,) = sure(unsettled, sent_at=ahead).settle(90)
     assert place.stream == stream_name
 
 
@@ -175,9 +174,9 @@ def test_while_the_broker_is_away_it_is_said_so_in_time(
             proxy.mode, proxy.accepts = ("blackhole", True) if is_silent else ("pass", False)
             proxy.reset()
         began = time.monotonic()
-        with pytest.raises(BrokerUnavailable):
+        with in_time(2.0), pytest.raises(BrokerUnavailable):
             sure(unsettled).settle(2.0)
-        assert 1.9 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 1.9
         for proxy in (amqp, streams):
             proxy.mode, proxy.accepts = "pass", True
         (place,) = unsettled.settle()
@@ -238,19 +237,18 @@ def test_many_at_once_end_in_time_where_the_broker_is_silent(
         where = {"broker_url": amqp.url(amqp_url), "stream_url": streams.url(stream_url)}
         unsettled, _ = lost(amqp_url, stream_name, mode="blackhole_replies", **where)
         amqp.mode = streams.mode = "frozen"
-        began = time.monotonic()
 
         async def in_tasks() -> list[Any]:
             settling = [unsettled.settle_async(1.0) for _ in range(40)]
             return await asyncio.gather(*settling, return_exceptions=True)
 
-        if face == "asyncio":
-            ended = asyncio.run(in_tasks())
-        else:
-            with ThreadPoolExecutor(40) as threads:
-                ended = [each.exception() for each in [threads.submit(unsettled.settle, 1.0) for _ in range(40)]]
+        with in_time(1.0 + LEAST_S):
+            if face == "asyncio":
+                ended = asyncio.run(in_tasks())
+            else:
+                with ThreadPoolExecutor(40) as threads:
+                    ended = [each.exception() for each in [threads.submit(unsettled.settle, 1.0) for _ in range(40)]]
         assert {type(error) for error in ended} == {BrokerUnavailable}
-        assert time.monotonic() - began < 1.0 + LEAST_S + SLACK_S
 
 
 def test_what_is_released_keeps_no_connection(amqp_url: str, stream_url: str, stream_name: str) -> None:
@@ -270,7 +268,7 @@ def test_a_broker_that_starts_is_waited_for(private_servers: LocalServers) -> No
     stream = unique_name()
     declare_stream(rabbitmq.broker_url, stream)
     unsettled, _ = lost(rabbitmq.broker_url, stream, mode="blackhole_replies")
-    unsettled.settle(10)
+    unsettled.settle(90)
     rabbitmq.kill()
     starting = threading.Thread(target=rabbitmq.start)
     starting.start()

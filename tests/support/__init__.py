@@ -4,6 +4,7 @@ from tests.support._jvm import JVM_VARIABLES, QUICK_START
 from tests.support._processes import processes_naming
 from tests.support._recording import recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import (
+    all_plain,
     broker_connection,
     declare_stream,
     delete_stream,
@@ -14,15 +15,17 @@ from tests.support._streams import (
     stream_available,
     unique_name,
 )
-from tests.support._waiting import LIMIT_S, wait_until
+from tests.support._waiting import LIMIT_S, in_a_try, until_answered, wait_until
 
 __all__ = [
     "JVM_VARIABLES",
     "LIMIT_S",
     "QUICK_START",
+    "all_plain",
     "broker_connection",
     "declare_stream",
     "delete_stream",
+    "in_a_try",
     "make_streams_survive",
     "processes_naming",
     "publish_plain",
@@ -33,6 +36,7 @@ __all__ = [
     "server_version",
     "stream_available",
     "unique_name",
+    "until_answered",
     "wait_recorded",
     "wait_until",
 ]

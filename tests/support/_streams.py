@@ -1,5 +1,6 @@
 """Streams and messages made with bare pika, so that nothing of Relatum's own is needed to test it."""
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ import pika.exceptions
 from pika.adapters.blocking_connection import BlockingConnection
 
 from relatum.local import LocalRabbitMQ
-from tests.support._waiting import wait_until
+from relatum.reading import StreamReader
+from tests.support._waiting import LIMIT_S, wait_until
 
 Plain = bytes | tuple[bytes, Mapping[str, Any] | pika.BasicProperties]
 """A body, or a body with its headers or properties."""
@@ -68,22 +70,47 @@ def server_version(amqp_url: str) -> tuple[int, ...]:
 
 
 def read_plain(
-    amqp_url: str, stream: str, count: int, *, offset: int | str = "first", limit_s: float = 10.0
+    amqp_url: str, stream: str, count: int, *, offset: int | str = "first", more_s: float = LIMIT_S
 ) -> list[bytes]:
-    """Return the bodies of `count` messages from an offset on, or fewer where no more came for `limit_s` seconds."""
+    """The bodies of `count` messages from an offset on, or fewer where behind the first none came for `more_s` s."""
+    bodies: list[bytes] = []
+    for _, _, body in _deliveries(amqp_url, stream, offset, more_s):
+        bodies.append(body)
+        if len(bodies) == count:
+            break
+    return bodies
+
+
+def all_plain(amqp_url: str, stream: str) -> list[tuple[int, pika.BasicProperties, bytes]]:
+    """Offset, properties and body of every message that is in a stream now."""
+    found: list[tuple[int, pika.BasicProperties, bytes]] = []
+    with StreamReader.open(amqp_url) as reader:
+        last = reader.bounds(stream).last
+    if last is not None:
+        for each in _deliveries(amqp_url, stream, "first", LIMIT_S):
+            found.append(each)
+            if each[0] >= last:
+                return found
+        raise AssertionError(f"{stream} was read to {found[-1][0]} and not to {last}")
+    return found
+
+
+def _deliveries(
+    amqp_url: str, stream: str, offset: int | str, more_s: float
+) -> Iterator[tuple[int, pika.BasicProperties, bytes]]:
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
-        channel.basic_qos(prefetch_count=100)
-        deliveries = channel.consume(stream, arguments={"x-stream-offset": offset}, inactivity_timeout=limit_s)
-        bodies: list[bytes] = []
-        for method, _, body in deliveries:
+        channel.basic_qos(prefetch_count=500)
+        limit = time.monotonic() + LIMIT_S
+        arguments = {"x-stream-offset": offset}
+        for method, properties, body in channel.consume(stream, arguments=arguments, inactivity_timeout=more_s):
             if method is None:
-                break
+                if time.monotonic() > limit:
+                    return
+                continue
+            limit = 0.0
             channel.basic_ack(method.delivery_tag)
-            bodies.append(body)
-            if len(bodies) == count:
-                break
-    return bodies
+            yield int(properties.headers["x-stream-offset"]), properties, body
 
 
 def make_streams_survive(server: LocalRabbitMQ) -> None:

@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
+
+from relatum.errors import Transient
 
 T = TypeVar("T")
 
@@ -20,3 +23,21 @@ def wait_until(condition: Callable[[], T], limit_s: float = LIMIT_S, *, what: st
         if time.monotonic() > limit:
             raise AssertionError(f"{what or 'the condition'} did not come true in {limit_s:g} s; last: {answer!r}")
         time.sleep(every_s)
+
+
+def until_answered(ask: Callable[[], T]) -> T:
+    """Return the first answer: what has a short time-out may come too late on a busy machine, and is asked again."""
+    answers: list[T] = []
+
+    def is_answered() -> bool:
+        with suppress(Transient):
+            answers.append(ask())
+        return bool(answers)
+
+    wait_until(is_answered, what="an answer")
+    return answers[0]
+
+
+def in_a_try(is_kept: Callable[[], bool], tries: int = 5, *, what: str) -> None:
+    """Fail where a bound on time is kept in no try: a busy machine is late at times, what counts wrongly always."""
+    assert any(is_kept() for _ in range(tries)), f"{what} in none of {tries} tries"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from relatum.membership import Membership
 from tests.support._streams import broker_connection
+from tests.support._waiting import LIMIT_S
 
 Plain = tuple[bytes, dict[str, Any]]
 Place = tuple[str, int]
@@ -98,7 +99,7 @@ def _headers_of(amqp_url: str, stream: str, count: int) -> Iterator[tuple[int, d
     with broker_connection(amqp_url) as connection:
         channel = connection.channel()
         channel.basic_qos(prefetch_count=1_000)
-        deliveries = channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=10)
+        deliveries = channel.consume(stream, arguments={"x-stream-offset": "first"}, inactivity_timeout=LIMIT_S)
         for method, properties, _ in islice(deliveries, count):
             assert method is not None, "the stream has as many messages as were published"
             channel.basic_ack(method.delivery_tag)

@@ -40,6 +40,7 @@ from tests.support import (
     wait_until,
 )
 from tests.support.proxy import Proxy
+from tests.support.standstill import in_time
 
 ROWS = 500
 
@@ -297,17 +298,15 @@ def test_a_line_that_broke_while_publishing(
     columns: Columns = {"value": [b"%d" % n + b"x" * 1000 for n in range(5000)]}
     with Proxy.to(stream_url) as proxy:
         options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name}
-        parsed = parse_sink_options(options | {"maxInFlight": "100", "confirmTimeoutMs": "1500"})
+        parsed = parse_sink_options(options | {"maxInFlight": "100", "confirmTimeoutMs": "3000"})
         shape = _shape(parsed)
 
         def half() -> Iterator[tuple[Columns, int]]:
             yield columns, 5000
 
         for mode in ("blackhole_replies", "blackhole"):
-            started = time.monotonic()
-            with pytest.raises((PublishOutcomeUnknown, BrokerUnavailable)):
+            with in_time(3.0), pytest.raises((PublishOutcomeUnknown, BrokerUnavailable)):
                 _write_while(proxy, mode, parsed, shape, half())
-            assert time.monotonic() - started < 1.5 + 5
             proxy.mode = "pass"
             assert 0 < len(bodies(amqp_url, stream_name)) < 5000
     run_task(sink | {"stream": stream_name}, columns)
@@ -342,16 +341,16 @@ def test_a_streaming_query_waits_for_a_broker_that_is_away(
     schema = StructType().add("value", "string")
     with Proxy.to(stream_url) as proxy:
         proxy.accepts = False
-        options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name, "pollTimeoutMs": "20000"}
+        options = sink | {"streamUrl": proxy.url(stream_url), "stream": stream_name, "pollTimeoutMs": "90000"}
         with pytest.raises(BrokerUnavailable):
             make_writer(options, schema, False)
         with pytest.raises(BrokerUnavailable):
             make_stream_writer(options | {"pollTimeoutMs": "300"}, schema, False)
         comes_back = threading.Timer(1, setattr, (proxy, "accepts", True))
-        comes_back.start()
         started = time.monotonic()
+        comes_back.start()
         make_stream_writer(options, schema, False)
-        assert time.monotonic() - started >= 0.9
+        assert time.monotonic() - started >= 1
         comes_back.join()
 
 
@@ -393,13 +392,11 @@ def test_a_frozen_broker_is_noticed_in_time(private_servers: LocalServers) -> No
     parsed = parse_sink_options(options)
     shape = _shape(parsed)
     server.freeze()
-    started = time.monotonic()
     try:
-        with pytest.raises(BrokerUnavailable):
+        with in_time(2.0), pytest.raises(BrokerUnavailable):
             write_task(parsed, shape, iter([(rows(ROWS), ROWS)]), write_id="w", epoch=0, task=0)
     finally:
         server.thaw()
-    assert time.monotonic() - started < 2 + 5
     assert run_task(options, rows(ROWS)) == Published(ROWS, 0)
     assert bodies(server.broker_url, name) == rows(ROWS)["value"]
 

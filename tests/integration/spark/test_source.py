@@ -37,9 +37,10 @@ from tests.support import (
     wait_until,
 )
 from tests.support._raw_publisher import RawPublisher
+from tests.support.standstill import in_time
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-QUICK_S = 10.0
+QUICK_S = 45.0
 """Seconds in which what has nothing to read ends; most of it is Spark's own."""
 
 
@@ -344,10 +345,8 @@ def test_a_frozen_broker_ends_the_task_in_time(spark: SparkSession, private_serv
     (partition,) = reader.partitions()
     rabbitmq.freeze()
     try:
-        began = time.monotonic()
-        with pytest.raises(Transient):
+        with in_time(poll_s), pytest.raises(Transient):
             list(reader.read(partition))
-        assert time.monotonic() - began < poll_s + 5
         began = time.monotonic()
         with pytest.raises(PySparkException, match=r"BrokerUnavailable|ReadTimeout"):
             source.offsets(name, pollTimeoutMs=poll_s * 1000)
@@ -369,14 +368,12 @@ def test_a_broker_that_freezes_in_the_middle_of_a_slice(private_servers: LocalSe
         next(batches)
         rabbitmq.freeze()
         try:
-            began = time.monotonic()
-            with pytest.raises(Transient):
+            with in_time(poll_s), pytest.raises(Transient):
                 list(batches)
-            assert time.monotonic() - began < poll_s + 5
         finally:
             rabbitmq.thaw()
         offsets = [
-            offset for batch in read_slice(reader, Slice(name, 0, 300), poll_timeout_s=10) for offset in batch.offsets
+            offset for batch in read_slice(reader, Slice(name, 0, 300), poll_timeout_s=90) for offset in batch.offsets
         ]
     assert offsets == list(range(300))
 

@@ -29,7 +29,7 @@ from tests.support import (
 )
 from tests.support._raw_publisher import RawPublisher
 
-LIMIT_S = 60
+LIMIT_S = 240
 FAST = {"processingTime": "100 milliseconds"}
 
 needs_admission = pytest.mark.skipif(not HAS_ADMISSION, reason="Spark before 4.2 tells a source nothing of triggers")

@@ -1,0 +1,130 @@
+"""Commands in processes of their own that need not import anything: forked of one that has imported what they need.
+
+To start `relatum` takes a second of a processor, nearly all of it imports; the tests start it some hundred times. One
+process imports them, and forks for each command: with its own arguments, environment, directory and output, an exit
+code of its own, and nothing that another one left behind. What an import itself does is tested by commands that are
+started as users start them.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+SERVE: Final = "import sys; from tests.support.zygote import serve; serve(int(sys.argv[1]))"
+
+
+class Zygote:
+    """A process that forks others. Not to be shared by processes; threads may.
+
+    Args:
+        modules: What it imports before the first fork.
+        call: The function, as `module:name`, that a child calls; its end is the child's.
+    """
+
+    def __init__(self, modules: Sequence[str], call: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [sys.executable, "-c", SERVE, str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._asking, self._lock = ours, threading.Lock()
+        self._asking.send(json.dumps({"modules": list(modules), "call": call}).encode())
+
+    def run(
+        self, arguments: Sequence[str], *, environment: Mapping[str, str], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, as `subprocess.run` does with text that is captured.
+
+        Raises:
+            subprocess.TimeoutExpired: It did not end in time, and was killed.
+        """
+        asked = {"arguments": list(map(str, arguments)), "environment": dict(environment), "directory": str(Path.cwd())}
+        (out, child_out), (errors, child_errors), (ended, child_ended) = (os.pipe() for _ in range(3))
+        with self._lock:
+            socket.send_fds(self._asking, [json.dumps(asked).encode()], [child_out, child_errors, child_ended])
+            pid = int(self._asking.recv(64))
+        for each in (child_out, child_errors, child_ended):
+            os.close(each)
+        timer = threading.Timer(timeout_s, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        read = {name: _Reading(number) for name, number in {"out": out, "errors": errors, "ended": ended}.items()}
+        found = {name: reading.text() for name, reading in read.items()}
+        is_late = not timer.is_alive()
+        timer.cancel()
+        timer.join()
+        if is_late:
+            raise subprocess.TimeoutExpired(list(arguments), timeout_s, found["out"], found["errors"])
+        return subprocess.CompletedProcess(list(arguments), int(found["ended"]), found["out"], found["errors"])
+
+    def close(self) -> None:
+        """End it."""
+        self._asking.close()
+        self._process.wait(90)
+
+
+class _Reading(threading.Thread):
+    """Reads a pipe to its end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(daemon=True)
+        self._number, self._data = number, b""
+        self.start()
+
+    def run(self) -> None:
+        with os.fdopen(self._number, "rb") as source:
+            self._data = source.read()
+
+    def text(self) -> str:
+        """All of it, as text."""
+        self.join()
+        return self._data.decode()
+
+
+def serve(number: int) -> None:
+    """Fork for each request that comes, until nobody asks any more. A child leaves it as a program ends."""
+    with socket.socket(fileno=number) as asked:
+        told = json.loads(asked.recv(1 << 20))
+        for module in told["modules"]:
+            __import__(module)
+        module, _, name = told["call"].partition(":")
+        while True:
+            data, numbers, *_ = socket.recv_fds(asked, 1 << 20, 3)
+            if not data:
+                return
+            # One waits for the command and says how it ended, so that this one may fork the next.
+            if os.fork() == 0 and _begin(asked, json.loads(data), *numbers):
+                break
+            for each in numbers:
+                os.close(each)
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+    sys.exit(getattr(sys.modules[module], name)())
+
+
+def _begin(asked: socket.socket, told: Any, out: int, errors: int, ended: int) -> bool:
+    """True in the process that is to be the command; the one that waits for it never returns."""
+    command = os.fork()
+    if command:
+        asked.send(b"%d" % command)
+        for each in (out, errors):
+            os.close(each)
+        code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+        os.write(ended, b"%d" % code)
+        os._exit(0)
+    os.close(ended)
+    for number, standard in ((out, 1), (errors, 2)):
+        os.dup2(number, standard)
+        os.close(number)
+    os.chdir(told["directory"])
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    sys.argv = told["arguments"]
+    return True
