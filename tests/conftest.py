@@ -6,10 +6,13 @@ Each starts when the first test asks for it. One that is missing fails those tes
 """
 
 import os
+import random
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import hypothesis
@@ -30,6 +33,9 @@ from tests.support.leases import LEASE_S
 hypothesis.settings.register_profile("relatum", deadline=None)
 hypothesis.settings.load_profile("relatum")
 
+SEED = 12
+"""Of what happens by chance in a run that is not long."""
+
 STREAM_OFFSET = -120
 """From a broker's AMQP port to its stream port: 5672 to 5552."""
 
@@ -46,6 +52,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that choose Docker, and the long form of tests that have one."""
     parser.addoption("--docker", action="store_true", help="run RabbitMQ and PostgreSQL from docker/compose.yaml")
     parser.addoption("--long", action="store_true", help="run long tests, and the others' many rounds: takes hours")
+    parser.addoption("--seed", type=int, help="of what happens by chance: always the same, and with --long another one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of this run, one for all of its processes."""
+    if config.getoption("--seed") is None:
+        given = getattr(config, "workerinput", {}).get("seed")
+        config.option.seed = given if given is not None else secrets.randbelow(1 << 32) if _is_long(config) else SEED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist the seed."""
+    node.workerinput["seed"] = node.config.getoption("--seed")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say how to run the same again."""
+    return f"seed: {config.getoption('--seed')} (the same deaths again: --seed {config.getoption('--seed')})"
+
+
+def _is_long(config: pytest.Config) -> bool:
+    return bool(config.getoption("--long"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,13 +89,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def is_long(pytestconfig: pytest.Config) -> bool:
     """Whether tests shall run their long form: thousands of rounds instead of a few."""
-    return bool(pytestconfig.getoption("--long"))
+    return _is_long(pytestconfig)
 
 
 @pytest.fixture(scope="session")
 def kills(is_long: bool) -> int:
-    """How often a party is killed at random moments: a few times, which a long run makes as many as can be told of."""
-    return 20 if is_long else 6
+    """How often a party is killed at random moments: a few times, and in a long run as often as can be waited for."""
+    return 50 if is_long else 4
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """What decides who dies, and when: of the run's seed and the test's name, so that it can be had again."""
+    return random.Random(f"{request.config.getoption('--seed')} {request.node.name}")
 
 
 @dataclass(frozen=True)
