@@ -52,16 +52,24 @@ class Zygote:
             pid = int(self._asking.recv(64))
         for each in (child_out, child_errors, child_ended):
             os.close(each)
-        timer = threading.Timer(timeout_s, os.kill, (pid, signal.SIGKILL))
-        timer.start()
         read = {name: _Reading(number) for name, number in {"out": out, "errors": errors, "ended": ended}.items()}
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+        timer = threading.Timer(timeout_s, kill)
+        timer.start()
+        try:
+            code = read["ended"].text()
+        finally:
+            timer.cancel()
         found = {name: reading.text() for name, reading in read.items()}
-        is_late = not timer.is_alive()
-        timer.cancel()
-        timer.join()
-        if is_late:
+        if late.is_set():
             raise subprocess.TimeoutExpired(list(arguments), timeout_s, found["out"], found["errors"])
-        return subprocess.CompletedProcess(list(arguments), int(found["ended"]), found["out"], found["errors"])
+        return subprocess.CompletedProcess(list(arguments), int(code), found["out"], found["errors"])
 
     def close(self) -> None:
         """End it."""

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from relatum.store import add_keys
 from tests.support import (
+    JVM_VARIABLES,
     broker_connection,
     declare_stream,
     delete_stream,
@@ -24,7 +25,7 @@ from tests.support import (
 PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SETTINGS = "--conf spark.ui.enabled=false --conf spark.driver.host=127.0.0.1 --conf spark.driver.memory=512m"
-LIMIT_S = 600
+LIMIT_S = 840
 
 SETTLE = """
 def settle():
@@ -78,6 +79,7 @@ def test_what_the_page_shows_runs(names: dict[str, str], amqp_url: str, database
         "RELATUM_DATABASE_URL": database_url,
         "PYSPARK_SUBMIT_ARGS": f"{SETTINGS} pyspark-shell",
         "SPARK_LOCAL_IP": "127.0.0.1",
+        **JVM_VARIABLES,
     }
     ended = subprocess.run(
         [sys.executable, "-c", program],
