@@ -71,7 +71,7 @@ class Relatum:
             found: dict[str, Any] = json.loads(ended.stdout)[0] if ended.returncode == 0 else {}
             return found if found.get("lag_offsets") == 0 and found["covered"]["time"] else None
 
-        return wait_until(status, LIMIT_S, what=f"the recording of {stream}")
+        return wait_until(status, LIMIT_S, what=f"the recording of {stream}", every_s=0.25)
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
