@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from relatum import errors
 from relatum.contexts.serial import SerialBatch, SerialConsumer, forget_consumer
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
-from relatum.reading import StreamReader
-from relatum.recording._batch import position_of
+from relatum.reading import StreamReader, position_of
 from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until

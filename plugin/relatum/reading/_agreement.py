@@ -79,3 +79,8 @@ def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUna
         return Agreement.ENDS_BEFORE if last is None or last < position.offset else Agreement.OTHER
     is_same = position.agrees(fingerprint(found.properties.message_id, found.body), found.chunk_ms)
     return Agreement.SAME if is_same else Agreement.OTHER
+
+
+def position_of(message: Message) -> Position:
+    """What lies at a message's offset, to know the stream again."""
+    return Position(message.offset, fingerprint(message.properties.message_id, message.body), message.chunk_ms)

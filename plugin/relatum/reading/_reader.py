@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, Self, TypeVar
 
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
-from relatum.errors import BrokerUnavailable, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
+from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading._address import BrokerAddress
@@ -19,12 +19,13 @@ from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan, check_offset
-from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading._socket import HEARTBEAT_S, SocketConnection
 from relatum.reading._start import Start, beginning
 from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
+from relatum.wire._frames import Broker
 from relatum.wire._session import AnotherCluster, AnotherProtocol, MechanismNotTaken
 
 CREDIT: Final = 16
@@ -295,6 +296,19 @@ class StreamReader:
         use = Use.FOLLOW if follow else Use.LENT
         scan = checked_scan(stream, start, stop, follow=follow, credit=credit, idle_s=checked_seconds("idle_s", idle_s))
         return self._transport.batches(stream, scan, idle_s, use)
+
+    def link(self, node: Broker | None) -> SocketConnection:
+        """A connection by the stream protocol for a loop of the caller's own, logged in as the reader is.
+
+        Args:
+            node: The node, as it was advertised; None for the one that the reader is connected to.
+
+        Raises:
+            ConfigurationError: The reader uses AMQP 0.9.1.
+        """
+        if not isinstance(self._transport, BlockingStreams):
+            raise ConfigurationError("A reader over AMQP 0.9.1 has no connections of the stream protocol.")
+        return self._transport.link(node)
 
     def statistics(self) -> ReaderStatistics:
         """How many connections to the broker are in use, idle and waited for, and how many there may be."""

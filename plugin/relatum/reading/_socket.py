@@ -241,6 +241,11 @@ class SocketConnection:
             self.flush(1.0)
         self.abandon()
 
+    def hand_over(self) -> socket.socket:
+        """The socket, not blocking from now on, for whoever exchanges the session's bytes by a loop of its own."""
+        self._socket.setblocking(False)
+        return self._socket
+
     def abandon(self) -> None:
         """Close the socket without a word: what would come next on it belongs to nobody."""
         self.is_usable = False

@@ -277,6 +277,18 @@ class BlockingStreams:
             finally:
                 self._connections.drop(Use.ANSWER)
 
+    def link(self, node: Broker | None) -> SocketConnection:
+        """A connection to a node (None: the connected one), logged in, that is the caller's: it is counted nowhere.
+
+        Raises:
+            OutOfReach: the node cannot be reached from here.
+            BrokerUnavailable, AccessRefused, ConfigurationError: as of `SocketConnection.open`.
+        """
+        if self._is_closed:
+            raise UsedAfterClose("the reader was closed: open another one")
+        there = self._reach(node)
+        return SocketConnection.open(there._address, there._login, connect_left_s(self._limit_s))
+
     # --- single questions ---------------------------------------------------------------------------------
 
     def read(self, stream: str, offset: int) -> Message:

@@ -7,11 +7,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from relatum.reading import Message, RecordBatch, UnreadableRecord
+from relatum.reading import Message, RecordBatch, UnreadableRecord, position_of
 from relatum.recording._extract import Extracted, Extractor
 from relatum.recording._time_blocks import TimeBlock, time_blocks
 from relatum.store import Position, copy_text, needs_escape
-from relatum.wire._identity import fingerprint
 
 BATCH_BYTES_MAX: Final = 4 << 20
 """Bytes of COPY lines one transaction writes at most, about: 100,000 rows, half a second of PostgreSQL's time."""
@@ -127,8 +126,3 @@ def last_message(batch: RecordBatch) -> Message:
     if batch.messages is not None:
         return batch.messages[-1]
     return Message.from_record(batch.stream, batch.offsets[-1], batch.records[-1], batch.chunk_ms)
-
-
-def position_of(message: Message) -> Position:
-    """What lies at a message's offset, to know the stream again."""
-    return Position(message.offset, fingerprint(message.properties.message_id, message.body), message.chunk_ms)

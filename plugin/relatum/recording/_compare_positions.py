@@ -7,8 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.reading import Agreement, Message, StreamBounds, StreamReader, agreement
-from relatum.recording._batch import position_of
+from relatum.reading import Agreement, Message, StreamBounds, StreamReader, agreement, position_of
 from relatum.recording._compare import Block, Difference, Expected
 from relatum.recording._stored import stored_of
 from relatum.store import TIME, CoverageRow, Position, translated_errors

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from relatum.membership import GROUP_KEY
-from relatum.reading import Message, StreamReader
-from relatum.recording._batch import position_of
+from relatum.reading import Message, StreamReader, position_of
 from relatum.recording._compare import Block, Difference, Expected
 from relatum.recording._compare_blocks import walk
 from relatum.recording._compare_coverage import known_by, painted

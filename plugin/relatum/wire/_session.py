@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar
 
-from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost, ProtocolError
+from relatum.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ChunkCorrupt,
+    ConfigurationError,
+    ConnectionLost,
+    ProtocolError,
+)
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
 from relatum.wire._frames import Code, Command
@@ -59,7 +66,14 @@ class CreditRefused(NamedTuple):
     code: int
 
 
-Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused
+class Damaged(NamedTuple):
+    """A chunk that is damaged came for a subscription; only where `reports_damage` asks for it, else that is raised."""
+
+    subscription: int
+    error: ChunkCorrupt
+
+
+Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused | Damaged
 
 _Result = TypeVar("_Result")
 Steps = Generator[None, list[Event], _Result]
@@ -127,6 +141,7 @@ class StreamSession:
         heartbeat_s: The heartbeat agreed on, in seconds; 0 means none.
         send_bytes_max: Bytes a frame of ours may have, as the server said; 0 means no limit.
         is_open: True between login and close.
+        reports_damage: True gives a damaged chunk as `Damaged`, and goes on: other streams share the connection.
     """
 
     def __init__(self, login: Login) -> None:
@@ -143,6 +158,7 @@ class StreamSession:
         self.heartbeat_s = login.heartbeat_s
         self.send_bytes_max = frames.HANDSHAKE_FRAME_BYTES_MAX
         self.is_open = False
+        self.reports_damage = False
 
     # --- bytes --------------------------------------------------------------------------------------------
 
@@ -174,6 +190,11 @@ class StreamSession:
                 self._subscriptions.add(number)
                 return number
         raise BrokerUnavailable(f"All {SUBSCRIPTIONS} subscriptions of a connection are in use.")
+
+    @property
+    def subscription_count(self) -> int:
+        """How many ids are taken: those that are ending, too."""
+        return len(self._subscriptions)
 
     def unsubscribe(self, number: int, correlation: int | None = None) -> None:
         """End a subscription. The broker answers in order: what is still under way for its id comes before that."""
@@ -216,7 +237,7 @@ class StreamSession:
     def _event(self, frame: bytes) -> Event | None:
         key, _version = _KEYS.unpack_from(frame)
         if key == Command.DELIVER:
-            return decode_deliver(frame)
+            return self._chunk(frame)
         if key & frames.RESPONSE_BIT or key in _MAY_LACK_RESPONSE_BIT:
             return self._answer(key & ~frames.RESPONSE_BIT, frame)
         if key in _OUTCOMES:
@@ -227,6 +248,14 @@ class StreamSession:
             code = cursor.uint16()
             return StreamMoved(cursor.string(), code)
         return None
+
+    def _chunk(self, frame: bytes) -> Event:
+        try:
+            return decode_deliver(frame)
+        except ChunkCorrupt as error:
+            if not self.reports_damage:
+                raise
+            return Damaged(frame[4], error)
 
     def _answer(self, key: int, frame: bytes) -> Event | None:
         if key == Command.CREDIT:

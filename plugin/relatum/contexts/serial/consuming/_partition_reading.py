@@ -19,8 +19,7 @@ from relatum.errors import (
     StreamUnavailable,
     Transient,
 )
-from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement
-from relatum.recording._batch import position_of
+from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement, position_of
 from relatum.waiting import backoff
 
 IDLE_S: Final = 0.1

@@ -23,7 +23,7 @@ from relatum.contexts.serial.consuming._serial_options import LEASE_S
 from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import PartitionLost
-from relatum.recording._batch import position_of
+from relatum.reading import position_of
 from relatum.store import (
     Member,
     Position,

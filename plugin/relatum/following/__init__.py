@@ -1,0 +1,38 @@
+"""Streams followed for ever, each from a position on: any number of them, over few connections, in one thread.
+
+What a follower tells has one meaning each, and no component has another one for it.
+
+- **Attached**: the stream is read, and is the one that is known: the message that was read last lies where it lay, or
+  retention has taken it, and then nothing speaks against it. It ends whatever the stream waited for.
+- **Records**: what was not given before, in order. Offsets ascend, and have gaps in healthy streams, too.
+- **Hole**: retention was faster. What is missing lay before the stream's begin, which the broker was asked for; all
+  other gaps are the stream's own, and not told.
+- **Replaced**: the stream is not what was read of it: something else lies there, or its leader says that it ends
+  before. It lost its end, or is another stream of that name; who remembers more positions finds the last that agrees,
+  and follows from there. Nothing else proves it: a node that has less is behind, and its leader is asked; where nobody
+  can say, the stream is waited for.
+- **CaughtUp**: a node has no more at present. No end is concluded from it: ends are the leader's.
+- **Failed**: it cannot be read now: it is not there, not to be read, moving, damaged, or the broker is away. It is
+  tried again for ever, by itself. That a stream is deleted is a `StreamNotFound`, until it is declared again.
+
+After whatever break, a stream goes on behind the last record that was put before the taker, and is known again by it.
+
+Each stream is bounded in what it has under way, and all together in the bytes they hold; a stream gets more when the
+taker is done with some, so neither a stream of which much comes nor a taker that is slow is anybody else's affair.
+"""
+
+from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
+from relatum.following._follower import Follower, FollowerOptions, FollowerStatistics
+
+__all__ = [
+    "Attached",
+    "CaughtUp",
+    "Event",
+    "Failed",
+    "Follower",
+    "FollowerOptions",
+    "FollowerStatistics",
+    "Hole",
+    "Records",
+    "Replaced",
+]

@@ -1,0 +1,105 @@
+"""One stream that is followed, as the reading thread knows it: its course, its credit, and where it is read."""
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from relatum.following._course import Course
+from relatum.following._loop import Timer
+from relatum.following._shelf import Shelf
+from relatum.reading import Broker, Position
+from relatum.waiting import Pauses
+
+if TYPE_CHECKING:
+    from relatum.following._held import Held
+
+WINDOW_MAX: Final = 64
+"""Chunks that a stream has under way and held, at most: of one message each where it is published to slowly."""
+
+WINDOW_BYTES: Final = 1 << 20
+"""Bytes of chunks that a stream has under way and held, about: as much as one large chunk."""
+
+SETTLED_S: Final = 5.0
+"""Seconds that a stream is followed, at least, or something came of it, before the pauses after failures begin anew."""
+
+
+class Followed:
+    """A following.
+
+    Args:
+        stream: The stream.
+        number: The following's number.
+        next_offset: Where it begins.
+        known: What is known of the stream.
+
+    Attributes:
+        course: How far it is, and whether the stream is known.
+        shelf: What waits of it for the taker.
+        node: Where to read it; None for the node that is connected first.
+        seat: What reads it now: its transport's business.
+        subscription: Its number there.
+        has_come: Whether something came since it was asked for last.
+        barrier: What is answered when all that was asked for last has come, where that is known.
+        is_attached: Whether it was said, since reading began, that it is the one that is known.
+        is_quiet: Whether it was seen to have no more, since reading began.
+        round: Grows with each begin: what was held before that gives no credit any more.
+    """
+
+    def __init__(self, stream: str, number: int, next_offset: int, known: Position | None) -> None:
+        self.stream = stream
+        self.number = number
+        self.course = Course(next_offset, known)
+        self.shelf = Shelf(stream, number)
+        self.is_over = False
+        self.node: Broker | None = None
+        self.seat: Any = None
+        self.subscription: int | None = None
+        self.barrier: int | None = None
+        self.timer: Timer | None = None
+        self.has_come = self.is_attached = self.is_quiet = False
+        self.round = 0
+        self._under_way = self._held = 0
+        self._window = 1
+        self._pauses = Pauses()
+        self._begun_at = 0.0
+        self._has_given = False
+
+    def begin(self) -> None:
+        """Reading begins: one chunk is under way."""
+        self.round += 1
+        self._under_way, self._held, self._window = 1, 0, 1
+        self.has_come = self.is_attached = self.is_quiet = self._has_given = False
+        self._begun_at = time.monotonic()
+
+    def came(self, held: "Held") -> None:
+        """Something came that was under way; where there is more like it, more is let under way at once."""
+        held.round = self.round
+        self._under_way -= 1
+        self._held += 1
+        self._window = max(1, min(WINDOW_MAX, self._window * 2, WINDOW_BYTES // max(1, held.bytes)))
+
+    def gave(self) -> None:
+        """Something was given to the taker: the next failure is a new one."""
+        self._has_given = True
+
+    def free(self, held: "Held") -> None:
+        """Something is held no more."""
+        if held.round == self.round:
+            self._held -= 1
+
+    def credit(self) -> int:
+        """How many chunks more may be under way now; they are from now on."""
+        credit = max(0, self._window - self._under_way - self._held)
+        self._under_way += credit
+        return credit
+
+    def pause_after(self, error: Exception) -> float:
+        """Seconds to wait before it is tried again."""
+        if self._has_given or time.monotonic() - self._begun_at >= SETTLED_S:
+            self._pauses = Pauses()
+        return self._pauses.after(error)
+
+    def stop_timer(self) -> None:
+        """Do not try again by itself."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

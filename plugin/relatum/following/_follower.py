@@ -1,0 +1,247 @@
+"""The follower: what its owner calls, from any thread, and the one thread that reads."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from relatum.checks import checked_count, checked_name, checked_seconds
+from relatum.client_logs import own_connection
+from relatum.errors import UsedAfterClose
+from relatum.following._channels import Channels
+from relatum.following._desk import Desk, Names
+from relatum.following._events import Event
+from relatum.following._followed import Followed
+from relatum.following._helpers import Questions
+from relatum.following._links import Links
+from relatum.following._loop import Loop
+from relatum.following._shelf import Shelves
+from relatum.limits import INTEGER_MAX
+from relatum.processes import of_one_process
+from relatum.reading import BrokerAddress, Position, StreamReader
+from relatum.waiting import Outages
+
+logger = logging.getLogger("relatum.follower")
+
+BYTES_MIN: Final = 1 << 20
+"""The least bound on what is held: one chunk."""
+
+AFTER_DEFECT_S: Final = 1.0
+"""Seconds between two defects of our own, so that none fills the log or a processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerOptions:
+    """How streams are followed.
+
+    Attributes:
+        bytes_max: Bytes of what was read that are held until the taker is done with them, of all streams together;
+            past that, nothing is read. From 1 MiB on. What chunks unpack to comes to it, of pieces that were taken.
+        connections_max: Connections that streams are followed over: each takes 256. Questions have their own.
+        timeout_s: Seconds for connecting, and for the answer to a question.
+        heartbeat_s: Seconds of heartbeat asked for: a connection that is silent for 1.5 times that is given up.
+    """
+
+    bytes_max: int = 64 << 20
+    connections_max: int = 32
+    timeout_s: float = 10.0
+    heartbeat_s: int = 10
+
+    def __post_init__(self) -> None:
+        checked_count("bytes_max", self.bytes_max, least=BYTES_MIN)
+        checked_count("connections_max", self.connections_max, least=1)
+        checked_seconds("timeout_s", self.timeout_s)
+        checked_count("heartbeat_s", self.heartbeat_s, least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStatistics:
+    """How a follower stands.
+
+    Attributes:
+        followed: Streams that are followed.
+        attached: Those of them that are read now, and are the ones that are known.
+        connections: Connections that they are read over.
+        held: Chunks, or groups of deliveries, that the taker is not done with.
+        held_bytes: Their bytes.
+    """
+
+    followed: int
+    attached: int
+    connections: int
+    held: int
+    held_bytes: int
+
+
+class Follower:
+    """Follows streams for ever, each from a position on. A context manager; of one process.
+
+    One thread reads all streams; up to three others, while there is something to ask, open connections and ask those
+    who lead streams. Whatever goes wrong is tried again, and told as an event and to `outages`: no method raises it.
+
+    Args:
+        broker: The broker.
+        options: How.
+        outages: Who is told of what waits; None for the log alone.
+        name: What following as a whole is called there.
+        who: What following a stream is called there, by its name.
+        ready: Called, in the thread that reads, when there is something to take after there was nothing.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerAddress | str,
+        *,
+        options: FollowerOptions | None = None,
+        outages: Outages | None = None,
+        name: str = "following of streams",
+        who: Callable[[str], str] = "following of stream {!r}".format,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
+        self._options = options or FollowerOptions()
+        address = BrokerAddress.of(broker)
+        self._outages = outages or Outages(logger, broker=f"{address.host}:{address.amqp_port or address.stream_port}")
+        self._loop = Loop()
+        self._questions = Questions(address, self._options.timeout_s, self._options.heartbeat_s)
+        self._shelves = Shelves(self._options.bytes_max, lambda: self._loop.add_callback(self._desk.collect), ready)
+        most = self._options.connections_max
+        self._desk = Desk(
+            self._loop,
+            self._questions,
+            self._shelves,
+            names=Names(name, who),
+            outages=self._outages,
+            transports={"stream": lambda desk: Links(desk, most), "amqp": lambda desk: Channels(desk, most)},
+        )
+        self._lock = threading.Lock()
+        self._current: dict[str, Followed] = {}
+        self._numbers = count(1)
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        of_one_process(self, "a follower")
+
+    def open(self) -> Self:
+        """Begin; it waits for nothing."""
+        with self._lock:
+            if self._thread is None and not self._is_closing:
+                self._thread = threading.Thread(target=self._run, name="relatum-follower", daemon=True)
+                self._thread.start()
+        return self
+
+    @own_connection()
+    def _run(self) -> None:
+        while not self._is_closing:
+            try:
+                self._loop.run_once()
+            except Exception:
+                logger.exception("following of streams has a defect, and goes on")
+                threading.Event().wait(AFTER_DEFECT_S)
+        self._desk.close(self._options.timeout_s)
+        self._loop.close()
+
+    # --- what is followed ---------------------------------------------------------------------------------------------
+
+    def follow(self, stream: str, next_offset: int, *, known: Position | None = None) -> int:
+        """Follow a stream from an offset on; one that is followed begins anew. It waits for nothing.
+
+        Args:
+            stream: The stream's name; it need not be there yet.
+            next_offset: The first offset that is wanted.
+            known: A message before that, by which the stream is known again; None takes it as it is.
+
+        Returns:
+            The following's number, which all its events have.
+
+        Raises:
+            InvalidInput: an argument cannot be.
+            UsedAfterClose: it was closed.
+        """
+        checked_name("stream", stream)
+        checked_count("next_offset", next_offset, least=0, most=INTEGER_MAX)
+        with self._lock:
+            if self._is_closing:
+                raise UsedAfterClose("the follower was closed: open another one")
+            followed = Followed(stream, next(self._numbers), next_offset, known)
+            self._leave(stream)
+            self._current[stream] = followed
+        self._loop.add_callback(lambda: self._desk.follow(followed))
+        return followed.number
+
+    def leave(self, stream: str) -> None:
+        """Follow a stream no more: `take` gives nothing of it from now on. It waits for nothing."""
+        with self._lock:
+            self._leave(stream)
+
+    def _leave(self, stream: str) -> None:
+        followed = self._current.pop(stream, None)
+        if followed is not None:
+            followed.is_over = True
+            self._shelves.end(followed.shelf)
+            self._loop.add_callback(lambda: self._desk.leave(followed))
+
+    # --- what came ----------------------------------------------------------------------------------------------------
+
+    def take(self, timeout_s: float) -> list[Event]:
+        """What came, of many streams: each one's in order, and in turn among them. For one thread at a time.
+
+        Args:
+            timeout_s: Seconds to wait for something.
+
+        Returns:
+            About 4 MiB of records at most, or one piece; nothing where nothing came in time, or it was closed.
+        """
+        return self._shelves.take(timeout_s)
+
+    def done(self, *events: Event) -> None:
+        """Hold records no more, and let their streams have more. From any thread, in any order."""
+        self._shelves.done(events)
+
+    # --- asked --------------------------------------------------------------------------------------------------------
+
+    def reader(self) -> StreamReader:
+        """The reader by which questions are asked: of this follower, which closes it.
+
+        Raises:
+            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened now.
+        """
+        return self._questions.reader()
+
+    @property
+    def transport(self) -> Literal["stream", "amqp"] | None:
+        """How streams are read now; None before the broker has answered."""
+        return self._desk.name
+
+    def statistics(self) -> FollowerStatistics:
+        """How it stands."""
+        followed = list(self._desk.all.values())
+        transport = self._desk.transport
+        return FollowerStatistics(
+            followed=len(self._current),
+            attached=sum(each.is_attached and each.seat is not None for each in followed),
+            connections=0 if transport is None else transport.connections,
+            held=self._shelves.count,
+            held_bytes=self._shelves.bytes,
+        )
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all; who waits in `take` gets nothing."""
+        with self._lock:
+            self._is_closing = True
+            thread = self._thread
+        self._shelves.close()
+        self._loop.add_callback(lambda: None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

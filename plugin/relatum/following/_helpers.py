@@ -1,0 +1,169 @@
+"""What has to wait for an answer, done beside the thread that reads: connections are opened, leaders are asked."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from relatum.errors import RelatumError, StreamUnavailable, UsedAfterClose
+from relatum.following._course import Doubt, Finding
+from relatum.following._loop import Loop
+from relatum.reading import Agreement, Broker, BrokerAddress, SocketConnection, StreamReader, agreement
+
+HELPERS_MAX: Final = 3
+"""Threads that ask at once: one that waits for a node that is frozen stops no other."""
+
+_Answer = TypeVar("_Answer")
+
+
+class Helpers:
+    """A few threads, while there is something to ask; answers are given to the loop.
+
+    Args:
+        loop: The loop.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._questions: deque[Callable[[], None]] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._is_closed = False
+
+    def ask(self, question: Callable[[], _Answer], answered: Callable[[_Answer | Exception], None]) -> None:
+        """Ask, and have the loop call with the answer, or with what was raised instead."""
+
+        def run() -> None:
+            try:
+                answer: _Answer | Exception = question()
+            except Exception as error:  # noqa: BLE001 - whoever asked is told of it
+                answer = error
+            self._loop.add_callback(lambda: answered(answer))
+
+        with self._lock:
+            self._questions.append(run)
+            if len(self._threads) < HELPERS_MAX and not self._is_closed:
+                thread = threading.Thread(target=self._work, name="relatum-follower-asks", daemon=True)
+                self._threads.add(thread)
+                thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_closed or not self._questions:
+                    self._threads.discard(threading.current_thread())
+                    return
+                question = self._questions.popleft()
+            question()
+
+    def close(self, timeout_s: float) -> None:
+        """Ask nothing more, and wait for what is asked, so long at most."""
+        with self._lock:
+            self._is_closed = True
+            self._questions.clear()
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(timeout_s)
+
+
+class Questions:
+    """The one reader by which a follower, and its owner, ask.
+
+    Args:
+        address: The broker.
+        timeout_s: Seconds for an answer.
+        heartbeat_s: Seconds of heartbeat asked for.
+    """
+
+    def __init__(self, address: BrokerAddress, timeout_s: float, heartbeat_s: int) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self.heartbeat_s = heartbeat_s
+        self._lock = threading.Lock()
+        self._reader: StreamReader | None = None
+        self._before: StreamReader | None = None
+        self._is_closed = False
+
+    def reader(self) -> StreamReader:
+        """The reader, opened where there is none.
+
+        Raises:
+            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise UsedAfterClose("the follower was closed: open another one")
+            if self._reader is None:
+                self._reader = self._open()
+            return self._reader
+
+    def _open(self) -> StreamReader:
+        return StreamReader.open(self.address, timeout_s=self.timeout_s, heartbeat_s=self.heartbeat_s)
+
+    def by_streams_again(self) -> bool:
+        """Whether the stream protocol answers, where AMQP 0.9.1 is in use; it is used from then on."""
+        reader = self._open()
+        if reader.transport != "stream":
+            reader.close()
+            return False
+        self._replace(reader)
+        return True
+
+    def forget(self) -> None:
+        """Open another one for the next question: which transport answers is found out anew."""
+        self._replace(None)
+
+    def _replace(self, reader: StreamReader | None) -> None:
+        with self._lock:
+            if self._reader is None:
+                self._reader = reader
+                return
+            # Somebody may be asking by the last one: it is closed with its successor.
+            oldest, self._before, self._reader = self._before, self._reader, reader
+        if oldest is not None:
+            oldest.close()
+
+    def close(self) -> None:
+        """Close the reader."""
+        with self._lock:
+            self._is_closed = True
+            readers = [reader for reader in (self._before, self._reader) if reader is not None]
+        for reader in readers:
+            reader.close()
+
+    # --- what is asked ------------------------------------------------------------------------------------------------
+
+    def look(self, stream: str, doubt: Doubt) -> Finding:
+        """Ask who leads the stream about a doubt.
+
+        Raises:
+            StreamUnavailable: nobody can say now.
+            RelatumError: as of the reader.
+        """
+        reader = self.reader()
+        found = None if doubt.known is None else agreement(reader, stream, doubt.known)
+        if found is Agreement.UNKNOWN:
+            raise StreamUnavailable(
+                f"{stream!r} does not show offset {doubt.known and doubt.known.offset}, which was read: a node is "
+                "behind, or starts, or the leader cannot be asked; nothing is concluded",
+                stream=stream,
+            )
+        is_enough = doubt.is_end and found in (Agreement.SAME, Agreement.EXPIRED)
+        return Finding(found, None if is_enough else reader.bounds(stream))
+
+    def link(self, node: Broker | None) -> SocketConnection | None:
+        """A connection of the stream protocol to a node; None where another transport is in use.
+
+        Raises:
+            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
+        """
+        reader = self.reader()
+        return reader.link(node) if reader.transport == "stream" else None
+
+    def why_missing(self, stream: str) -> RelatumError:
+        """Why a node does not know a stream: there is none, or a queue of that name."""
+        try:
+            self.reader().bounds(stream)
+        except RelatumError as error:
+            return error
+        return StreamUnavailable(f"The stream {stream!r} was declared just now.", stream=stream)

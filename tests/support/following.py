@@ -1,0 +1,87 @@
+"""A follower as tests use it: what it gives, gathered by stream, and waited for."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from relatum.following import Event, Failed, Follower, Records
+from tests.support._waiting import wait_until
+
+TAKE_S = 0.2
+"""Seconds of one take: nothing depends on it."""
+
+_Event = TypeVar("_Event")
+
+
+class Taker:
+    """Takes from a follower, and is done with all at once. A context manager.
+
+    Args:
+        follower: The follower; opened and closed here.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self.events: dict[str | None, list[Event]] = defaultdict(list)
+
+    def take(self) -> None:
+        """Take what has come."""
+        events = self.follower.take(TAKE_S)
+        for event in events:
+            self.events[event.stream].append(event)
+        self.follower.done(*events)
+
+    def until(self, condition: Callable[[], Any], *, what: str) -> None:
+        """Take until a condition holds."""
+
+        def holds() -> bool:
+            self.take()
+            return bool(condition())
+
+        wait_until(holds, what=what)
+
+    def of(self, stream: str | None, kind: type[_Event]) -> list[_Event]:
+        """The events of a kind."""
+        return [event for event in self.events[stream] if isinstance(event, kind)]
+
+    def kinds(self, stream: str) -> list[type]:
+        """The kinds of a stream's events, records of several batches in a row counted once."""
+        kinds: list[type] = []
+        for event in self.events[stream]:
+            if not isinstance(event, Records) or kinds[-1:] != [Records]:
+                kinds.append(type(event))
+        return kinds
+
+    def offsets(self, stream: str) -> list[int]:
+        """The offsets that came, in the order in which they did."""
+        return [offset for event in self.of(stream, Records) for offset in event.batch.offsets]
+
+    def bodies(self, stream: str) -> list[bytes]:
+        """The bodies that came."""
+        return [each.body for event in self.of(stream, Records) for each in event.batch.each_message()]
+
+    def wait_event(self, stream: str | None, kind: type[_Event], count: int = 1) -> _Event:
+        """The so manieth event of a kind, once it came."""
+        self.until(lambda: len(self.of(stream, kind)) >= count, what=f"{kind.__name__} of {stream!r}")
+        return self.of(stream, kind)[count - 1]
+
+    def wait_bodies(self, stream: str, bodies: list[bytes]) -> None:
+        """Wait until as many bodies came; they must be these."""
+        self.until(lambda: len(self.bodies(stream)) >= len(bodies), what=f"{len(bodies)} messages of {stream!r}")
+        assert self.bodies(stream) == bodies
+
+    def wait_failed(self, stream: str | None, kind: type[Exception]) -> Failed:
+        """A failure for a reason, once it came."""
+
+        def found() -> list[Failed]:
+            return [event for event in self.of(stream, Failed) if isinstance(event.error, kind)]
+
+        self.until(found, what=f"{kind.__name__} of {stream!r}")
+        return found()[0]
+
+    def __enter__(self) -> Self:
+        self.follower.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.follower.close()
