@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         publish,
         publish_async,
         release,
+        statistics,
     )
     from relatum.superstreams import AffinityHandle, SuperStream
 
@@ -64,6 +65,7 @@ __all__ = [
     "publish",
     "publish_async",
     "release",
+    "statistics",
 ]
 
 _HOMES = {
@@ -95,6 +97,7 @@ _HOMES = {
     "publish": "relatum.publishing",
     "publish_async": "relatum.publishing",
     "release": "relatum.publishing",
+    "statistics": "relatum.publishing",
 }
 
 

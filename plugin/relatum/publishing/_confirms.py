@@ -9,7 +9,14 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionBlockedTimeout, Con
 from pika.frame import Method
 from pika.spec import Basic
 
-from relatum.errors import ConfigurationError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
+from relatum.errors import (
+    ConfigurationError,
+    PublishError,
+    PublishNacked,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    PublishUnroutable,
+)
 from relatum.headers import RECEIPT_HEADER
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import Receipt
@@ -82,7 +89,7 @@ class Confirms:
                 receipt._decide(None)
                 continue
             routed = None if receipt._sent.exchange else False
-            receipt._decide(PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
+            self._fail(receipt, PublishNacked(f"the broker refused message {receipt.message_id}", in_stream=routed))
 
     def _on_return(self, channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
         """A message comes back before its ack does: it is known by what we named it."""
@@ -92,11 +99,16 @@ class Confirms:
         names = returns.names if isinstance(returns, Returns) else here
         receipt = next((self._by_message[name] for name in names if name in self._by_message), None)
         if receipt is not None:
-            receipt._decide(
+            self._fail(
+                receipt,
                 PublishUnroutable(
                     f"message {receipt.message_id} came back: {method.reply_code} {method.reply_text}", in_stream=False
-                )
+                ),
             )
+
+    def _fail(self, receipt: Receipt, error: PublishError, until: float | None = None) -> None:
+        self._publisher.interception.counts.failed(error)
+        receipt._decide(error, until)
 
     def _on_close(self, _channel: Channel, reason: Exception) -> None:
         announced = isinstance(reason, (ChannelClosedByBroker, ConnectionClosedByBroker))
@@ -110,7 +122,7 @@ class Confirms:
             if tag == self._publisher.delivery_tag and _refuses(reason, receipt._sent):
                 refused = PublishRejected(f"the broker refused message {receipt.message_id}: {reason}", in_stream=False)
                 refused.__cause__ = reason
-                receipt._decide(refused)
+                self._fail(receipt, refused)
                 continue
             error = PublishOutcomeUnknown(
                 f"the channel ended before the broker answered for message {receipt.message_id}: {reason!r}",
@@ -118,7 +130,7 @@ class Confirms:
                 settle=receipt.settle,
             )
             error.__cause__ = reason
-            receipt._decide(error, until)
+            self._fail(receipt, error, until)
 
 
 def _refuses(reason: Exception, sent: Sent) -> bool:

@@ -11,6 +11,7 @@ from relatum.checks import checked_names
 from relatum.errors import ConfigurationError, RelatumError
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing._interception import Interception, Options, RecorderChoice, interception_of
+from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._stamp import OnInvalid
 from relatum.publishing.clients import _pika as _pika
 
@@ -86,7 +87,7 @@ def intercept(
     if present is not None:
         present.check_usable()
     if present is None:
-        interception = Interception(options, connection)
+        interception = Interception(options, connection, client.NAME)
         try:
             # An event loop must not wait: the first publishes do, or the next ones raise it.
             interception.await_agreement(may_wait=isinstance(connection, pika.BlockingConnection))
@@ -115,6 +116,18 @@ def release(connection: _Connection) -> _Connection:
         _client_of(connection).release(connection)
         present.release()
     return connection
+
+
+def statistics(connection: object) -> PublisherStatistics:
+    """What was published on an intercepted connection, and what became of it. It asks nobody.
+
+    Raises:
+        ConfigurationError: the connection is not intercepted.
+    """
+    present = interception_of(connection)
+    if present is None:
+        raise ConfigurationError("this connection is not intercepted: relatum.intercept(connection, …)")
+    return present.counts.statistics()
 
 
 def _client_of(connection: Any) -> ModuleType:

@@ -3,19 +3,20 @@
 import asyncio
 import threading
 import weakref
-from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
 from sqlalchemy import URL, Engine
 
+from relatum import metrics
 from relatum.checks import as_options, checked_choice, checked_names, checked_seconds
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.publishing._locate import Locator
 from relatum.publishing._ports import KeyKeeper, Recorder
+from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import BrokerAddress
 from relatum.store import parse_database
@@ -72,13 +73,14 @@ class Interception:
     Args:
         options: What `intercept` was asked for.
         connection: The client's connection.
+        client: Which client it is, for the metrics.
     """
 
-    def __init__(self, options: Options, connection: Any) -> None:
+    def __init__(self, options: Options, connection: Any, client: str) -> None:
         self.options = options
         self.active = True
         """False once released: everything then passes through untouched."""
-        self.skipped: Counter[tuple[str, str]] = Counter()
+        self.counts = PublisherCounts()
         self._connection = connection
         self._stampers: dict[int, Stamper] = {}
         self._watched: set[tuple[str | bytes, str | bytes]] = set()
@@ -100,6 +102,7 @@ class Interception:
         if self._keeper is None:
             self.agreement.tell(None)
         of_one_process(self, "an intercepted connection")
+        metrics.report(self.counts, owner=self, client=client)
 
     def check_usable(self) -> None:
         """Nothing, where it is one of this process.
@@ -120,7 +123,7 @@ class Interception:
                 self.options.definitions,
                 on_invalid=self.options.on_invalid,
                 frame_bytes_max=frame_bytes_max,
-                skipped=self.skipped,
+                skipped=self.counts.skipped,
                 agreement=self.agreement,
                 **client,
             )
@@ -157,7 +160,7 @@ class Interception:
         """What finds messages of this connection, in the table or in their streams."""
         if self._locator is None:
             told = frozenset(self.options.streams)
-            locator = Locator(self.address(), self.options.database, self._recorder, told)
+            locator = Locator(self.address(), self.options.database, self._recorder, told, self.counts.receipt_s)
             # For connections that are dropped without `release`.
             weakref.finalize(self, locator.close)
             self._locator = locator
@@ -190,7 +193,8 @@ class Interception:
 
         It ends within `RELEASE_S`, whatever the servers do; what is not closed by then is closed in the background.
         """
-        self.active = False
+        self.active = self.counts.is_open = False
+        metrics.retire(self.counts)
         self._recorder = None
         keeper, self._keeper = self._keeper, None
         locator, self._locator = self._locator, None

@@ -24,6 +24,7 @@ from relatum.errors import (
 )
 from relatum.headers import BROKERS_OWN, TIME_HEADER
 from relatum.ids import MessageId
+from relatum.metrics import Histogram
 from relatum.outcomes import AsyncOutcomes, Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
@@ -138,6 +139,7 @@ class Locator:
         database: Where receipts are; None: only streams can be searched.
         recorder: The recorder in this process, which tells of receipts at once; None: the table is asked.
         streams: Streams that messages may be in, as the caller said.
+        receipt_s: Counts the seconds from sending to the receipt; None: nobody asks.
     """
 
     def __init__(
@@ -146,11 +148,13 @@ class Locator:
         database: "str | sa.URL | sa.Engine | None",
         recorder: Recorder | None,
         streams: frozenset[str] = frozenset(),
+        receipt_s: Histogram | None = None,
     ) -> None:
         self._address = address
         self._database = database
         self._recorder = recorder
         self._told = streams
+        self._receipt_s = receipt_s
         self._asked: dict[str, tuple[float, frozenset[str]]] = {}
         self._said: set[str] = set()
         # One thread may come twice: garbage collection closes what belongs to dropped connections, wherever it runs.
@@ -163,6 +167,11 @@ class Locator:
         """In a child: the recorder is the parent's; places come from the table. Reader and engine see to themselves."""
         self._lock = threading.RLock()
         self._recorder = None
+
+    def told(self, sent: Sent) -> None:
+        """Note that a receipt told where a message is."""
+        if self._receipt_s is not None:
+            self._receipt_s.observe(time.monotonic() - sent.monotonic_s)
 
     def close(self) -> None:
         """Close what was opened for reading; what is under way goes on to its end."""

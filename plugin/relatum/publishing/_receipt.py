@@ -140,6 +140,7 @@ class Receipt:
                     found, is_complete = look.look(arrivals.add(frozenset()))
                 arrivals.add(found)
                 if is_complete:
+                    self._locator.told(self._sent)
                     return in_order(found)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
@@ -288,6 +289,7 @@ class AsyncReceipt:
                     found, is_complete = await in_thread(None, look.look, arrivals.add(frozenset()))
                 arrivals.add(found)
                 if is_complete:
+                    self._locator.told(self._sent)
                     return in_order(found)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:

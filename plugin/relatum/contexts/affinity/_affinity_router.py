@@ -97,6 +97,7 @@ class AffinityRouter(Router):
     ) -> None:
         _check(idle_s, known_sets_max, predecessors_max)
         options = RouterOptions(
+            kind="affinity",
             header=header,
             balance=SetBalance(balance, weights),
             unnamed_balance=MessageBalance(balance, weights),
@@ -239,6 +240,7 @@ class AsyncAffinityRouter(AsyncRouter):
     ) -> None:
         _check(idle_s, known_sets_max, predecessors_max)
         options = RouterOptions(
+            kind="affinity",
             header=header,
             balance=SetBalance(balance, weights),
             unnamed_balance=MessageBalance(balance, weights),

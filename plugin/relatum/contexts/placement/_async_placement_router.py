@@ -28,6 +28,7 @@ from relatum.contexts.placement._publication import (
     T,
     Unsettled,
 )
+from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.superstreams._connections import vhost_of
@@ -128,6 +129,10 @@ class AsyncRouter:
     def session(self) -> str:
         """What this router's messages name it by in their header `relatum_placed`: 16 hexadecimal digits."""
         return self._core.publications.session
+
+    def statistics(self) -> RouterStatistics:
+        """What was published, and what is remembered. It asks nobody."""
+        return self._core.statistics()
 
     async def open(self, source: Any = None) -> None:
         """Connect now, and not with the first message; see `Router.open`.
@@ -256,6 +261,8 @@ class AsyncRouter:
         result = await exchange.publish(message, partition.binding_key, **kwargs)
         if _is_returned(result):
             self._core.forget_layout()
+        else:
+            self._core.published_unnamed()
         return result
 
     async def _open(self, source: Any, *, with_database: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from relatum import metrics
 from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds
 from relatum.contexts.placement._looks import Looks
 from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement
@@ -26,6 +27,7 @@ from relatum.contexts.placement._publication import (
     Send,
     WhenAway,
 )
+from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.contexts.placement._search import Strays
 from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError, UsedAfterClose
 from relatum.headers import PLACED_HEADER
@@ -57,6 +59,7 @@ class RouterOptions:
     """How a router places and checks.
 
     Attributes:
+        kind: What is named, for the metrics: "context" or "affinity".
         header: The header that names contexts, or affinity sets.
         balance: By which rule the partition of a name is chosen, and that of messages without one.
         unnamed_balance: By which rule that of messages without a name is chosen; None: by the same.
@@ -70,6 +73,7 @@ class RouterOptions:
         names_are_new: Whether names this router does not know are mostly placed nowhere yet.
     """
 
+    kind: str
     header: str
     balance: BalanceName | Balance
     unnamed_balance: Balance | None = None
@@ -148,6 +152,7 @@ class RouterCore:
         self._candidates: Sequence[PartitionRow] = ()
         self._has_layout = False
         self._closers: list[Callable[[], None]] = []
+        self._published = self._unnamed = 0
         if broker is not None:
             address_of(broker, stream_url)
         self._performers: dict[type, Callable[[Any], Any]] = {
@@ -160,6 +165,19 @@ class RouterCore:
             ),
             Adopt: lambda request: self._stray_keeper.adopt(request.stream, request.adoption),
         }
+        metrics.report(self, super_stream=self.super_stream, kind=options.kind)
+
+    def statistics(self) -> RouterStatistics:
+        """What was published, and what is remembered. It asks nobody."""
+        publications = self.publications
+        return RouterStatistics(
+            published=self._published,
+            unnamed=self._unnamed,
+            adopted=publications.adopted,
+            move_wait_s=publications.move_wait_s.observed(),
+            known_names=len(publications.cache),
+            unchecked=len(publications.unchecked),
+        )
 
     # --- opening --------------------------------------------------------------------------------------------------
 
@@ -300,6 +318,7 @@ class RouterCore:
             strays.close()
         if self._is_own_engine:
             self._engine.dispose()
+        metrics.retire(self)
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -314,8 +333,15 @@ class RouterCore:
 
     def published(self) -> None:
         """Note that a message of a name was published, so that the looks go on in the background."""
+        with self._lock:
+            self._published += 1
         if self._looks is not None:
             self._looks.want()
+
+    def published_unnamed(self) -> None:
+        """Note that a message of no name was published."""
+        with self._lock:
+            self._unnamed += 1
 
     def look(self) -> None:
         """Check what one look at the database tells to count. It blocks.

@@ -18,6 +18,7 @@ from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._placement_core import Places, RouterCore, RouterOptions, unsettled
 from relatum.contexts.placement._publication import Published, Request, Send, Sleep, Steps, T, Unsettled
+from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, RelatumError
 from relatum.processes import of_one_process
 from relatum.publishing.clients._pika import OwnProperties, copy_with
@@ -91,6 +92,10 @@ class Router(Target):
     def session(self) -> str:
         """What this router's messages name it by in their header `relatum_placed`: 16 hexadecimal digits."""
         return self._core.publications.session
+
+    def statistics(self) -> RouterStatistics:
+        """What was published, and what is remembered. It asks nobody."""
+        return self._core.statistics()
 
     def open(self, source: Any = None) -> None:
         """Connect now, and not with the first message. Again: nothing.
@@ -221,12 +226,14 @@ class Router(Target):
     ) -> Any:
         """Publish a message of no name to a partition."""
         try:
-            return channel.basic_publish(
+            result = channel.basic_publish(
                 self._core.super_stream, partition.binding_key, body, properties, mandatory=mandatory
             )
         except UnroutableError:
             self._core.forget_layout()
             raise
+        self._core.published_unnamed()
+        return result
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

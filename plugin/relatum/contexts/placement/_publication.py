@@ -27,6 +27,7 @@ from relatum.contexts.placement._cache import Known, PlacementCache, Sent, Unche
 from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
+from relatum.metrics import Histogram
 
 POLL_S: Final = 0.005
 """Seconds between two looks whether a move has ended."""
@@ -205,6 +206,8 @@ class Publications:
         self._checked_at: float | None = None
         self._checked_mark = 0
         self._away_until = 0.0
+        self.adopted = 0
+        self.move_wait_s = Histogram()
         self.when_waiting: Callable[[], None] = lambda: None
         """Called each time a message that has waited for a move for a second looks again; it must not block."""
 
@@ -276,6 +279,8 @@ class Publications:
                 known = yield from self._place(name, stream, deadline)
             placement = known.placement
             if placement.state is PlacementState.OPEN:
+                if must_look:
+                    self.move_wait_s.observe(self._clock() - began)
                 return known
             if self._clock() >= deadline:
                 raise ContextMoving(
@@ -383,6 +388,8 @@ class Publications:
         doubtful = replace(adopted, is_doubtful=True)
         self.unchecked.replace(sent, doubtful)
         yield Adopt(known.placement.stream, adoption)
+        with self._lock:
+            self.adopted += 1
         self.unchecked.replace(doubtful, adopted)
         yield from self._look(deadline, must=True)
         return adopted

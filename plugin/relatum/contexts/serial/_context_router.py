@@ -184,6 +184,7 @@ def _options(
         checked_choice("when_database_away", away, ("wait", "fail"))
         checked_count("contexts_max", contexts_max, most=INTEGER_MAX)
     return RouterOptions(
+        kind="context",
         header=header,
         balance=balance,
         check_s=check_s,

@@ -27,6 +27,9 @@ from relatum.publishing._refusals import refuses_publish
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp, Stamper
 
+NAME: Final = "aio-pika"
+"""The client, as metrics name it."""
+
 CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
 """Where an intercepted channel keeps the connection's interception."""
 
@@ -76,19 +79,22 @@ class _Publisher:
                 raise
             # The confirm's future was cancelled along with the connection. Nobody cancelled the caller.
             lost = AMQPConnectionError("the connection was lost before the broker answered")
-            raise self._outcome(lost, args, kwargs, stamp, began_s) from error
+            raise self._counted(self._outcome(lost, args, kwargs, stamp, began_s)) from error
         except Exception as error:
             # aiormq takes the tag back where the message was not handed over.
             if self._underlay.delivery_tag == tag or isinstance(error, (TypeError, ValueError)):
                 raise
             is_last = self._underlay.delivery_tag == tag + 1
             if is_last and isinstance(error, ChannelClosed) and refuses_publish(str(error), kwargs.get("exchange", "")):
-                raise outcome(PublishRejected, error, in_stream=False) from error
-            raise self._outcome(error, args, kwargs, stamp, began_s) from error
+                raise self._counted(outcome(PublishRejected, error, in_stream=False)) from error
+            raise self._counted(self._outcome(error, args, kwargs, stamp, began_s)) from error
         finally:
             self.stamps.pop(stamp.message_id, None)
+        counts = self._interception.counts
+        counts.published += 1
         if isinstance(result, DeliveredMessage):
             _strip(result, stamp)
+            counts.errors["unroutable"] += 1
         return result
 
     async def _send_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp) -> Any:
@@ -127,6 +133,13 @@ class _Publisher:
             done.set_result(None)
 
         look()
+
+    def _counted(self, error: PublishError) -> PublishError:
+        """Count a publish that ended as an error."""
+        counts = self._interception.counts
+        counts.published += 1
+        counts.failed(error)
+        return error
 
     def _outcome(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp, began_s: float

@@ -33,6 +33,9 @@ from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
 from relatum.superstreams import Target
 
+NAME: Final = "pika"
+"""The client, as metrics name it."""
+
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
 
@@ -123,12 +126,17 @@ class Publisher:
         frames = self.connection.frames_sent
         began_s = monotonic()
         try:
-            return self.__wrapped__(*args, **kwargs)
+            result = self.__wrapped__(*args, **kwargs)
         except Exception as error:
             # pika encodes all of a message before it hands over the first frame: no frame, nothing sent.
             if self.connection.frames_sent == frames:
                 raise
-            raise self._outcome(error, args, kwargs, stamp, began_s) from error
+            ended = self._outcome(error, args, kwargs, stamp, began_s)
+            interception.counts.published += 1
+            interception.counts.failed(ended)
+            raise ended from error
+        interception.counts.published += 1
+        return result
 
     def stamp(self, given: Any, body: Any, receipt: str | bool | None = None) -> tuple[BasicProperties, Stamp]:
         """A copy of the caller's properties with what is missing added."""

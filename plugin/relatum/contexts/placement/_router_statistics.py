@@ -1,0 +1,34 @@
+"""What a router tells of itself."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from relatum.metrics import Counter, Distribution, Gauge, Observed, reported
+
+
+@reported("router", "super_stream", "kind")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStatistics:
+    """What a router has counted, and what it remembers.
+
+    Attributes:
+        published: Messages of a context, or an affinity set, that were published.
+        unnamed: Messages of none, which went by the rule.
+        adopted: Messages that a move had overtaken, and that were taken in again where their context is now.
+        move_wait_s: Seconds that messages waited for a move to end.
+        known_names: Contexts, or sets, whose partition is remembered.
+        unchecked: Messages that are published and not known to count yet.
+    """
+
+    published: Annotated[int, Counter("relatum_router_published_total", "Messages of a context or set published")]
+    unnamed: Annotated[int, Counter("relatum_router_unnamed_total", "Messages of no context or set published")]
+    adopted: Annotated[int, Counter("relatum_router_adopted_total", "Messages taken in again behind a move")]
+    move_wait_s: Annotated[
+        Observed, Distribution("relatum_router_move_wait_seconds", "Time that messages waited for a move to end")
+    ]
+    known_names: Annotated[
+        int, Gauge("relatum_router_known_names", "Contexts or sets whose partition is remembered now")
+    ]
+    unchecked: Annotated[
+        int, Gauge("relatum_router_unchecked_messages", "Messages published and not known to count yet")
+    ]

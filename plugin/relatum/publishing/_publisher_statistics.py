@@ -1,0 +1,77 @@
+"""What an intercepted connection tells of itself."""
+
+from collections import Counter as Counts
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from relatum.errors import PublishError, PublishNacked, PublishOutcomeUnknown, PublishRejected, PublishUnroutable
+from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
+
+_REASONS: Final[tuple[tuple[type[PublishError], str], ...]] = (
+    (PublishUnroutable, "unroutable"),
+    (PublishNacked, "nacked"),
+    (PublishRejected, "rejected"),
+    (PublishOutcomeUnknown, "unknown"),
+)
+
+
+@reported("publisher", "client")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherStatistics:
+    """What an intercepted connection has counted.
+
+    Attributes:
+        connections: 1 until it is released.
+        published: Messages sent, whatever became of them.
+        errors: Of these, those that ended as an error, by reason: "unroutable", "nacked", "rejected", "unknown".
+        skipped: Values that will not be recorded (`on_invalid="skip"`), by reason.
+        receipt_s: Seconds from sending to where a receipt told the message's place.
+    """
+
+    connections: Annotated[int, Gauge("relatum_publisher_connections", "Connections that are intercepted now")]
+    published: Annotated[int, Counter("relatum_publisher_published_total", "Messages sent")]
+    errors: Annotated[
+        Mapping[str, int],
+        Counter("relatum_publisher_errors_total", "Messages sent whose publish ended as an error", by="reason"),
+    ]
+    skipped: Annotated[
+        Mapping[str, int],
+        Counter("relatum_publisher_skipped_values_total", "Values published that will not be recorded", by="reason"),
+    ]
+    receipt_s: Annotated[
+        Observed,
+        Distribution("relatum_publisher_receipt_seconds", "Time from sending to the receipt of the message's place"),
+    ]
+
+
+class PublisherCounts:
+    """What is counted for one connection, by whoever publishes on it: one thread, or one event loop.
+
+    It holds nothing else, so that it may outlive the connection.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.published = 0
+        self.errors: Counts[str] = Counts()
+        self.skipped: Counts[tuple[str, str]] = Counts()
+        """By key and reason."""
+        self.receipt_s = Histogram()
+
+    def failed(self, error: PublishError) -> None:
+        """Count how a publish ended."""
+        self.errors[next((reason for kind, reason in _REASONS if isinstance(error, kind)), "unknown")] += 1
+
+    def statistics(self) -> PublisherStatistics:
+        """What was counted so far."""
+        skipped: Counts[str] = Counts()
+        for (_, reason), count in list(self.skipped.items()):
+            skipped[reason] += count
+        return PublisherStatistics(
+            connections=int(self.is_open),
+            published=self.published,
+            errors=dict(self.errors),
+            skipped=dict(skipped),
+            receipt_s=self.receipt_s.observed(),
+        )

@@ -1,0 +1,140 @@
+"""What each component counts is what happened, and is told to Prometheus under its labels."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+import aio_pika
+import pika
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import relatum
+from relatum import metrics
+from relatum.errors import ConfigurationError, PublishNacked, PublishUnroutable
+from relatum.superstreams import Layout
+from tests.support import broker_connection, unique_name
+from tests.support.callbacks import open_channel, running
+from tests.support.super_streams import super_stream
+
+
+def told(name: str, **labels: str) -> float:
+    """A series' value now; 0.0 where there is none."""
+    for family in text_string_to_metric_families(metrics.exposition()):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return float(sample.value)
+    return 0.0
+
+
+class Growth:
+    """How much counters have grown: those of a process count for all tests."""
+
+    def __init__(self, **labels: str) -> None:
+        self._labels = labels
+        self._before = metrics.exposition()
+
+    def of(self, name: str, **labels: str) -> float:
+        """How much a series has grown."""
+        wanted: Mapping[str, str] = self._labels | labels
+        before = 0.0
+        for family in text_string_to_metric_families(self._before):
+            before += sum(each.value for each in family.samples if each.name == name and each.labels == wanted)
+        return told(name, **wanted) - before
+
+
+def test_a_connection_counts_what_became_of_its_messages(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """Sent, unroutable, nacked, skipped values, receipts: as numbers of the connection, and in the exposition."""
+    growth = Growth(client="pika")
+    with broker_connection(amqp_url) as connection:
+        options = {"database": database_url, "stream_url": stream_url, "keys": ["order_id"], "on_invalid": "skip"}
+        channel = relatum.intercept(connection, **options).channel()
+        relatum.publish(channel, "", stream_name, b"").wait()
+        channel.basic_publish("", stream_name, b"", pika.BasicProperties(headers={"order_id": "x" * 5000}))
+        with pytest.raises(PublishUnroutable):
+            channel.basic_publish("", unique_name(), b"", mandatory=True)
+        full = unique_name()
+        channel.queue_declare(full, exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        refused = 0
+        while not refused:
+            try:
+                channel.basic_publish("", full, b"")
+            except PublishNacked:
+                refused += 1
+        seen = relatum.statistics(connection)
+        assert seen.errors == {"unroutable": 1, "nacked": 1}
+        assert seen.skipped == {"too_long": 1}
+        assert (seen.connections, seen.receipt_s.count) == (1, 1)
+        assert growth.of("relatum_publisher_published_total") == seen.published >= 4
+        assert growth.of("relatum_publisher_connections") == 1
+        relatum.release(connection)
+        with pytest.raises(ConfigurationError):
+            relatum.statistics(connection)
+    assert growth.of("relatum_publisher_connections") == 0
+    assert growth.of("relatum_publisher_published_total") == seen.published
+    assert growth.of("relatum_publisher_errors_total", reason="nacked") == 1
+    assert growth.of("relatum_publisher_receipt_seconds_count") == 1
+
+
+def test_a_callback_connection_counts_what_the_broker_answers(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """A message that comes back is counted once, though its ack follows."""
+    with running(amqp_url, database=database_url, stream_url=stream_url) as (connection, on_thread):
+        channel = open_channel(connection, on_thread)
+        on_thread(relatum.publish, channel, "", stream_name, b"").wait()
+        returned = on_thread(relatum.publish, channel, "", unique_name(), b"")
+        with pytest.raises(PublishUnroutable):
+            returned.wait()
+        seen = on_thread(relatum.statistics, connection)
+        assert (seen.published, seen.errors) == (2, {"unroutable": 1})
+
+
+def test_aio_pika_counts_likewise(amqp_url: str, stream_name: str) -> None:
+    """Whether a message that comes back raises or is the result, it is counted."""
+    growth = Growth(client="aio-pika")
+
+    async def scenario() -> None:
+        async with await aio_pika.connect(amqp_url) as connection:
+            relatum.intercept(connection)
+            exchange = (await connection.channel(on_return_raises=True)).default_exchange
+            await exchange.publish(aio_pika.Message(b""), stream_name)
+            with pytest.raises(PublishUnroutable):
+                await exchange.publish(aio_pika.Message(b""), unique_name())
+            quiet = (await connection.channel()).default_exchange
+            await quiet.publish(aio_pika.Message(b""), unique_name())
+            seen = relatum.statistics(connection)
+            assert (seen.published, seen.errors) == (3, {"unroutable": 2})
+            await asyncio.to_thread(relatum.release, connection)
+
+    asyncio.run(scenario())
+    assert growth.of("relatum_publisher_published_total") == 3
+
+
+@pytest.fixture
+def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
+    """A new super stream of two partitions."""
+    with super_stream(amqp_url, stream_url, 2) as made:
+        yield made
+
+
+def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_url: str) -> None:
+    """Messages of a context and of none; what is remembered is told while the router is open."""
+    name, labels = layout.super_stream, {"super_stream": layout.super_stream, "kind": "context"}
+    with broker_connection(amqp_url) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        with relatum.ContextRouter(name, database_url) as router:
+            for context in ("a", "b", "a"):
+                router.publish(channel, b"", pika.BasicProperties(headers={"serialization_context": context}))
+            router.publish(channel, b"")
+            seen = router.statistics()
+            assert (seen.published, seen.unnamed, seen.known_names, seen.unchecked) == (3, 1, 2, 0)
+            assert told("relatum_router_known_names", **labels) == 2
+        with relatum.AffinityRouter(name, database_url, header="set") as router, suppress(ConfigurationError):
+            router.publish(channel, b"")
+    assert told("relatum_router_published_total", **labels) == 3
+    assert told("relatum_router_known_names", **labels) == 0
+    assert told("relatum_router_unnamed_total", **(labels | {"kind": "affinity"})) == 1
