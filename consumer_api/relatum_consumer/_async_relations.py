@@ -26,6 +26,7 @@ from relatum.ids import MessageId
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import AsyncStreamReader, AuthMechanism, BrokerAddress, Message, ReaderStatistics, async_agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
+from relatum.steps import async_run
 from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
@@ -36,12 +37,12 @@ from relatum_consumer._requests import (
     NOT_REACHED_YET,
     Agree,
     Bounds,
+    LookupRequest,
     Missing,
     Partitions,
     Pause,
     Reach,
     Read,
-    Request,
     Scan,
     Select,
     Steps,
@@ -220,23 +221,9 @@ class AsyncRelations(AsyncGroupMethods):
 
     async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
         with within(self._timeout_s + waits_s):
-            return await self._drive(steps)
+            return await async_run(steps, self._carry_out)
 
-    async def _drive(self, steps: Steps[_Result]) -> _Result:
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = await self._carry_out(request)
-                except RelatumError as error:
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as stop:
-            result: _Result = stop.value
-            return result
-
-    async def _carry_out(self, request: Request) -> Any:
+    async def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is Select:
             return await self._select(request)
         if type(request) is Read:
@@ -248,7 +235,7 @@ class AsyncRelations(AsyncGroupMethods):
                 return await self._carry_out(request.request)
         return await self._ask(await self._open_reader(), request)
 
-    async def _ask(self, reader: AsyncStreamReader, request: Request) -> Any:
+    async def _ask(self, reader: AsyncStreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""
         if type(request) is Reach:
             return None

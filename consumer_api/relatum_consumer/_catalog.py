@@ -106,8 +106,8 @@ class Catalog:
         snapshot = self._snapshot
         now = time.monotonic()
         if snapshot is None or fresh or now - snapshot.read_at > CATALOG_AGE_S:
-            keys = yield Select(statements.definitions(), {})
-            streams = yield Select(statements.present_streams(None), {"vhost": self.vhost})
+            keys = yield from Select(statements.definitions(), {})
+            streams = yield from Select(statements.present_streams(None), {"vhost": self.vhost})
             self._snapshot = snapshot = _Snapshot(_definitions(keys), *_names(streams), now)
         return snapshot
 
@@ -178,9 +178,9 @@ class Catalog:
             return
         snapshot = yield from self._current(fresh=True)
         for name in names:
-            if name not in snapshot.by_name and not (yield Partitions(name)):
+            if name not in snapshot.by_name and not (yield from Partitions(name)):
                 try:
-                    yield Bounds(name)
+                    yield from Bounds(name)
                 except StreamNotFound as error:
                     meant = _meant(name, snapshot.by_name)
                     raise StreamNotFound(f"{error}{meant}", stream=error.stream) from error
@@ -219,8 +219,8 @@ class Catalog:
         Raises:
             NothingRecorded: always, unless the broker cannot be reached or refuses this user the virtual host.
         """
-        yield Reach()
-        others = yield Select(statements.other_vhosts(), {"vhost": self.vhost})
+        yield from Reach()
+        others = yield from Select(statements.other_vhosts(), {"vhost": self.vhost})
         if gone:
             what = f"all {len(gone)} recorded streams of the virtual host {self.vhost!r} are gone from the broker"
         else:
@@ -236,7 +236,7 @@ class Catalog:
     def streams(self, names: Sequence[str] | None) -> Steps[list[PresentStream]]:
         """The recorded streams of those names and super streams, or all, as the database has them now."""
         count = None if names is None else len(names)
-        rows = yield Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
+        rows = yield from Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
         return [PresentStream(*row) for row in rows]
 
 

@@ -233,7 +233,7 @@ def _by_key(
     while True:
         floor = lost.floors.get(stream.name, 0)
         parameters = _value_in(search.by, stream) | {"t": edge[0], "o": edge[1], "floor": floor, "limit": 1}
-        rows = yield Select(statements.keyed_beside(direction), parameters)
+        rows = yield from Select(statements.keyed_beside(direction), parameters)
         if not rows:
             return None
         (message,) = yield from _checked(search.by, stream, rows, lost)
@@ -251,7 +251,7 @@ def _checked(
     """The rows' messages, each checked; None for those that have expired."""
     places = {MessageId(stream.name, offset): time_us for offset, time_us in rows}
     messages: list[Message | None] = []
-    for (where, time_us), message in zip(places.items(), (yield Read(list(places))), strict=True):
+    for (where, time_us), message in zip(places.items(), (yield from Read(list(places))), strict=True):
         if isinstance(message, Message):
             messages.append(check((by,), where, time_us, (by.key_id,), message).message)
         else:
@@ -275,7 +275,7 @@ def _by_blocks(
     while True:
         u, o = page_from if is_after else blocks.mirrored(page_from)
         floor = lost.floors.get(stream.name, 0)
-        rows = yield Select(sql, _blocks_of(stream, floor) | {"t": edge[0], "u": u, "o": o})
+        rows = yield from Select(sql, _blocks_of(stream, floor) | {"t": edge[0], "u": u, "o": o})
         page = [Block(*row) if is_after else Block(*row).mirrored() for row in rows]
         for promise, block in blocks.in_order(page, start):
             best = nearest.place
@@ -334,7 +334,7 @@ def _read(
         consider(message)
         return False
 
-    yield Scan(stream.name, max(start, floor), stop, look)
+    yield from Scan(stream.name, max(start, floor), stop, look)
     for block in run:
         inside = slice(bisect_left(offsets, block.first_offset), bisect_right(offsets, block.last_offset))
         if block.first_offset >= lost.floors.get(stream.name, 0):
@@ -347,7 +347,7 @@ def _check_block(
     """See that what was read between a block's ends, the offsets and the times of messages, is what the block says."""
     if blocks.agree(block, times):
         return
-    bounds: StreamBounds = yield Bounds(stream.name)
+    bounds: StreamBounds = yield from Bounds(stream.name)
     if bounds.first is not None and bounds.first > block.first_offset:
         lost.floors[stream.name] = bounds.first
         if not bounds.is_proven:
@@ -425,7 +425,7 @@ def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Los
     assert search.by is not None, "only look-ups by key come here"
     parameters = _value_in(search.by, stream)
     parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
-    rows = yield Select(statements.keyed_between(), parameters)
+    rows = yield from Select(statements.keyed_between(), parameters)
     others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]
     # Expired ones count too: behind them there may be more than the limit let through.
     found.check(len(others))
@@ -436,7 +436,7 @@ def _keyed_within(search: Search, stream: PresentStream, span: Window, lost: Los
 
 
 def _blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:
-    rows = yield Select(statements.blocks_between(), _blocks_of(stream, 0) | {"low": span.low, "high": span.high})
+    rows = yield from Select(statements.blocks_between(), _blocks_of(stream, 0) | {"low": span.low, "high": span.high})
     for _, _, run in blocks.joined(map(Block._make, rows), SCAN_BLOCKS_MAX):
         yield from _read(run, stream, lost, found.consider)
         for block in run:

@@ -73,7 +73,7 @@ class Evidence:
             return False
 
         for each in self.uncovered:
-            yield Scan(each.stream, each.start, each.stop, look)
+            yield from Scan(each.stream, each.start, each.stop, look)
 
     def unattended(self, catalog: Catalog) -> Steps[tuple[str, ...]]:
         """Those of the streams of which something is not recorded that nobody records now."""
@@ -172,7 +172,7 @@ def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | No
         Transient: nothing can be known now, of whichever stream.
     """
     try:
-        bounds: StreamBounds = yield Bounds(stream)
+        bounds: StreamBounds = yield from Bounds(stream)
     except (NotFound, AccessRefused) as error:
         if is_named:
             raise
@@ -193,7 +193,7 @@ def all_ends(streams: Sequence[str], *, is_named: bool) -> Steps[dict[str, Strea
     Raises:
         StreamNotFound, NotAStream, AccessRefused, Transient: as for `ends_of`.
     """
-    gone: set[str] = set() if is_named or not streams else set((yield Missing(streams)))
+    gone: set[str] = set() if is_named or not streams else set((yield from Missing(streams)))
     found: dict[str, StreamBounds | LeftOut | None] = {}
     for stream in streams:
         found[stream] = None if stream in gone else (yield from ends_of(stream, is_named=is_named))
@@ -204,7 +204,7 @@ def attended(catalog: Catalog, streams: Sequence[str]) -> Steps[set[str]]:
     """Those of the streams that some process records now."""
     if not streams:
         return set()
-    rows = yield Select(statements.attended(), {"vhost": catalog.vhost, "streams": list(streams)})
+    rows = yield from Select(statements.attended(), {"vhost": catalog.vhost, "streams": list(streams)})
     return {name for (name,) in rows}
 
 
@@ -234,7 +234,7 @@ def all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) ->
     found = {stream.name for stream in recorded}
     for name in names or ():
         if name not in found:
-            partitions = yield Partitions(name)
+            partitions = yield from Partitions(name)
             supers = {stream.super_stream for stream in recorded}
             found.update(partitions or (() if name in supers else (name,)))
     return sorted(found)
@@ -243,7 +243,7 @@ def all_names(recorded: Sequence[PresentStream], names: Sequence[str] | None) ->
 def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, list[CoverageRow]]]:
     """What is recorded of streams, by their numbers, in the order of offsets."""
     ids = [stream.stream_id for stream in recorded]
-    rows = yield Select(statements.coverage_rows(), {"stream_ids": ids})
+    rows = yield from Select(statements.coverage_rows(), {"stream_ids": ids})
     ranges: dict[int, list[CoverageRow]] = defaultdict(list)
     for values in rows:
         row = CoverageRow(**dict(zip(statements.COVERAGE_COLUMNS, values, strict=True)))
@@ -265,7 +265,7 @@ def _check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], 
         # Retention has dropped it; then it has dropped all that was recorded, and nothing is answered from that.
         return
     deadline, pause = time.monotonic() + catalog.patience_s, POLL_S_MIN
-    while (agreed := (yield Agree(stream, position))) is Agreement.UNKNOWN:
+    while (agreed := (yield from Agree(stream, position))) is Agreement.UNKNOWN:
         if not bounds.is_proven:
             # Nobody can say from here, and the answer will say so.
             return
@@ -273,7 +273,7 @@ def _check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], 
         if left <= 0:
             message = f"nobody can say whether {stream!r} is the stream that was recorded: its leader does not answer"
             raise StreamUnavailable(f"{message}; repeat it later", stream=stream)
-        yield Pause(min(pause, left))
+        yield from Pause(min(pause, left))
         pause = min(2 * pause, IDENTITY_POLL_S_MAX)
     if agreed in (Agreement.OTHER, Agreement.ENDS_BEFORE):
         raise replaced(stream, position.offset)

@@ -141,7 +141,7 @@ def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple
     streams: set[str] = set((yield from catalog.recorded(names)))
     for name in names or ():
         if not (yield from catalog.recorded([name])):
-            streams.update((yield Partitions(name)) or [name])
+            streams.update((yield from Partitions(name)) or [name])
     if not streams:
         yield from catalog.nothing_recorded()
     return Answer(Status.ABSENT, streams=tuple(sorted(streams)), lacking=lacking)
@@ -239,7 +239,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     floors: dict[str, int] = {}
     expired: dict[MessageId, bool] = {}
     while True:
-        probed = yield Select(*_probe(catalog, question, floors))
+        probed = yield from Select(*_probe(catalog, question, floors))
         rows = _merged(question, probed)
         hits, gone = yield from verified(question, rows)
         expired.update({where: each.is_sure for where, each in gone.items()})
@@ -299,7 +299,7 @@ def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit,
         return (), {}
     hits: list[Hit] = []
     gone: dict[MessageId, Gone] = {}
-    for row, message in zip(rows, (yield Read([row.id for row in rows])), strict=True):
+    for row, message in zip(rows, (yield from Read([row.id for row in rows])), strict=True):
         if isinstance(message, Message):
             hits.append(check(question.wanted, row.id, row.time_us, row.key_ids, message))
         elif isinstance(message, AccessRefused) and question.names is None:

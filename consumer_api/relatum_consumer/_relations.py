@@ -17,6 +17,7 @@ from relatum.ids import MessageId
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import AuthMechanism, BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
 from relatum.reading._turns import CONNECTIONS_MAX, check_limit
+from relatum.steps import run
 from relatum.waiting import left_s, within
 from relatum_consumer._answer import Answer
 from relatum_consumer._database import CLOSED, Database
@@ -27,17 +28,16 @@ from relatum_consumer._requests import (
     NOT_REACHED_YET,
     Agree,
     Bounds,
+    LookupRequest,
     Missing,
     Partitions,
     Pause,
     Reach,
     Read,
-    Request,
     Scan,
     Select,
     Steps,
     Within,
-    run,
 )
 from relatum_consumer.groups.reading._group_lookups import GroupLookups
 from relatum_consumer.groups.reading._groups import GroupMethods
@@ -339,7 +339,7 @@ class Relations(GroupMethods):
         with within(self._timeout_s + waits_s):
             return run(steps, self._carry_out)
 
-    def _carry_out(self, request: Request) -> Any:
+    def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is Select:
             with within(self._timeout_s):
                 return self._database.select(request)
@@ -352,7 +352,7 @@ class Relations(GroupMethods):
                 return self._carry_out(request.request)
         return self._ask(self._open_reader(), request)
 
-    def _ask(self, reader: StreamReader, request: Request) -> Any:
+    def _ask(self, reader: StreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""
         if type(request) is Reach:
             return None

@@ -1,7 +1,7 @@
 """What a look-up asks of the outside world, as values: the look-ups themselves do no input or output.
 
-A look-up is a generator that yields requests and is sent their answers. The blocking and the asyncio face carry them
-out, each in its own way, and do nothing else; so both give the same answers by construction.
+A look-up is steps (`relatum.steps`). The blocking and the asyncio face perform their requests, each in its own way, and
+do nothing else; so both give the same answers by construction.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -10,7 +10,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum.errors import RelatumError
 from relatum.ids import MessageId
-from relatum.reading import Message
+from relatum.reading import Agreement, Message, StreamBounds
+from relatum.steps import Request
 from relatum.store import Position
 
 NOT_REACHED_YET: Final = "The broker did not answer in time: another call still waits for the first connection to it."
@@ -20,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class Select(Request[list[Any]]):
     """Run a statement. Answer: its rows, a list of tuples."""
 
     sql: str
@@ -28,35 +29,35 @@ class Select:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Read(Request[list[Message | RelatumError]]):
     """Read messages. Answer: for each id, in order, the message or the `NotFound` or `AccessRefused` error it met."""
 
     ids: Sequence[MessageId]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Request[StreamBounds]):
     """Find a stream's ends. Answer: `StreamBounds`."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Request[list[str]]):
     """Find those of many streams that the broker surely has not. Answer: their names."""
 
     streams: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Partitions:
+class Partitions(Request[list[str]]):
     """Find the streams of a super stream. Answer: their names; none where there is no such super stream."""
 
     super_stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Agree:
+class Agree(Request[Agreement]):
     """See whether a stream is the one of which a position is known. Answer: an `Agreement`."""
 
     stream: str
@@ -64,12 +65,12 @@ class Agree:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Request[None]):
     """See that the broker is there and lets this user in. Answer: None."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Request[list[Message]]):
     """Read a stream's messages from `start` to before `stop`. Answer: the list of those to keep."""
 
     stream: str
@@ -83,40 +84,19 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Request[None]):
     """Wait for so many seconds. Answer: None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class Within(Request[Any]):
     """Carry out a request, waiting no longer than to a moment, as of `time.monotonic`. Answer: the request's."""
 
-    request: "Request"
+    request: "LookupRequest"
     until: float
 
 
-Request: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Scan | Pause | Within
-Steps: TypeAlias = Generator[Request, Any, _Result]
-
-
-def run(steps: Steps[_Result], carry_out: Callable[[Request], Any]) -> _Result:
-    """Take steps to their end; what they return.
-
-    Args:
-        steps: A look-up.
-        carry_out: Gives the answer to a request. A `RelatumError` that it raises is handed to the look-up.
-    """
-    try:
-        request = next(steps)
-        while True:
-            try:
-                answer = carry_out(request)
-            except RelatumError as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as stop:
-        result: _Result = stop.value
-        return result
+LookupRequest: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Scan | Pause | Within
+Steps: TypeAlias = Generator[LookupRequest, Any, _Result]

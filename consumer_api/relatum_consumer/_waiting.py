@@ -8,17 +8,17 @@ at most `GRACE_S` behind it. One that does not end in time is no proof: the answ
 
 import logging
 import time
-from contextlib import closing
 from typing import Any, Final, TypeVar
 
-from relatum.errors import ReadTimeout, RelatumError, StreamReplaced, Transient
+from relatum.errors import ReadTimeout, StreamReplaced, Transient
 from relatum.ids import MessageId
+from relatum.steps import nested
 from relatum_consumer._answer import Answer, Status
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._proof import Evidence, evidence
 from relatum_consumer._related import Found, Question, concluded, probe, recorded_answer, without_values
-from relatum_consumer._requests import Pause, Read, Request, Steps, Within
+from relatum_consumer._requests import LookupRequest, Pause, Read, Steps, Within
 
 GRACE_S: Final = 0.25
 """Seconds behind the end of a wait in which what was begun may still end: a proof takes a few milliseconds mostly."""
@@ -48,7 +48,7 @@ class OutOfTime(Exception):
         error: What a question met that ran out of time; for a wait of which not even that can be said what it means.
     """
 
-    def __init__(self, request: Request, met: Transient | None = None) -> None:
+    def __init__(self, request: LookupRequest, met: Transient | None = None) -> None:
         super().__init__()
         self.unread: tuple[MessageId, ...] = tuple(request.ids) if type(request) is Read else ()
         self.error = met or ReadTimeout("The time was over before anything could be asked.")
@@ -60,26 +60,18 @@ def ended_at(until: float, steps: Steps[_Result]) -> Steps[_Result]:
     Raises:
         OutOfTime: they had not ended then. Other errors, and passing ones before that, are theirs.
     """
-    with closing(steps):
-        answer: Any = None
-        error: RelatumError | None = None
-        while True:
-            try:
-                request = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as stop:
-                result: _Result = stop.value
-                return result
-            answer, error = None, None
-            if time.monotonic() >= until:
-                raise OutOfTime(request)
-            try:
-                answer = yield Within(request, until)
-            except Transient as met:
-                if time.monotonic() >= until - CLOSE_S:
-                    raise OutOfTime(request, met) from met
-                error = met
-            except RelatumError as met:
-                error = met
+
+    def in_time(request: LookupRequest) -> Steps[Any]:
+        if time.monotonic() >= until:
+            raise OutOfTime(request)
+        try:
+            return (yield from Within(request, until))
+        except Transient as met:
+            if time.monotonic() >= until - CLOSE_S:
+                raise OutOfTime(request, met) from met
+            raise
+
+    return nested(steps, in_time)
 
 
 def asked_at_least(until: float, steps: Steps[_Result]) -> Steps[_Result]:
@@ -145,7 +137,7 @@ class _Waiting:
                 break
             else:
                 next_at = self._until if self._known is not None else self._proof_at
-                yield Pause(max(0.0, min(pause, next_at - now)))
+                yield from Pause(max(0.0, min(pause, next_at - now)))
                 pause = min(2 * pause, POLL_S_MAX)
         assert self._known is not None, "the proof comes before the end"
         return (yield from concluded(catalog, self._known, (), found.expired, found.unread, was_read=False))

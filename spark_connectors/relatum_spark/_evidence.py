@@ -7,11 +7,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum.reading import StreamReader, agreement
+from relatum.steps import run
 from relatum.store import TIME
 from relatum_consumer import Status
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._proof import evidence
-from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Request, Select, Steps, run
+from relatum_consumer._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Select, Steps
 
 
 def status_of_missing(
@@ -56,7 +57,7 @@ def _status(catalog: Catalog, names: Sequence[str], keys: Sequence[str], with_ti
     return known.status(is_found=False, was_read=False, has_expired=False, is_whole=True)
 
 
-def _carry_out(request: Request, reader: StreamReader, connection: sa.Connection) -> Any:
+def _carry_out(request: LookupRequest, reader: StreamReader, connection: sa.Connection) -> Any:
     if isinstance(request, Select):
         return connection.exec_driver_sql(request.sql, dict(request.parameters)).fetchall()
     if isinstance(request, Bounds):

@@ -21,6 +21,7 @@ from relatum.errors import (
     StreamUnavailable,
 )
 from relatum.reading import Agreement, Message, Properties, StreamBounds, UnreadableRecord
+from relatum.steps import run
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Lacking, Status
@@ -29,7 +30,7 @@ from relatum_consumer._catalog import Catalog
 from relatum_consumer._lookups import Lookups
 from relatum_consumer._proof import Evidence, Uncovered, _check_identity, gaps
 from relatum_consumer._related import first_retained, is_sure
-from relatum_consumer._requests import Agree, Bounds, Partitions, Pause, Request, Scan, Select, run
+from relatum_consumer._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Scan, Select
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
@@ -238,7 +239,7 @@ def test_what_is_no_message_is_told_how_to_make_one() -> None:
 def test_misspelt_names_are_told_what_may_be_meant() -> None:
     """Keys and streams that are known are at hand; a name like none of them gets no question."""
 
-    def carry_out(request: Request) -> Any:
+    def carry_out(request: LookupRequest) -> Any:
         if isinstance(request, Bounds):
             raise StreamNotFound("no such stream", stream=request.stream)
         if isinstance(request, Partitions):

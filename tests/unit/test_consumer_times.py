@@ -22,7 +22,7 @@ from relatum_consumer import _lookup_statements as statements
 from relatum_consumer._blocks import Block
 from relatum_consumer._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from relatum_consumer._lookups import Lookups
-from relatum_consumer._requests import Bounds, Partitions, Read, Request, Scan, Select
+from relatum_consumer._requests import Bounds, LookupRequest, Partitions, Read, Scan, Select
 from tests.support import times as slow
 
 
@@ -60,7 +60,7 @@ class World:
         headers = {} if time_us is None else {"relatum_time": time_us}
         return Message(stream, offset, None, None, lambda: (headers, Properties(), b"", True))
 
-    def run(self, steps: Generator[Request, Any, Answer]) -> Answer:
+    def run(self, steps: Generator[LookupRequest, Any, Answer]) -> Answer:
         """Carry out the steps."""
         answer = None
         try:
@@ -70,7 +70,7 @@ class World:
             result: Answer = stop.value
             return result
 
-    def _answer(self, request: Request) -> Any:
+    def _answer(self, request: LookupRequest) -> Any:
         if isinstance(request, Select):
             return self._rows(request)
         if isinstance(request, Bounds):

@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from relatum.errors import RelatumError
 from relatum.membership import GroupPosition
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message
+from relatum.steps import async_each, async_run
 from relatum.waiting import within
 from relatum_consumer._answer import Answer
 from relatum_consumer._lookups import Names
@@ -22,7 +22,14 @@ from relatum_consumer.groups.reading._group_options import (
     OnDuplicate,
     SharingArguments,
 )
-from relatum_consumer.groups.reading._group_requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
+from relatum_consumer.groups.reading._group_requests import (
+    GivingSteps,
+    GroupRequest,
+    GroupSteps,
+    OpenMany,
+    Sift,
+    TakeMany,
+)
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 from relatum_consumer.groups.reading._open_group import Unfolding
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroups
@@ -157,36 +164,13 @@ class AsyncGroupMethods(ABC):
 
     async def _run_out(self, steps: GroupSteps[_Result]) -> _Result:
         """Take steps that give nothing on the way to their end; what they return."""
-        ended: list[_Result] = []
-        async for _ in self._taken(steps, ended):
-            raise AssertionError("these steps give nothing on the way")
-        return ended[0]
+        async with aclosing(_Carrier(self)) as carrier:
+            return await async_run(steps, carrier.carry_out)
 
-    async def _each(self, steps: GroupSteps[None]) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._taken(steps, [])) as taken:
-            async for what in taken:
+    async def _each(self, steps: GivingSteps[Any, None]) -> AsyncGenerator[Any, None]:
+        async with aclosing(_Carrier(self)) as carrier, aclosing(async_each(steps, carrier.carry_out)) as given:
+            async for what in given:
                 yield AsyncOpenGroup(self, what) if isinstance(what, Unfolding) else what
-
-    async def _taken(self, steps: GroupSteps[_Result], ended: list[_Result]) -> AsyncGenerator[Any, None]:
-        """What steps give; what they return is put into `ended`, which an asynchronous generator cannot return."""
-        with closing(steps):
-            async with aclosing(_Carrier(self)) as carrier:
-                answer: Any = None
-                error: RelatumError | None = None
-                while True:
-                    try:
-                        request = steps.send(answer) if error is None else steps.throw(error)
-                    except StopIteration as stop:
-                        ended.append(stop.value)
-                        return
-                    answer = error = None
-                    if type(request) is Give:
-                        yield request.what
-                        continue
-                    try:
-                        answer = await carrier.carry_out(request)
-                    except RelatumError as met:
-                        error = met
 
 
 class _Carrier:

@@ -14,7 +14,7 @@ from relatum_consumer._related import first_retained
 from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, GroupOrder, Member, Row, assemble
 from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, READ_RETRIES
 from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
-from relatum_consumer.groups.reading._group_requests import Give, GroupSteps, OpenMany, TakeMany
+from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, sequence_of
 
 FINAL = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
@@ -64,7 +64,7 @@ def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
     return GroupConflict(f"the group {group_id} is not sound: {what[anomaly]}", group_id=group_id, anomaly=anomaly)
 
 
-def deliver(groups: Sequence[Assembled], policy: Policy) -> GroupSteps["Reading"]:
+def deliver(groups: Sequence[Assembled], policy: Policy) -> "GivingSteps[Group, Reading]":
     """Give those of the groups that are whole and sound, one after the other, reading them all in one pass.
 
     Returns:
@@ -83,7 +83,7 @@ def deliver(groups: Sequence[Assembled], policy: Policy) -> GroupSteps["Reading"
             continue
         given = yield from read_group(reading, group, policy)
         if given is not None:
-            yield Give(given)
+            yield given
     return reading
 
 
@@ -189,9 +189,9 @@ class Reading:
             try:
                 if not self._is_open:
                     ids = (MessageId(row[3], row[4]) for row in islice(self._members, self._at, None))
-                    yield OpenMany(ids, BATCH_MESSAGES)
+                    yield from OpenMany(ids, BATCH_MESSAGES)
                     self._is_open = True
-                results: list[Message | RelatumError] = yield TakeMany(count)
+                results: list[Message | RelatumError] = yield from TakeMany(count)
             except Transient:
                 self._is_open = False
                 failures += 1

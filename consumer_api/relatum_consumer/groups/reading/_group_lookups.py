@@ -11,9 +11,9 @@ from relatum_consumer._lookups import Names, names_of
 from relatum_consumer.groups.reading import _group_position as position
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_options import GroupOptions, check_order
-from relatum_consumer.groups.reading._group_requests import GroupSteps
+from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
-from relatum_consumer.groups.reading._open_group import unfolding_groups
+from relatum_consumer.groups.reading._open_group import Unfolding, unfolding_groups
 from relatum_consumer.groups.reading._whole_groups import whole_groups
 
 
@@ -23,7 +23,7 @@ class GroupLookups:
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
 
-    def groups(self, streams: Names, options: dict[str, Any]) -> GroupSteps[None]:
+    def groups(self, streams: Names, options: dict[str, Any]) -> GivingSteps[Group | Unfolding, None]:
         """Groups one after the other."""
         checked = GroupOptions(names_of("streams", streams), **options)
         return whole_groups(self.catalog, checked) if checked.complete_only else unfolding_groups(self.catalog, checked)

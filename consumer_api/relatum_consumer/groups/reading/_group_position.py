@@ -58,7 +58,7 @@ def standing(
     recorded = yield from catalog.streams(names)
     members = yield from _recorded_members(recorded, key_id, group_id)
     for gap in known.uncovered if known else ():
-        found: list[Member] = yield Sift(gap.stream, gap.start, gap.stop, member_of)
+        found: list[Member] = yield from Sift(gap.stream, gap.start, gap.stop, member_of)
         members += [member for member in found if member.group_id == group_id]
     floors = yield from _floors(members, is_named=names is not None)
     group = assemble(group_id, distinct(members), order, floors)
@@ -82,7 +82,7 @@ def _said_of(
 def _recorded_members(recorded: Sequence[PresentStream], key_id: int, group_id: str) -> GroupSteps[list[Member]]:
     streams = {stream.stream_id: stream.name for stream in recorded}
     parameters = {"key_id": key_id, "group_ids": [group_id], "stream_ids": list(streams)}
-    rows = yield Select(statements.members(), parameters)
+    rows = yield from Select(statements.members(), parameters)
     members = []
     for value, stream_id, offset, time_us in rows:
         if place := parse_value(value):
@@ -179,7 +179,7 @@ def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
     """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
     floors = [view.floors[stream] for stream in view.stream_ids.values()]
     parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids), "floors": floors}
-    rows = yield Select(statements.unfinished(), parameters | {"before": before, "limit": REPORTS_MAX + 1})
+    rows = yield from Select(statements.unfinished(), parameters | {"before": before, "limit": REPORTS_MAX + 1})
     if len(rows) > REPORTS_MAX:
         raise InvalidInput(f"more than {REPORTS_MAX:,} groups are not complete: ask for one stream, or for older ones")
     return list(dict.fromkeys([*(group_id for (group_id,) in rows), *view.unrecorded_groups]))

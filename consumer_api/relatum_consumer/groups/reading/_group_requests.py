@@ -4,15 +4,18 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from relatum.errors import RelatumError
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer._requests import Request
+from relatum.steps import Request
+from relatum_consumer._requests import LookupRequest
 
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Sift:
+class Sift(Request[list[Any]]):
     """Read a stream's messages from `start` to before `stop`. Answer: what `take` makes of each, None left out."""
 
     stream: str
@@ -22,7 +25,7 @@ class Sift:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenMany:
+class OpenMany(Request[None]):
     """Begin to read many messages, planned together; what was begun before ends. Answer: None."""
 
     ids: Iterable[MessageId]
@@ -30,18 +33,13 @@ class OpenMany:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeMany:
+class TakeMany(Request[list[Message | RelatumError]]):
     """Read so many more of them. Answer: for each id, in order, its message, or as a value why there is none."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Give:
-    """Hand something to the caller. Answer: None, once the caller asks for the next."""
-
-    what: Any
-
-
-GroupRequest: TypeAlias = Request | Sift | OpenMany | TakeMany | Give
+GroupRequest: TypeAlias = LookupRequest | Sift | OpenMany | TakeMany
 GroupSteps: TypeAlias = Generator[GroupRequest, Any, _Result]
+GivingSteps: TypeAlias = Generator[GroupRequest | _Item, Any, _Result]
+"""Steps that give something on the way."""

@@ -83,7 +83,7 @@ class Scan:
         for member in (yield from rows_between(self._view, stream, low, high, firsts_only=self._firsts_only)):
             found[member.offset] = (member.group_id, member.time_us)
         if self._ungrouped:
-            for offset, time_us in (yield Sift(stream, low, high, without_group)):
+            for offset, time_us in (yield from Sift(stream, low, high, without_group)):
                 found[offset] = (None, time_us)
         place = self._clock.place
         return [
@@ -114,7 +114,7 @@ def rows_between(view: View, stream: str, low: int, high: int, *, firsts_only: b
     }
     for stream_id, name in view.stream_ids.items():
         if name == stream:
-            rows = yield Select(
+            rows = yield from Select(
                 statements.rows_between(firsts_only=firsts_only),
                 {"key_id": view.key_id, "stream_id": stream_id, "low": low, "high": high},
             )

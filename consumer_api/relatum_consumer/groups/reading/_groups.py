@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from relatum.errors import RelatumError
 from relatum.membership import GroupPosition
 from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.steps import each, run
 from relatum.waiting import within
 from relatum_consumer._answer import Answer
 from relatum_consumer._lookups import Names
@@ -23,7 +23,14 @@ from relatum_consumer.groups.reading._group_options import (
     OnDuplicate,
     SharingArguments,
 )
-from relatum_consumer.groups.reading._group_requests import Give, GroupRequest, GroupSteps, OpenMany, Sift, TakeMany
+from relatum_consumer.groups.reading._group_requests import (
+    GivingSteps,
+    GroupRequest,
+    GroupSteps,
+    OpenMany,
+    Sift,
+    TakeMany,
+)
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 from relatum_consumer.groups.reading._open_group import Unfolding
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
@@ -267,37 +274,13 @@ class GroupMethods(ABC):
 
     def _run_out(self, steps: GroupSteps[_Result]) -> _Result:
         """Take steps that give nothing on the way to their end; what they return."""
-        each = self._taken(steps)
-        try:
-            next(each)
-        except StopIteration as stop:
-            result: _Result = stop.value
-            return result
-        raise AssertionError("these steps give nothing on the way")
+        with closing(_Carrier(self)) as carrier:
+            return run(steps, carrier.carry_out)
 
-    def _each(self, steps: GroupSteps[None]) -> Generator[Any, None, None]:
-        for what in self._taken(steps):
-            yield OpenGroup(self, what) if isinstance(what, Unfolding) else what
-
-    def _taken(self, steps: GroupSteps[_Result]) -> Generator[Any, None, _Result]:
-        """What steps give; what they return."""
-        with closing(steps), closing(_Carrier(self)) as carrier:
-            answer: Any = None
-            error: RelatumError | None = None
-            while True:
-                try:
-                    request = steps.send(answer) if error is None else steps.throw(error)
-                except StopIteration as stop:
-                    result: _Result = stop.value
-                    return result
-                answer = error = None
-                if type(request) is Give:
-                    yield request.what
-                    continue
-                try:
-                    answer = carrier.carry_out(request)
-                except RelatumError as met:
-                    error = met
+    def _each(self, steps: GivingSteps[Any, None]) -> Generator[Any, None, None]:
+        with closing(_Carrier(self)) as carrier, closing(each(steps, carrier.carry_out)) as given:
+            for what in given:
+                yield OpenGroup(self, what) if isinstance(what, Unfolding) else what
 
 
 class _Carrier:

@@ -7,6 +7,7 @@ from functools import partial
 
 from relatum.errors import IncompleteGroup
 from relatum.membership import Anomaly, GroupPosition
+from relatum.reading import Message
 from relatum_consumer._catalog import Catalog
 from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer._requests import Pause
@@ -15,7 +16,7 @@ from relatum_consumer.groups.reading._delivery import FINAL, Reading, conflict, 
 from relatum_consumer.groups.reading._group_limits import PART_MESSAGES
 from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_position import settled, standing
-from relatum_consumer.groups.reading._group_requests import Give, GroupSteps
+from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps
 from relatum_consumer.groups.reading._group_scan import Scan
 from relatum_consumer.groups.reading._streams_view import look
 from relatum_consumer.groups.reading._whole_groups import Batches, Ends, Idle, offset_of
@@ -33,10 +34,10 @@ class Unfolding:
 
     group_id: str | None
     position: GroupPosition | None
-    messages: Callable[[], GroupSteps[None]]
+    messages: Callable[[], GivingSteps[Message, None]]
 
 
-def unfolding_groups(catalog: Catalog, options: GroupOptions) -> GroupSteps[None]:
+def unfolding_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Unfolding, None]:
     """Give each group as it is found, complete or not."""
     view = yield from look(catalog, options.names, complete=options.complete)
     batches = Batches(view, Scan(view, options.order, offset_of(options), ungrouped=options.ungrouped), options)
@@ -45,7 +46,7 @@ def unfolding_groups(catalog: Catalog, options: GroupOptions) -> GroupSteps[None
         was_given = False
         while (batch := (yield from batches.next())) is not None:
             for group in batch:
-                yield Give(_unfolding(catalog, options, group))
+                yield _unfolding(catalog, options, group)
                 was_given = True
         if not options.follow or not (yield from idle.wait(was_busy=was_given)):
             return
@@ -58,14 +59,13 @@ def _unfolding(catalog: Catalog, options: GroupOptions, group: Assembled) -> Unf
     return Unfolding(group.group_id, group.position, partial(unfold, catalog, options, group.group_id))
 
 
-def _alone(group: Assembled, options: GroupOptions) -> GroupSteps[None]:
+def _alone(group: Assembled, options: GroupOptions) -> GivingSteps[Message, None]:
     """Give the one message of a group of one, unless retention took it meanwhile."""
     messages, _ = yield from read_members(Reading(group.members), group.members, is_named=options.names is not None)
-    for message in messages:
-        yield Give(message)
+    yield from messages
 
 
-def unfold(catalog: Catalog, options: GroupOptions, group_id: str) -> GroupSteps[None]:
+def unfold(catalog: Catalog, options: GroupOptions, group_id: str) -> GivingSteps[Message, None]:
     """Give a group's messages as they come: by number, or in physical order by arrival.
 
     Raises:
@@ -94,7 +94,7 @@ def unfold(catalog: Catalog, options: GroupOptions, group_id: str) -> GroupSteps
             raise _overdue(group)
         if deadline is None:
             deadline, pause = time.monotonic() + options.timeout_s, POLL_S_MIN
-        yield Pause(max(0.0, min(pause, deadline - time.monotonic())))
+        yield from Pause(max(0.0, min(pause, deadline - time.monotonic())))
         pause = min(2 * pause, POLL_S_MAX)
 
 
@@ -125,7 +125,7 @@ def _ready(group: Assembled, given: Collection[int], order: GroupOrder) -> list[
     return list(group.members[len(given) : min(there, len(given) + PART_MESSAGES)])
 
 
-def _give(ready: Sequence[Member], given: set[int], options: GroupOptions) -> GroupSteps[bool]:
+def _give(ready: Sequence[Member], given: set[int], options: GroupOptions) -> GivingSteps[Message, bool]:
     """Give members; False where retention took one meanwhile, and the group is to be passed over."""
     messages, floors = yield from read_members(Reading(ready), ready, is_named=options.names is not None)
     if floors:
@@ -134,7 +134,7 @@ def _give(ready: Sequence[Member], given: set[int], options: GroupOptions) -> Gr
         return False
     for member, message in zip(ready, messages, strict=True):
         given.add(member.sequence)
-        yield Give(message)
+        yield message
     return True
 
 

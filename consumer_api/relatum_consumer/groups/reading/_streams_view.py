@@ -59,7 +59,7 @@ class View:
 
     def members_of(self, group_ids: Sequence[str]) -> GroupSteps[dict[str, list[Row]]]:
         """All rows of groups, by group; those of none are left out."""
-        rows = yield Select(
+        rows = yield from Select(
             statements.members(),
             {"key_id": self.key_id, "group_ids": list(group_ids), "stream_ids": list(self.stream_ids)},
         )
@@ -158,7 +158,7 @@ def _unrecorded(view: View, gaps: Sequence[Uncovered]) -> GroupSteps[list[Member
     for gap in gaps:
         stop = min(gap.stop, view.stops[gap.stream])
         if gap.start < stop:
-            members += yield Sift(gap.stream, gap.start, stop, member_of)
+            members += yield from Sift(gap.stream, gap.start, stop, member_of)
         if len(members) > UNRECORDED_MEMBERS_MAX:
             raise InvalidInput(
                 f"more than {UNRECORDED_MEMBERS_MAX:,} messages of groups are not recorded yet: run a recorder or a "

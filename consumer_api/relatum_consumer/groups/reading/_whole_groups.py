@@ -24,12 +24,13 @@ from relatum_consumer.groups.reading._group_limits import (
     WINDOW_OFFSETS,
 )
 from relatum_consumer.groups.reading._group_options import GroupOptions
-from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
+from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, Sift
 from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between, without_group
+from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.reading._streams_view import View, look, say_left_out
 
 
-def whole_groups(catalog: Catalog, options: GroupOptions) -> GroupSteps[None]:
+def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group, None]:
     """Give each complete group once."""
     view = yield from look(catalog, options.names, complete=options.complete)
     policy = policy_of(options)
@@ -214,7 +215,7 @@ class Idle:
         left = POLL_S_MAX if self._idle_s is None else self._since + self._idle_s - time.monotonic()
         if left <= 0:
             return False
-        yield Pause(min(self._pause, left))
+        yield from Pause(min(self._pause, left))
         self._pause = min(2 * self._pause, POLL_S_MAX)
         return True
 
@@ -239,7 +240,7 @@ class Following:
         self._policy = policy_of(options)
         self._beginning = Beginning.of(options)
 
-    def run(self) -> GroupSteps[None]:
+    def run(self) -> GivingSteps[Group, None]:
         """Give groups until none has come for the time given."""
         idle = Idle(self._options.idle_timeout_s)
         was_given = False
@@ -248,7 +249,7 @@ class Following:
             for stream, end in (yield from self._ends.beyond()):
                 was_given = (yield from self._advance(stream, end)) or was_given
 
-    def _advance(self, stream: str, end: int) -> GroupSteps[bool]:
+    def _advance(self, stream: str, end: int) -> GivingSteps[Group, bool]:
         """Move one stream's end on, part by part, and give what completes with it."""
         view = self._view
         given = False
@@ -258,7 +259,7 @@ class Following:
             view.stops[stream] = high
             found = yield from self._completed(rows, stream, low)
             if self._options.ungrouped:
-                found += [alone(stream, *each) for each in (yield Sift(stream, low, high, without_group))]
+                found += [alone(stream, *each) for each in (yield from Sift(stream, low, high, without_group))]
             if found:
                 yield from deliver(sorted(found, key=_place), self._policy)
                 given = True

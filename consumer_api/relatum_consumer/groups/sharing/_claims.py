@@ -36,7 +36,7 @@ class Claims:
     def take(self, sql: str, parameters: dict[str, Any]) -> GroupSteps[list[Claim]]:
         """Claim groups; in their order."""
         good_until = time.monotonic() + self._lease_s
-        rows = yield Select(sql, self._mine() | {"lease_s": self._lease_s} | parameters)
+        rows = yield from Select(sql, self._mine() | {"lease_s": self._lease_s} | parameters)
         # RETURNING keeps no order: by rank, stream, offset.
         claims = [
             Claim(group_id, number, given, stream_id, first_offset, good_until)
@@ -62,14 +62,14 @@ class Claims:
 
     def count_given(self, claim: Claim) -> GroupSteps[bool]:
         """Write down that a group is given; False where it is another's by now. Again, it changes nothing."""
-        rows = yield Select(statements.count_given(), self._this(claim) | {"given": claim.given + 1})
+        rows = yield from Select(statements.count_given(), self._this(claim) | {"given": claim.given + 1})
         if not rows:
             self.forget(claim)
         return bool(rows)
 
     def end(self, claim: Claim, sql: str) -> GroupSteps[bool]:
         """End a claim; whether it was this member's until then."""
-        rows = yield Select(sql, self._this(claim))
+        rows = yield from Select(sql, self._this(claim))
         self.forget(claim)
         return bool(rows)
 
@@ -87,7 +87,7 @@ class Claims:
             except DatabaseUnavailable:
                 if self.is_closed or time.monotonic() > deadline:
                     raise
-                yield Pause(ACKNOWLEDGE_PAUSE_S)
+                yield from Pause(ACKNOWLEDGE_PAUSE_S)
                 continue
             if is_done:
                 return
@@ -98,7 +98,7 @@ class Claims:
 
     def _was_done(self, claim: Claim) -> GroupSteps[bool]:
         """Whether this very claim ended before: the answer to that may have been lost."""
-        rows = yield Select(statements.state_of(), self._mine() | {"group_id": claim.group_id})
+        rows = yield from Select(statements.state_of(), self._mine() | {"group_id": claim.group_id})
         return [tuple(row) for row in rows] == [("done", self._holder, claim.number)]
 
     def renew(self) -> GroupSteps[None]:
@@ -108,7 +108,7 @@ class Claims:
             return
         good_until = time.monotonic() + self._lease_s
         ids = [claim.group_id for claim in held]
-        rows = yield Select(statements.renew(), self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
+        rows = yield from Select(statements.renew(), self._mine() | {"lease_s": self._lease_s, "group_ids": ids})
         numbers: dict[str, int] = dict(rows)
         for claim in held:
             if numbers.get(claim.group_id) == claim.number:

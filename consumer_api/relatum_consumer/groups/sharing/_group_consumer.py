@@ -23,7 +23,7 @@ def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[Shared
     consumer = yield from by_name(catalog, options.consumer.name)
     if consumer is None:
         values = {"vhost": catalog.vhost, "name": options.consumer.name}
-        yield Select(statements.add_consumer(), values | (yield from _wanted(catalog, options)))
+        yield from Select(statements.add_consumer(), values | (yield from _wanted(catalog, options)))
         consumer = yield from by_name(catalog, options.consumer.name)
     assert consumer is not None, "it was made, here or by another member"
     if consumer.names != _sorted(options.names) or consumer.order != options.order:
@@ -44,7 +44,7 @@ def check_dead_letters(name: str | None) -> GroupSteps[None]:
     if name is None:
         return
     try:
-        yield Bounds(name)
+        yield from Bounds(name)
     except StreamNotFound as error:
         raise StreamNotFound(
             f"dead_letter_stream={name!r}: there is no such stream; declare it", stream=name
@@ -55,7 +55,7 @@ def check_dead_letters(name: str | None) -> GroupSteps[None]:
 
 def by_name(catalog: Catalog, name: str) -> GroupSteps[SharedConsumer | None]:
     """A consumer as the database has it; None where there is none of that name."""
-    rows = yield Select(statements.consumer(), {"vhost": catalog.vhost, "name": name})
+    rows = yield from Select(statements.consumer(), {"vhost": catalog.vhost, "name": name})
     if not rows:
         return None
     consumer_id, names, order, start_offset, start_us, start_stream_id = rows[0]

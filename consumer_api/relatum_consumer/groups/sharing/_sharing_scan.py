@@ -138,7 +138,7 @@ class Scanner:
         """Write down what groups are now, outside any window: where what was written may be older."""
         noted = Noted()
         self._note(noted, (yield from self.groups(group_ids)))
-        yield Select(statements.write_down_again(), self._parameters(noted))
+        yield from Select(statements.write_down_again(), self._parameters(noted))
 
     def _look(self) -> GroupSteps[list[PresentStream]]:
         key_id = yield from group_key(self._catalog)
@@ -153,7 +153,7 @@ class Scanner:
         return present
 
     def _scanned(self) -> GroupSteps[dict[int, list[Range]]]:
-        rows = yield Select(
+        rows = yield from Select(
             statements.scans(), {"consumer_id": self._consumer.consumer_id, "stream_ids": list(self._view.stream_ids)}
         )
         found: dict[int, list[Range]] = {}
@@ -174,7 +174,7 @@ class Scanner:
                 self._note(noted, (yield from self.groups(ids[first : first + GROUPS_AT_ONCE])))
             window = {"from_offset": stretch.grows, "expected": at, "to_offset": to}
             source = {"stream_id": stretch.stream_id, "coverage_id": stretch.coverage_id}
-            ((counted,),) = yield Select(
+            ((counted,),) = yield from Select(
                 statements.write_down(),
                 {**self._parameters(noted), **window, **source, "outside": noted.outside},
             )

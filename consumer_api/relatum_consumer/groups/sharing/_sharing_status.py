@@ -93,9 +93,9 @@ def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStat
     mine = {"consumer_id": consumer.consumer_id}
     counts = dict.fromkeys(STATES, 0)
     oldest: dict[str, datetime] = {}
-    for state, count, opened_at in (yield Select(statements.counts(), mine)):
+    for state, count, opened_at in (yield from Select(statements.counts(), mine)):
         counts[state], oldest[state] = count, opened_at
-    members = yield Select(statements.holders(), mine)
+    members = yield from Select(statements.holders(), mine)
     return GroupConsumerStatus(
         name,
         consumer.names,
@@ -112,7 +112,7 @@ def _sources(catalog: Catalog, consumer: SharedConsumer) -> GroupSteps[tuple[Gro
     present = yield from catalog.streams(consumer.names)
     parameters = {"consumer_id": consumer.consumer_id, "stream_ids": [stream.stream_id for stream in present]}
     scanned: dict[int, list[Range]] = {}
-    for stream_id, start, stop in (yield Select(statements.scans(), parameters)):
+    for stream_id, start, stop in (yield from Select(statements.scans(), parameters)):
         scanned.setdefault(stream_id, []).append((start, stop))
     sources = []
     ends = yield from all_ends(sorted({stream.name for stream in present}), is_named=False)

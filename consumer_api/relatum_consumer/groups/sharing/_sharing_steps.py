@@ -105,7 +105,7 @@ class SharedReading:
             if is_end:
                 return None
             left = POLL_S_MAX if idle_s is None else last + idle_s - time.monotonic()
-            yield Pause(max(0.0, min(pause, left)))
+            yield from Pause(max(0.0, min(pause, left)))
             pause = min(2 * pause, POLL_S_MAX)
         return None
 
@@ -247,7 +247,7 @@ class SharedReading:
 
     def _retained(self, group: Assembled) -> GroupSteps[tuple[Message, ...]]:
         """What is left of a group's messages, in its order."""
-        found = (yield Read([member.id for member in all_of(group)])) if all_of(group) else ()
+        found = (yield from Read([member.id for member in all_of(group)])) if all_of(group) else ()
         return tuple(message for message in found if isinstance(message, Message))
 
     # --- groups that do not complete ----------------------------------------------------------------------
@@ -307,7 +307,7 @@ class SharedReading:
                 text = "dead letters of the group %s of the consumer %r are not taken now, others are given: %s"
                 logger.info(text, outcome.claim.group_id, self._options.consumer.name, ended(error))
             if self._later.is_full:
-                yield Pause(pause_s)
+                yield from Pause(pause_s)
             return True
         try:
             yield from self.claims.end(outcome.claim, statements.give_back("ready"))
@@ -334,7 +334,7 @@ class _AtOnce(Reading):
         if count == 0:
             return []
         if self._messages is None:
-            self._messages = yield Read(self._ids)
+            self._messages = yield from Read(self._ids)
         taken = self._messages[self._at : self._at + count]
         self._at += count
         return taken

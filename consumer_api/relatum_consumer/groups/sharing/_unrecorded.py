@@ -86,7 +86,7 @@ class Unrecorded:
 def _end(stream: str) -> GroupSteps[tuple[int, int] | None]:
     """The first and last offset of a stream; None where it has none, or does not say."""
     try:
-        first, last = yield Bounds(stream)
+        first, last = yield from Bounds(stream)
     except (NotFound, AccessRefused):
         return None
     return None if first is None or last is None else (first, last)
