@@ -18,7 +18,7 @@ SWITCHED = replace(FENCED, state=MoveState.SWITCHED)
 TURNED = replace(FENCED, attempt=2, aborting=True, target="s", epoch=41, target_scan_from=10)
 
 
-def asked(steps: moving.Steps, answers: list[Any]) -> tuple[list[moving.Request], MoveStep]:
+def asked(steps: moving.Steps, answers: list[Any]) -> tuple[list[moving.MoveRequest], MoveStep]:
     """What steps ask for with these answers, and what they return."""
     requests = [next(steps)]
     for answer in answers:
@@ -95,7 +95,7 @@ def test_a_move_that_was_completed_cannot_be_aborted() -> None:
 
 def test_a_message_that_is_confirmed_and_not_there_ends_the_steps() -> None:
     """It is looked for a few times, since a replica may be behind; then somebody may go on later."""
-    requests: list[moving.Request] = []
+    requests: list[moving.MoveRequest] = []
 
     def performed() -> None:
         steps = moving.go_on(7)

@@ -34,6 +34,7 @@ from relatum.ids import MessageId
 from relatum.publishing._dead_letters import Burial, DeadLetters
 from relatum.reading import AsyncStreamReader
 from relatum.reading._window import Result as Found
+from relatum.steps import async_run
 
 
 class AsyncWorker:
@@ -106,14 +107,7 @@ class AsyncWorker:
             return await self._steps(bulk, fail(self._options, bulk, error))
 
     async def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                consumed: Consumed = end.value
-                return consumed
-            answer = await self._perform(step, bulk)
+        return await async_run(steps, lambda step: self._perform(step, bulk))
 
     async def _perform(self, step: Step, bulk: Bulk) -> Any:
         shared, member, doing = self._shared, self._shared.member, self._doing

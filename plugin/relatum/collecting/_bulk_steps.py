@@ -14,6 +14,7 @@ from relatum.errors import NotFound, OffsetExpired, OffsetNotFound, RelatumError
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
 from relatum.reading import Message
+from relatum.steps import Request
 from relatum.waiting import may_repeat
 
 UNREAD_S: Final = 2.0
@@ -21,14 +22,14 @@ UNREAD_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Request[Mapping[MessageId, Message | RelatumError]]):
     """Read the messages at these places: answer with a mapping to each message, or to the error that says why not."""
 
     places: Sequence[MessageId]
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(Request[Stored]):
     """Note in the store that these are handed on: answer with its `Stored`."""
 
     bulk_id: int
@@ -44,14 +45,14 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(Request[Executed]):
     """Call the executor: answer with an `Executed`; what it raises is in there."""
 
     bulk: Bulk
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Request["Joined"]):
     """Call the executor in a transaction that stores its results, too: answer with what `_joined` comes to."""
 
     bulk: Bulk
@@ -76,14 +77,14 @@ Letter = tuple[Message, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class Bury(Request[Mapping[MessageId, str]]):
     """Publish messages to the dead-letter stream: answer with those it takes at no time, and why."""
 
     letters: Sequence[Letter]
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Request[Stored]):
     """Store results: answer with the store's `Stored`."""
 
     bulk_id: int
@@ -150,7 +151,7 @@ def fail(options: ExecutorOptions, bulk: Bulk, error: Exception) -> Steps:
 
 def _forward(bulk: Bulk) -> Generator[Step, Any, datetime]:
     """Note the attempt, once; only what is still this member's is left to be consumed."""
-    forwarded: Stored = yield Forward(bulk.id, [message.place for message in bulk.messages])
+    forwarded = yield from Forward(bulk.id, [message.place for message in bulk.messages])
     bulk._keep(forwarded.places)
     bulk._note_forwarded(forwarded.at)
     return forwarded.at
@@ -164,7 +165,7 @@ def _load(bulk: Bulk) -> Generator[Step, Any, tuple[dict[MessageId, Failure], li
     unread = {message.place: message for message in bulk.messages if message.body is None}
     if not unread:
         return {}, []
-    found: Mapping[MessageId, Message | RelatumError] = yield Load(list(unread))
+    found = yield from Load(list(unread))
     lost: dict[MessageId, Failure] = {}
     later: list[Result] = []
     for place, message in unread.items():
@@ -202,8 +203,8 @@ def _execute(options: ExecutorOptions, bulk: Bulk, *, may_die: bool) -> Steps:
 
     bulk._begin_attempt()
     if not options.joins_transaction:
-        return (yield from _finish(bulk, judge((yield Execute(bulk)))))
-    joined: Joined = yield Join(bulk, judge)
+        return (yield from _finish(bulk, judge((yield from Execute(bulk)))))
+    joined = yield from Join(bulk, judge)
     if joined.stored is None:
         return (yield from _finish(bulk, joined.results))
     return _consumed(joined.results, joined.stored)
@@ -233,8 +234,8 @@ def _finish(bulk: Bulk, results: list[Result]) -> Steps:
     letters = letters_of(bulk.messages, results)
     if letters:
         # First: a message that is called dead must be there. Killed between the two, it is published again.
-        results = with_refused(results, (yield Bury(letters)))
-    stored: Stored = yield Finish(bulk.id, results)
+        results = with_refused(results, (yield from Bury(letters)))
+    stored = yield from Finish(bulk.id, results)
     return _consumed(results, stored)
 
 

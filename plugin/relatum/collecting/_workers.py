@@ -31,6 +31,7 @@ from relatum.ids import MessageId
 from relatum.publishing._dead_letters import Burial, DeadLetters
 from relatum.reading import StreamReader
 from relatum.reading._window import Result as Found
+from relatum.steps import run
 
 WAIT_S = 1.0
 """How often a worker without a bulk looks up; nothing depends on it."""
@@ -114,14 +115,7 @@ class Worker:
             return self._steps(bulk, fail(self._options, bulk, error))
 
     def _steps(self, bulk: Bulk, steps: Steps) -> Consumed:
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                consumed: Consumed = end.value
-                return consumed
-            answer = self._perform(step, bulk)
+        return run(steps, lambda step: self._perform(step, bulk))
 
     def _perform(self, step: Step, bulk: Bulk) -> Any:
         shared, member, doing = self._shared, self._shared.member, self._doing

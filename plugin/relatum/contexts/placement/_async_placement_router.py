@@ -19,9 +19,9 @@ from relatum.contexts.placement._placement_core import CLOSED, Places, RouterCor
 from relatum.contexts.placement._placement_router import rejected
 from relatum.contexts.placement._publication import (
     Adopt,
+    PublicationRequest,
     Published,
     ReadGeneration,
-    Request,
     Send,
     Sleep,
     Steps,
@@ -31,6 +31,7 @@ from relatum.contexts.placement._publication import (
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.processes import of_one_process
+from relatum.steps import async_run
 from relatum.superstreams._connections import vhost_of
 from relatum.superstreams._protocol import channel_of
 from relatum.waiting import in_thread
@@ -279,20 +280,9 @@ class AsyncRouter:
 
     async def _run(self, steps: Steps[T], send: Any = None) -> T:
         """Perform steps until they return."""
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = await self._perform(request, send)
-                except BaseException as error:  # noqa: BLE001 it is raised where the step was asked for
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return await async_run(steps, lambda request: self._perform(request, send))
 
-    async def _perform(self, request: Request, send: Any) -> Any:
+    async def _perform(self, request: PublicationRequest, send: Any) -> Any:
         if isinstance(request, Send):
             return await send(request)
         if isinstance(request, Sleep):
@@ -303,7 +293,7 @@ class AsyncRouter:
             return await self._to_the_end(self._in_thread(request))
         return await self._in_thread(request)
 
-    async def _in_thread(self, request: Request) -> Any:
+    async def _in_thread(self, request: PublicationRequest) -> Any:
         if not self._has_threads:
             raise UsedAfterClose(CLOSED)
         return await in_thread(self._threads, self._core.perform, request)

@@ -1,6 +1,5 @@
 """What the routers of both faces share: their options, the placements in the database, and the steps that block."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,10 @@ from relatum.contexts.placement._publication import (
     Adopt,
     FindMove,
     Place,
+    PublicationRequest,
     Publications,
     ReadChanges,
     ReadGeneration,
-    Request,
     Search,
     Send,
     WhenAway,
@@ -34,6 +33,7 @@ from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamReader
+from relatum.steps import run
 from relatum.store import component_engine, make_engine
 from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
 from relatum.superstreams._connections import address_of
@@ -322,7 +322,7 @@ class RouterCore:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def perform(self, request: Request) -> Any:
+    def perform(self, request: PublicationRequest) -> Any:
         """Do what a publication asks for, but for sending and sleeping; it may block, for `timeout_s` at most."""
         seconds = self.options.timeout_s
         if self.options.when_database_away == "known" and type(request) in (ReadGeneration, ReadChanges):
@@ -349,11 +349,7 @@ class RouterCore:
         Raises:
             DatabaseUnavailable: it is away; nothing is lost by that.
         """
-        steps = self.publications.look()
-        answer: Any = None
-        with contextlib.suppress(StopIteration):
-            while True:
-                answer = self.perform(steps.send(answer))
+        run(self.publications.look(), self.perform)
 
     def _changes(self, request: ReadChanges) -> tuple[int, Sequence[Placement] | None]:
         changes = self.store.changes(request.since)

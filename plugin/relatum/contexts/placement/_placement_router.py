@@ -17,11 +17,12 @@ from relatum.checks import checked_seconds
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._placement_core import Places, RouterCore, RouterOptions, unsettled
-from relatum.contexts.placement._publication import Published, Request, Send, Sleep, Steps, T, Unsettled
+from relatum.contexts.placement._publication import PublicationRequest, Published, Send, Sleep, Steps, T, Unsettled
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, RelatumError
 from relatum.processes import of_one_process
 from relatum.publishing.clients._pika import OwnProperties, copy_with
+from relatum.steps import run
 from relatum.superstreams import Target
 from relatum.superstreams._connections import vhost_of
 
@@ -239,20 +240,9 @@ class Router(Target):
 
     def _run(self, steps: Steps[T], send: Any = None) -> T:
         """Perform steps until they return."""
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = self._perform(request, send)
-                except BaseException as error:  # noqa: BLE001 it is raised where the step was asked for
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return run(steps, lambda request: self._perform(request, send))
 
-    def _perform(self, request: Request, send: Any) -> Any:
+    def _perform(self, request: PublicationRequest, send: Any) -> Any:
         if isinstance(request, Send):
             return send(request)
         if isinstance(request, Sleep):

@@ -19,7 +19,7 @@ not overtake each other. No clock has a say in any of that, unless `check_s` all
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -28,6 +28,7 @@ from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
 from relatum.metrics import Histogram
+from relatum.steps import Request
 
 POLL_S: Final = 0.005
 """Seconds between two looks whether a move has ended."""
@@ -54,12 +55,12 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ReadGeneration:
+class ReadGeneration(Request[int]):
     """Read the generation of the super stream; the answer is an `int`."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadChanges:
+class ReadChanges(Request[tuple[int, Sequence[Placement] | None]]):
     """Read what changed; the answer is a pair: the generation as of which it was read, and the placements.
 
     None instead of placements where it cannot be told any more.
@@ -69,7 +70,7 @@ class ReadChanges:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Request[Placement]):
     """Read the placement of a name, making one where there is none; the answer is a `Placement`, open or moving.
 
     Attributes:
@@ -82,7 +83,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Request[Any]):
     """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own.
 
     Attributes:
@@ -97,7 +98,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class FindMove:
+class FindMove(Request[MoveInfo | None]):
     """Find the first move of a name out of or into a stream whose fence or marker has a higher epoch.
 
     The answer is a `MoveInfo`, or None where there is none.
@@ -109,7 +110,7 @@ class FindMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class Search(Request[int | None]):
     """Find what was sent, where it lies behind a fence or a marker of its name with a higher epoch.
 
     Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all, is no
@@ -127,7 +128,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(Request[None]):
     """Publish an adoption to a stream and wait for the broker's confirm; the answer is None."""
 
     stream: str
@@ -135,16 +136,16 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(Request[None]):
     """Let time pass; the answer is None."""
 
     seconds: float
 
 
-Request: TypeAlias = ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | Sleep
+PublicationRequest: TypeAlias = ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | Sleep
 """What a step asks for."""
 
-Steps: TypeAlias = Generator[Request, Any, T]
+Steps: TypeAlias = Generator[PublicationRequest, Any, T]
 
 
 class Published(NamedTuple):
@@ -229,7 +230,7 @@ class Publications:
             yield from self._settle_all(name, deadline, must=True)
             known = yield from self._placed(name, deadline, stream)
         placed = Placed(known.placement.epoch, self.session, next(self._numbers))
-        result = yield Send(known.placement, placed, known.as_of)
+        result = yield from Send(known.placement, placed, known.as_of)
         sent = Sent(name, known.placement.stream, placed, known.as_of)
         self.unchecked.add(sent)
         if not self._is_checked_enough(sent):
@@ -290,7 +291,7 @@ class Publications:
                 )
             if self._clock() - began >= WAITED_S:
                 self.when_waiting()
-            yield Sleep(POLL_S)
+            yield from Sleep(POLL_S)
             must_look = True
 
     def _place(self, name: str, stream: str | None, deadline: float) -> Steps[Known]:
@@ -301,11 +302,11 @@ class Publications:
             as_of = self.cache.generation
             assert as_of is not None
             try:
-                placement: Placement = yield Place(name, stream)
+                placement = yield from Place(name, stream)
             except DatabaseUnavailable:
                 if self._when_away != "wait" or self._clock() >= deadline:
                     raise
-                yield Sleep(RETRY_S)
+                yield from Sleep(RETRY_S)
                 continue
             self.cache.add(placement, as_of)
             return Known(placement, as_of)
@@ -329,10 +330,10 @@ class Publications:
         while True:
             mark, began = self.unchecked.mark(), self._clock()
             try:
-                generation: int = yield ReadGeneration()
+                generation = yield from ReadGeneration()
                 self.cache.begin(generation)
                 while (since := self.cache.generation) is not None and since < generation:
-                    as_of, changed = yield ReadChanges(since)
+                    as_of, changed = yield from ReadChanges(since)
                     # Before the new placements are there to be used: what was sent under the old ones is settled first.
                     self._looked(mark)
                     self.cache.advance(as_of, changed)
@@ -343,7 +344,7 @@ class Publications:
                     return False
                 if self._when_away != "wait" or self._clock() >= deadline:
                     raise
-                yield Sleep(RETRY_S)
+                yield from Sleep(RETRY_S)
                 continue
             self.unchecked.checked(mark, self.cache)
             self._looked(mark, began)
@@ -387,7 +388,7 @@ class Publications:
         # Remembered before it is published: should its confirm not come, it is looked for before the next try.
         doubtful = replace(adopted, is_doubtful=True)
         self.unchecked.replace(sent, doubtful)
-        yield Adopt(known.placement.stream, adoption)
+        yield from Adopt(known.placement.stream, adoption)
         with self._lock:
             self.adopted += 1
         self.unchecked.replace(doubtful, adopted)
@@ -396,23 +397,22 @@ class Publications:
 
     def _is_there(self, sent: Sent) -> Steps[bool]:
         """Whether an adoption whose confirm did not come is in its partition, behind the marker of its epoch."""
-        move: MoveInfo | None = yield FindMove(sent.name, sent.wanted.epoch - 1, sent.stream)
+        move = yield from FindMove(sent.name, sent.wanted.epoch - 1, sent.stream)
         from_offset = 0 if move is None else _scan_from(move, sent.stream)
-        at: int | None = yield Search(sent, from_offset, anywhere=True)
+        at = yield from Search(sent, from_offset, anywhere=True)
         return at is not None
 
     def _stray(self, sent: Sent) -> Steps[int | None]:
         """Where something sent lies behind the end of its placement; None where it counts. After a look."""
         if sent.as_of == self.cache.generation or self.cache.still(sent):
             return None
-        move: MoveInfo | None = yield FindMove(sent.name, sent.wanted.epoch, sent.stream)
+        move = yield from FindMove(sent.name, sent.wanted.epoch, sent.stream)
         if move is None:
             return None
         end = _end_of(move, sent)
         # By the fence's offset, where it is known: retention may have dropped the fence itself while this router slept.
         search = Search(sent, _scan_from(move, sent.stream)) if end is None else Search(sent, end, anywhere=True)
-        at: int | None = yield search
-        return at
+        return (yield from search)
 
 
 def _end_of(move: MoveInfo, sent: Sent) -> int | None:

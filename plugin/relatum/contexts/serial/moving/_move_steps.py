@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, TypeAlias
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import MoveState
 from relatum.errors import MoveConflict, StreamUnavailable
+from relatum.steps import Request
 
 GRACE_S: Final = 0.05
 """Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.
@@ -75,14 +76,14 @@ class MoveStep:
 
 
 @dataclass(frozen=True, slots=True)
-class FindEnd:
+class FindEnd(Request[int]):
     """Find where a stream ends; the answer is the offset behind its last message, 0 where it is empty."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Request[MoveStep]):
     """Begin the move in the database, in one transaction; the answer is its `MoveStep`.
 
     The placements of these contexts become `moving`, and the generation is raised. Those that are not open in the
@@ -97,21 +98,21 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Look(Request[MoveStep]):
     """Read the move; the answer is its `MoveStep`."""
 
     move_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(Request[None]):
     """Let time pass; the answer is None."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class PublishControl:
+class PublishControl(Request[None]):
     """Publish a control message to a stream and wait for the broker's confirm; the answer is None."""
 
     stream: str
@@ -119,7 +120,7 @@ class PublishControl:
 
 
 @dataclass(frozen=True, slots=True)
-class FindControl:
+class FindControl(Request[int | None]):
     """Find the first fence or marker of a move and an epoch; the answer is its offset, or None where there is none.
 
     From an offset of the stream on, up to where the stream ends now.
@@ -133,7 +134,7 @@ class FindControl:
 
 
 @dataclass(frozen=True, slots=True)
-class SetFenced:
+class SetFenced(Request[MoveStep]):
     """From `fencing` to `fenced`, if the move is at that attempt; the answer is its `MoveStep` either way."""
 
     move_id: int
@@ -142,7 +143,7 @@ class SetFenced:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Request[MoveStep]):
     """From `fenced` to `switched` (or `aborted`), if at that attempt; the answer is the `MoveStep` either way.
 
     In the same transaction the placements become the target's, open, under the move's epoch, and the generation is
@@ -155,7 +156,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAborting:
+class SetAborting(Request[MoveStep]):
     """Make the source the target, under a new epoch and attempt, unless that was done or the move has ended.
 
     The answer is the `MoveStep` either way.
@@ -164,10 +165,12 @@ class SetAborting:
     move_id: int
 
 
-Request: TypeAlias = FindEnd | Begin | Look | Sleep | PublishControl | FindControl | SetFenced | Switch | SetAborting
+MoveRequest: TypeAlias = (
+    FindEnd | Begin | Look | Sleep | PublishControl | FindControl | SetFenced | Switch | SetAborting
+)
 """What a step asks for."""
 
-Steps: TypeAlias = Generator[Request, Any, MoveStep]
+Steps: TypeAlias = Generator[MoveRequest, Any, MoveStep]
 
 
 def move(source: str, target: str, contexts: frozenset[str], *, grace_s: float = GRACE_S) -> Steps:
@@ -179,17 +182,17 @@ def move(source: str, target: str, contexts: frozenset[str], *, grace_s: float =
         contexts: Their names.
         grace_s: Seconds before the fence.
     """
-    scan_from: int = yield FindEnd(source)
-    target_scan_from: int = yield FindEnd(target)
-    begun: MoveStep = yield Begin(source, target, contexts, scan_from, target_scan_from)
-    yield Sleep(grace_s)
-    yield PublishControl(source, _fence(begun))
+    scan_from = yield from FindEnd(source)
+    target_scan_from = yield from FindEnd(target)
+    begun = yield from Begin(source, target, contexts, scan_from, target_scan_from)
+    yield from Sleep(grace_s)
+    yield from PublishControl(source, _fence(begun))
     return (yield from _complete(begun))
 
 
 def go_on(move_id: int) -> Steps:
     """Perform what is left of a move, from whatever state it is in. One that has ended stays as it is."""
-    found: MoveStep = yield Look(move_id)
+    found = yield from Look(move_id)
     return (yield from _complete(found))
 
 
@@ -199,7 +202,7 @@ def abort(move_id: int) -> Steps:
     Raises:
         MoveConflict: it was completed; another move brings its contexts back.
     """
-    found: MoveStep = yield SetAborting(move_id)
+    found = yield from SetAborting(move_id)
     if found.state is MoveState.SWITCHED:
         raise MoveConflict(
             f"move {move_id} was completed: move its contexts back to {found.source!r} instead",
@@ -214,29 +217,29 @@ def _complete(found: MoveStep) -> Steps:
     while not found.state.is_ended:
         if found.state is MoveState.FENCING:
             at = yield from _ensure(found.source, _fence(found), found.scan_from)
-            found = yield SetFenced(found.move_id, found.attempt, at)
+            found = yield from SetFenced(found.move_id, found.attempt, at)
         else:
             at = yield from _ensure(found.target, _marker(found), found.target_scan_from)
-            found = yield Switch(found.move_id, found.attempt, at)
+            found = yield from Switch(found.move_id, found.attempt, at)
     return found
 
 
-def _ensure(stream: str, control: Fence | Marker, from_offset: int) -> Generator[Request, Any, int]:
+def _ensure(stream: str, control: Fence | Marker, from_offset: int) -> Generator[MoveRequest, Any, int]:
     """Where the first such message lies; it is published where there is none.
 
     Which one is the first cannot change once one was seen: offsets only ascend.
     """
     kind: Literal["fence", "marker"] = "fence" if isinstance(control, Fence) else "marker"
     find = FindControl(stream, kind, control.move_id, control.epoch, from_offset)
-    at: int | None = yield find
+    at = yield from find
     if at is not None:
         return at
-    yield PublishControl(stream, control)
+    yield from PublishControl(stream, control)
     for _ in range(LOOKS_MAX):
-        at = yield find
+        at = yield from find
         if at is not None:
             return at
-        yield Sleep(LOOK_AGAIN_S)
+        yield from Sleep(LOOK_AGAIN_S)
     raise StreamUnavailable(
         f"the {kind} of move {control.move_id} is confirmed and not to be found in {stream!r}; go on with it later",
         stream=stream,

@@ -13,9 +13,9 @@ from relatum.contexts.serial.moving._move_steps import (
     FindControl,
     FindEnd,
     Look,
+    MoveRequest,
     MoveStep,
     PublishControl,
-    Request,
     SetAborting,
     SetFenced,
     Sleep,
@@ -25,6 +25,7 @@ from relatum.contexts.serial.moving._move_steps import (
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import PublishNacked, PublishUnroutable, RelatumError, Transient
 from relatum.processes import new_holder
+from relatum.steps import run
 from relatum.store import LEASE_S, renewal_s
 from relatum.waiting import Server
 
@@ -67,7 +68,7 @@ class Mover:
         # For this move alone: by it a repeated beginning knows the move that the first one began.
         self._holder = holder or new_holder()
         self._known: MoveStep | None = None
-        self._ways: dict[type[Request], Callable[[Any], Any]] = {
+        self._ways: dict[type[MoveRequest], Callable[[Any], Any]] = {
             FindEnd: lambda wanted: streams.end_of(wanted.stream),
             Begin: lambda wanted: store.begin(wanted, self._holder),
             Look: self._look,
@@ -88,21 +89,19 @@ class Mover:
         """
         try:
             with self._attending():
-                request = next(steps)
-                while True:
-                    answer = self._persist(request)
-                    if isinstance(answer, MoveStep):
-                        self._note(answer)
-                    request = steps.send(answer)
-        except StopIteration as end:
-            ended: MoveStep = end.value
-            return ended
+                return run(steps, self._perform)
         except RelatumError as error:
             if self._known is None or self._known.state.is_ended:
                 raise
             raise _stopped(self._known, error) from error
 
-    def _persist(self, request: Request) -> Any:
+    def _perform(self, request: MoveRequest) -> Any:
+        answer = self._persist(request)
+        if isinstance(answer, MoveStep):
+            self._note(answer)
+        return answer
+
+    def _persist(self, request: MoveRequest) -> Any:
         """Perform a step, again while what it needs does not answer. Each may be repeated."""
         give_up_at, outages = time.monotonic() + self._retry_s, self._store.outages
         move = "a move to begin" if self._known is None else f"move {self._known.move_id}"
