@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relatum.command import (
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     ExitCode,

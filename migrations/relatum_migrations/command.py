@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from relatum.command import DatabaseOption, JsonOption, console, print_json, require_database
+from relatum.terminal import DatabaseOption, JsonOption, console, print_json, require_database
 from relatum_migrations import LOCK_S, head, missing_roles, sql, upgrade
 from relatum_migrations import current as current_revision
 

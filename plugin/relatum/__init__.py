@@ -4,10 +4,10 @@ A publisher wraps its connection: `relatum.intercept(connection, database=URL, k
 offset of what it published calls `relatum.publish` (`publish_async` for aio-pika) and waits on the receipt.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from relatum import errors
+from relatum.faces import imported_later
 from relatum.ids import MessageId
 
 if TYPE_CHECKING:
@@ -100,19 +100,9 @@ _HOMES = {
     "statistics": "relatum.publishing",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used.
-
-    This module runs before any other of the package. Were it to import pika and SQLAlchemy, so would the keys and the
-    wire format, which need neither, and every start of the command.
-    """
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'relatum' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+# This module runs before any other of the package. Were it to import pika and SQLAlchemy, so would the keys and the
+# wire format, which need neither, and every start of the command.
+__getattr__ = imported_later(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

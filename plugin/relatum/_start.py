@@ -44,10 +44,12 @@ def main() -> None:
 def _run(*, interruptible: bool = False) -> None:
     from relatum.command import complete_app
 
-    app = complete_app()
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    app(prog_name="relatum")
+    # Called when the command that is run is imported, too.
+    complete_app()(prog_name="relatum", obj=_interruptible if interruptible else None)
+
+
+def _interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _unraisable(unraisable: Any) -> None:

@@ -7,7 +7,7 @@ from relatum import MessageId
 from relatum.collecting import OutcomeStatus
 from relatum.collecting._collector_store import CollectorStore
 from relatum.collecting._ports import Advance, Entry, Result
-from relatum.command import ExitCode
+from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from relatum.command import ExitCode
 from relatum.reading import StreamReader
+from relatum.terminal import ExitCode
 from relatum_consumer import Relations
 from relatum_consumer.demo._asking import Demonstration
 from relatum_consumer.demo._data import FLIGHTS, Dataset, load

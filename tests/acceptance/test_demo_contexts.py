@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pika
 import pytest
 
-from relatum.command import ExitCode
 from relatum.contexts.serial import FindingKind
 from relatum.superstreams import delete_super_stream
+from relatum.terminal import ExitCode
 from relatum_consumer.demo._contexts import PARTITIONS, SUPER_STREAM
 from tests.acceptance._command import Relatum
 from tests.support import broker_connection, unique_name

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from relatum.command import ExitCode
 from relatum.membership import GROUP_KEY
+from relatum.terminal import ExitCode
 from relatum_consumer import GroupConsumer, Relations
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain, recording, wait_recorded

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relatum.command import ExitCode
+from relatum.terminal import ExitCode
 
 LIMIT_S = 240
 FULL = Path("/dev/full")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from relatum.command import ExitCode
+from relatum.terminal import ExitCode
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 

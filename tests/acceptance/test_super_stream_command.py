@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from relatum.command import ExitCode
 from relatum.errors import SuperStreamNotFound
 from relatum.superstreams import Layout, declare_super_stream, describe_super_stream
+from relatum.terminal import ExitCode
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import unique_name
 from tests.support.super_streams import delete_by_hand

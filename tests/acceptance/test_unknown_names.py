@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from relatum.command import ExitCode
 from relatum.membership import GROUP_KEY
 from relatum.recording import backfill
 from relatum.store import add_keys, make_engine
+from relatum.terminal import ExitCode
 from tests.acceptance._command import Relatum
 from tests.support import publish_plain
 

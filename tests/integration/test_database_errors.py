@@ -11,10 +11,11 @@ from psycopg import sql
 from typer.testing import CliRunner
 
 import relatum
-from relatum.command import complete_app, exit_code_of
+from relatum.command import complete_app
 from relatum.errors import AccessRefused, ConfigurationError, DatabaseUnavailable, RelatumError, SchemaMissing
 from relatum.local._account import Account
 from relatum.store import as_engine, key_definitions, translated_errors
+from relatum.terminal import exit_code_of
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.contract.test_tls import FILES

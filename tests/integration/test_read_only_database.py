@@ -9,12 +9,13 @@ import psycopg.sql
 import pytest
 from typer.testing import CliRunner
 
-from relatum.command import ExitCode, complete_app
+from relatum.command import complete_app
 from relatum.errors import DatabaseUnavailable
 from relatum.keys import KeyDefinition
 from relatum.local import LocalPostgreSQL
 from relatum.recording import verify
 from relatum.store import add_keys, as_engine
+from relatum.terminal import ExitCode
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
 from tests.support import publish_plain, recorded_to, recording, wait_recorded, wait_until

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import relatum
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
-from relatum.command._app import app
+from relatum.command import complete_app
 from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
@@ -285,7 +285,7 @@ def _spark_sink(_world: World, url: str, options: dict[str, Any]) -> None:
 
 
 def _command(_world: World, url: str, options: dict[str, Any]) -> None:
-    ended = CliRunner().invoke(app, ["read", STREAM, "0", "--broker", url])
+    ended = CliRunner().invoke(complete_app(), ["read", STREAM, "0", "--broker", url])
     if ended.exit_code:
         # As the class and the words that a terminal shows.
         kind = AccessRefused if "client certificate's user" in ended.output else TlsRefused

@@ -12,11 +12,19 @@ import typer
 
 from relatum import errors
 from relatum.collecting import Outcome, OutcomeStatus
-from relatum.command import ExitCode, exit_code_of, parse_span, print_messages
-from relatum.command._logs import JsonFormatter, TextFormatter
-from relatum.command._outcome import print_outcomes
-from relatum.command._output import confirm, ranges_text, size_text
+from relatum.outcomes._outcome_command import print_outcomes
 from relatum.reading import Message
+from relatum.terminal import (
+    ExitCode,
+    JsonFormatter,
+    TextFormatter,
+    confirm,
+    exit_code_of,
+    parse_span,
+    print_messages,
+    ranges_text,
+    size_text,
+)
 
 
 def subclasses(kind: type[errors.RelatumError]) -> Iterator[type[errors.RelatumError]]:

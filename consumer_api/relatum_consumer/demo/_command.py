@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from relatum.command import (
+from relatum.errors import ConfigurationError
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     ExitCode,
@@ -23,7 +24,6 @@ from relatum.command import (
     require_broker,
     require_database,
 )
-from relatum.errors import ConfigurationError
 from relatum_migrations import upgrade
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from relatum.command import console
+from relatum.terminal import console
 from relatum_consumer.demo._contexts import Result
 from relatum_consumer.demo._show import DIFFERENCES_SHOWN
 

@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from relatum.command import console
 from relatum.reading import Message
+from relatum.terminal import console
 from relatum_consumer.demo._asking import REPEATS, Difference, Timed
 from relatum_consumer.demo._data import FLIGHTS, PLANES
 

@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from relatum import MessageId
-from relatum.command import (
+from relatum.membership import GroupPosition, membership
+from relatum.reading import Message
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     ExitCode,
@@ -20,8 +22,6 @@ from relatum.command import (
     parse_span,
     print_json,
 )
-from relatum.membership import GroupPosition, membership
-from relatum.reading import Message
 from relatum_consumer.command import open_relations
 from relatum_consumer.groups import Group, GroupConsumerStatus, IncompleteGroupReport
 

@@ -1,46 +1,58 @@
-"""The Typer application: the kernel's commands, those found through entry points, and errors made exit codes."""
+"""The Typer application: commands found through entry points, imported when they are run; errors as exit codes."""
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import entry_points, version
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from relatum.command._affinity import affinity
-from relatum.command._backfill import backfill
-from relatum.command._contexts import contexts
-from relatum.command._exits import EPILOG, exit_code_of
-from relatum.command._forget import forget
-from relatum.command._keys import keys
-from relatum.command._outcome import outcome
-from relatum.command._output import ending_with_output, print_error
-from relatum.command._prune import prune
-from relatum.command._read import read
-from relatum.command._record import record
-from relatum.command._status import status
-from relatum.command._super_stream import super_stream
-from relatum.command._up import up
-from relatum.command._verify import verify
+from relatum.command._command_list import HELP
 from relatum.errors import RelatumError
+from relatum.terminal import EPILOG, ExitCode, ending_with_output, exit_code_of, print_error
 
 ENTRY_POINT_GROUP: Final = "relatum.commands"
-"""Where packages above the kernel register their commands: NAME = "module:function", or a `typer.Typer` of several."""
-
-_ORDER: Final = (
-    "up", "demo", "migrate", "keys", "record", "find", "related", "groups", "read", "status", "outcome", "backfill",
-    "verify", "prune", "forget", "super-stream", "affinity", "contexts", "spark",
-)  # fmt: skip
+"""Where rooms and packages register their commands: NAME = "module:function", or a `typer.Typer` of several."""
 
 
 class _Group(TyperGroup):
-    """Commands in the order in which they are met, and Relatum's errors as one line and an exit code."""
+    """Commands that are imported when they are run, and Relatum's errors as one line and an exit code."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        known = super().list_commands(ctx)
-        return sorted(known, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+        for name in [*(name for name in HELP if name in self._points), *sorted(self._points.keys() - HELP.keys())]:
+            found = TyperCommand(name, help=HELP[name]) if name in HELP else self._imported(name)
+            if found is not None:
+                self.add_command(found, name)
 
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As Typer's, with the command itself, not what the list shows of it."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            found = self._imported(name)
+            if found is None:
+                raise typer.Exit(ExitCode.CONFIGURATION)
+        if ctx.obj is not None:
+            ctx.obj()
+        return name, found, rest
+
+    def _imported(self, name: str) -> Any:
+        """A command; None where it cannot be imported, which is said."""
+        try:
+            command = self._points[name].load()
+        except ImportError as error:
+            print_error(f"the command {name!r} cannot be loaded: {error}")
+            return None
+        # Typer makes commands of functions, and groups of its applications, as parts of an application only.
+        around = typer.Typer(rich_markup_mode="markdown")
+        if isinstance(command, typer.Typer):
+            around.add_typer(command, name=name)
+        else:
+            around.command(name)(command)
+        return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
+
+    def invoke(self, ctx: Any) -> Any:
         # Here and around all of it: Typer ends with 1 by itself where a pipe is closed.
         with ending_with_output():
             try:
@@ -55,63 +67,40 @@ class _Group(TyperGroup):
             return super().main(*arguments, **options)
 
 
-app = typer.Typer(
-    name="relatum",
-    cls=_Group,
-    help="Find the messages that belong together, across RabbitMQ streams, without scanning them.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    # Local variables hold URLs, and URLs hold passwords.
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(keys, name="keys")
-app.add_typer(super_stream, name="super-stream")
-app.add_typer(affinity, name="affinity")
-app.add_typer(contexts, name="contexts")
-for _command in (up, record, read, status, outcome, backfill, verify, prune, forget):
-    app.command()(_command)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(version("relatum"))
         raise typer.Exit
 
 
-@app.callback()
+@cache
+def complete_app() -> typer.Typer:
+    """The application with all commands that are installed.
+
+    What is given to it as `obj` is called as soon as a command is imported, before that is run.
+    """
+    app = typer.Typer(
+        name="relatum",
+        cls=_Group,
+        help="Find the messages that belong together, across RabbitMQ streams, without scanning them.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        # Local variables hold URLs, and URLs hold passwords.
+        pretty_exceptions_show_locals=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    return app
+
+
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
     """Find the messages that belong together, across RabbitMQ streams, without scanning them."""
-
-
-def _add(found: EntryPoint) -> None:
-    """Add a command of another package; one that cannot be imported is named and left out."""
-    try:
-        command = found.load()
-    except ImportError as error:
-        print_error(f"the command {found.name!r} cannot be loaded: {error}")
-        return
-    if isinstance(command, typer.Typer):
-        app.add_typer(command, name=found.name)
-    else:
-        app.command(found.name)(command)
-
-
-@cache
-def complete_app() -> typer.Typer:
-    """The application with the commands of the packages above the kernel.
-
-    Not when this module is imported: those packages import it.
-    """
-    for found in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
-        _add(found)
-    return app
 
 
 def main() -> None:

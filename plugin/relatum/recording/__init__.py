@@ -1,5 +1,8 @@
 """Recording: from streams into the relationship table, and what keeps the two equal."""
 
+from typing import TYPE_CHECKING
+
+from relatum.faces import imported_later
 from relatum.processes import new_holder
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
 from relatum.recording._compare import Difference, StreamVerified
@@ -13,6 +16,15 @@ from relatum.recording._statistics import RecordedStream, RecorderStatistics
 from relatum.recording._status import StreamEvent, StreamStatus, status
 from relatum.recording._times import set_record_time
 from relatum.recording._verify import VerifyReport, verify
+
+if TYPE_CHECKING:
+    from relatum.recording._reports_shown import (
+        exit_with,
+        offsets_bar,
+        print_backfilled,
+        print_verified,
+        verified_document,
+    )
 
 __all__ = [
     "BackfillProgress",
@@ -30,11 +42,25 @@ __all__ = [
     "StreamVerified",
     "VerifyReport",
     "backfill",
+    "exit_with",
     "forget",
     "new_holder",
+    "offsets_bar",
+    "print_backfilled",
+    "print_verified",
     "prune",
     "repair",
     "set_record_time",
     "status",
+    "verified_document",
     "verify",
 ]
+
+# For commands alone: they write to a terminal, which recorders have no use for.
+__getattr__ = imported_later(
+    __name__,
+    dict.fromkeys(
+        ("exit_with", "offsets_bar", "print_backfilled", "print_verified", "verified_document"),
+        "relatum.recording._reports_shown",
+    ),
+)

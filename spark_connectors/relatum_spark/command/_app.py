@@ -8,19 +8,15 @@ from typing import Annotated, Any
 import typer
 
 import relatum_spark
-from relatum.command import (
+from relatum.recording import exit_with, offsets_bar, print_backfilled, print_verified, verified_document
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
-    exit_with,
-    offsets_bar,
-    print_backfilled,
     print_json,
-    print_verified,
     require_broker,
     require_database,
-    verified_document,
 )
 from relatum_spark.command._options import (
     AfterOption,

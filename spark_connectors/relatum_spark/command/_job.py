@@ -17,8 +17,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from relatum.command import console, print_json
 from relatum.errors import InvalidInput
+from relatum.terminal import console, print_json
 from relatum_spark.command._results import SUFFIXES, batches_of, check_output, documents_of, format_of, is_url, write
 from relatum_spark.command._session import spark_session
 from relatum_spark.recording._follower import FillProgress

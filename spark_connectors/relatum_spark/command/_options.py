@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from relatum.command import parse_span
+from relatum.terminal import parse_span
 
 
 def parse_names(text: str) -> list[str]:

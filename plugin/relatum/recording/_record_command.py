@@ -1,29 +1,24 @@
 """`relatum record`: the recorder as a service."""
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from relatum import metrics
-from relatum.command._logs import LogFormat, set_up_logging
-from relatum.command._options import BrokerOption, DatabaseOption, StreamUrlOption, require_broker, require_database
 from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
 from relatum.recording._recorder import DATABASE_CONNECTIONS_MAX
-
-
-class LogLevel(StrEnum):
-    """From which level on the recorder logs."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+from relatum.terminal import (
+    BrokerOption,
+    DatabaseOption,
+    LogFormat,
+    LogLevel,
+    StreamUrlOption,
+    require_broker,
+    require_database,
+    set_up_logging,
+    stop_signals,
+)
 
 
 def record(
@@ -76,24 +71,3 @@ def record(
         metrics.serve(metrics_port, metrics_host)
     with stop_signals() as stop:
         recorder.run(stop)
-
-
-@contextmanager
-def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second one of them ends the process as usual."""
-    stop = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def on_signal(*_: object) -> None:
-        stop.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in numbers:
-        signal.signal(number, on_signal)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from relatum.command._record import stop_signals
 from relatum.errors import ServerStartFailed
 from relatum.local import LocalServer, LocalServers
+from relatum.terminal import stop_signals
 
 SETUP_GROUP: Final = "relatum.setup"
 """Entry points that make a database ready: callables of its URL. The packages above the kernel have them."""

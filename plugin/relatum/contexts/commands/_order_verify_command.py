@@ -7,19 +7,22 @@ import typer
 from rich.progress import Progress, TextColumn
 from rich.text import Text
 
-from relatum.command._exits import ExitCode
-from relatum.command._options import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    SuperStreamArgument,
-    require_broker,
-)
-from relatum.command._output import console, errors, print_json, table_of
 from relatum.contexts.serial import ContextMessage, SerialReport
 from relatum.contexts.serial import history as read_history
 from relatum.contexts.serial import verify as run_verify
+from relatum.terminal import (
+    BrokerOption,
+    DatabaseOption,
+    ExitCode,
+    JsonOption,
+    StreamUrlOption,
+    SuperStreamArgument,
+    console,
+    errors,
+    print_json,
+    require_broker,
+    table_of,
+)
 
 FINDINGS_SHOWN: Final = 20
 """Findings shown on the terminal."""

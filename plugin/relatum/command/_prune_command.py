@@ -5,19 +5,21 @@ from typing import Annotated
 import typer
 
 from relatum.collecting import forget_finished
-from relatum.command._options import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    require_broker,
-    require_database,
-)
-from relatum.command._output import console, errors, print_json
 from relatum.contexts.placement import forget_placements
 from relatum.reading import BrokerAddress
 from relatum.recording import prune as run_prune
 from relatum.store import as_engine
+from relatum.terminal import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    console,
+    errors,
+    print_json,
+    require_broker,
+    require_database,
+)
 
 
 def prune(

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from relatum.command._exits import ExitCode
+from relatum.terminal._exits import ExitCode
 
 _LINE_BREAKS: Final = str.maketrans({"\t": " ", "\n": " ", "\r": " "})
 """A row is a line and a tab ends a cell: neither may stand in a cell."""
@@ -83,6 +83,12 @@ def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
         whole: Those with cells that are short, and stay in one line.
     """
     return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
+
+
+def plain_text(text: str, style: str = "") -> Text:
+    """Text of others for the terminal: never as markup; control characters, which could move its cursor, as dots."""
+    shown = (character if character.isprintable() or character == "\n" else "·" for character in text)
+    return Text("".join(shown), style)
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:

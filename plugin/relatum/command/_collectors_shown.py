@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from relatum.collecting import CollectorStatus, SourceStatus, collector_status
-from relatum.command._output import console, print_json
 from relatum.reading import BrokerAddress
+from relatum.terminal import console, print_json
 
 
 def print_collectors(

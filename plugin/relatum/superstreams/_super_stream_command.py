@@ -5,8 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from relatum.command._options import BrokerOption, JsonOption, StreamUrlOption, parse_span, require_broker
-from relatum.command._output import confirm, console, print_json, table_of
 from relatum.superstreams import (
     Layout,
     Partition,
@@ -14,6 +12,17 @@ from relatum.superstreams import (
     declare_super_stream,
     delete_super_stream,
     describe_super_stream,
+)
+from relatum.terminal import (
+    BrokerOption,
+    JsonOption,
+    StreamUrlOption,
+    confirm,
+    console,
+    parse_span,
+    print_json,
+    require_broker,
+    table_of,
 )
 
 super_stream = typer.Typer(

@@ -6,21 +6,24 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from relatum.command._exits import ExitCode
-from relatum.command._options import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    SuperStreamArgument,
-    require_broker,
-    require_database,
-)
-from relatum.command._output import console, print_error, print_json, table_of
 from relatum.contexts.serial import HoldStatus, SerialStatus, forget_consumer
 from relatum.contexts.serial import consumers as read_consumers
 from relatum.reading import BrokerAddress
 from relatum.superstreams import describe_super_stream
+from relatum.terminal import (
+    BrokerOption,
+    DatabaseOption,
+    ExitCode,
+    JsonOption,
+    StreamUrlOption,
+    SuperStreamArgument,
+    console,
+    print_error,
+    print_json,
+    require_broker,
+    require_database,
+    table_of,
+)
 
 
 def consumers(

@@ -4,11 +4,17 @@ from typing import Annotated
 
 import typer
 
-from relatum.command._messages import message_document, print_messages
-from relatum.command._options import BrokerOption, JsonOption, StreamUrlOption, require_broker
-from relatum.command._output import print_json
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, StreamReader
+from relatum.terminal import (
+    BrokerOption,
+    JsonOption,
+    StreamUrlOption,
+    message_document,
+    print_json,
+    print_messages,
+    require_broker,
+)
 
 
 def read(

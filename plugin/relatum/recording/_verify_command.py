@@ -4,19 +4,20 @@ from typing import Annotated
 
 import typer
 
-from relatum.command._options import (
+from relatum.reading import BrokerAddress
+from relatum.recording import repair
+from relatum.recording import verify as run_verify
+from relatum.recording._reports_shown import exit_with, print_verified, verified_document
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
+    console,
+    print_json,
     require_broker,
     require_database,
 )
-from relatum.command._output import console, print_json
-from relatum.command._reports import exit_with, print_verified, verified_document
-from relatum.reading import BrokerAddress
-from relatum.recording import repair
-from relatum.recording import verify as run_verify
 
 
 def verify(

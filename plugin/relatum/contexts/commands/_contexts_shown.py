@@ -8,8 +8,8 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from relatum.command._output import console, errors, print_json, table_of
 from relatum.contexts.serial import ContextsStatus, Move, MoveProgress
+from relatum.terminal import console, errors, print_json, table_of
 
 
 def move_document(move: Move) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from rich.table import Table
-from rich.text import Text
 
-from relatum.command._output import console
 from relatum.reading import Message, Properties
+from relatum.terminal._output import console, plain_text
 
 BODY_CHARACTERS_SHOWN: Final = 80
 """Characters of a body in a table; `--json` and `relatum read` have all of it."""
@@ -53,9 +52,3 @@ def print_messages(messages: Iterable[Message]) -> None:
         row = (message.stream, f"{message.offset:,}", time, _headers_text(message), _body_text(message))
         table.add_row(*(plain_text(cell) for cell in row))
     console.print(table)
-
-
-def plain_text(text: str, style: str = "") -> Text:
-    """Text of others for the terminal: never as markup; control characters, which could move its cursor, as dots."""
-    shown = (character if character.isprintable() or character == "\n" else "·" for character in text)
-    return Text("".join(shown), style)

@@ -6,19 +6,19 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from relatum.command._options import (
+from relatum.reading import BrokerAddress, StreamReader
+from relatum.recording import BackfillProgress
+from relatum.recording import backfill as run_backfill
+from relatum.recording._reports_shown import offsets_bar, print_backfilled
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
     require_broker,
     require_database,
+    stop_signals,
 )
-from relatum.command._record import stop_signals
-from relatum.command._reports import offsets_bar, print_backfilled
-from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording import BackfillProgress
-from relatum.recording import backfill as run_backfill
 
 
 def backfill(

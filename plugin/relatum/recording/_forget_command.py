@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, require_database
-from relatum.command._output import confirm, console, print_json
 from relatum.reading import BrokerAddress
 from relatum.recording import ForgottenStream
 from relatum.recording import forget as run_forget
+from relatum.terminal import BrokerOption, DatabaseOption, JsonOption, confirm, console, print_json, require_database
 
 
 def forget(

@@ -7,20 +7,22 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from relatum.command import _contexts_moves as moving
-from relatum.command._contexts_consumers import consumers, forget
-from relatum.command._contexts_shown import move_document, print_moves, print_status, status_document
-from relatum.command._contexts_verify import history, verify
-from relatum.command._options import (
+from relatum.contexts.commands import _moves_command as moving
+from relatum.contexts.commands._consumers_command import consumers, forget
+from relatum.contexts.commands._contexts_shown import move_document, print_moves, print_status, status_document
+from relatum.contexts.commands._order_verify_command import history, verify
+from relatum.contexts.serial import Assignment, SerializationContexts
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
     SuperStreamArgument,
+    console,
+    print_json,
     require_database,
+    table_of,
 )
-from relatum.command._output import console, print_json, table_of
-from relatum.contexts.serial import Assignment, SerializationContexts
 
 contexts = typer.Typer(
     help="Place serialization contexts, move them between partitions in order, and verify it.",

@@ -6,13 +6,21 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from relatum.command._options import BrokerOption, DatabaseOption, JsonOption, StreamUrlOption, require_database
-from relatum.command._output import console, errors, print_json
 from relatum.keys import KeyDefinition, KeyType
 from relatum.reading import BrokerAddress
 from relatum.recording import set_record_time
 from relatum.store import add_keys, as_engine, key_definitions, remove_key, translated_errors
 from relatum.store import set_record_time as switch_record_time
+from relatum.terminal import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    console,
+    errors,
+    print_json,
+    require_database,
+)
 
 keys = typer.Typer(
     help="Define relationship keys, list and remove them.", no_args_is_help=True, rich_markup_mode="markdown"

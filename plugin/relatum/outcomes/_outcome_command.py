@@ -9,10 +9,7 @@ import typer
 from rich.table import Table
 
 from relatum.collecting import Outcome, Outcomes, OutcomeStatus
-from relatum.command._exits import ExitCode
-from relatum.command._messages import plain_text
-from relatum.command._options import DatabaseOption, JsonOption, require_database
-from relatum.command._output import console, print_json
+from relatum.terminal import DatabaseOption, ExitCode, JsonOption, console, plain_text, print_json, require_database
 
 
 def outcome(

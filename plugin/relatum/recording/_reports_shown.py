@@ -10,9 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from relatum.command._exits import ExitCode
-from relatum.command._output import console, errors, print_json
 from relatum.recording import BackfillReport, StreamVerified, VerifyReport
+from relatum.terminal import ExitCode, console, errors, print_json
 
 DIFFERENCES_SHOWN: Final = 20
 """Differing rows shown for each stream."""

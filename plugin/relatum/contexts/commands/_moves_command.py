@@ -9,19 +9,20 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from relatum.command._contexts_shown import counted, print_ended, shown_progress
-from relatum.command._options import (
+from relatum.contexts.commands._contexts_shown import counted, print_ended, shown_progress
+from relatum.contexts.serial import Plan, SerializationContexts
+from relatum.errors import InvalidInput
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
     SuperStreamArgument,
+    console,
+    print_json,
     require_broker,
     require_database,
 )
-from relatum.command._output import console, print_json
-from relatum.contexts.serial import Plan, SerializationContexts
-from relatum.errors import InvalidInput
 
 ContextsArgument: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="[CONTEXT]…", help="The contexts' names.", show_default=False)

@@ -10,20 +10,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from relatum.command._options import (
+from relatum.contexts.affinity import AffinitySet, AffinitySets
+from relatum.contexts.serial import MoveProgress
+from relatum.errors import InvalidInput
+from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     JsonOption,
     StreamUrlOption,
     SuperStreamArgument,
+    console,
+    errors,
     parse_span,
+    print_json,
     require_broker,
     require_database,
+    table_of,
 )
-from relatum.command._output import console, errors, print_json, table_of
-from relatum.contexts.affinity import AffinitySet, AffinitySets
-from relatum.contexts.serial import MoveProgress
-from relatum.errors import InvalidInput
 
 affinity = typer.Typer(
     help="List, count, show, close and move affinity sets.", no_args_is_help=True, rich_markup_mode="markdown"

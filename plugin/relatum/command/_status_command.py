@@ -7,20 +7,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from relatum.command._collectors import print_collectors
-from relatum.command._options import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    require_broker,
-    require_database,
-)
-from relatum.command._output import console, print_json, ranges_text, size_text
+from relatum.command._collectors_shown import print_collectors
 from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
+from relatum.terminal import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    console,
+    print_json,
+    ranges_text,
+    require_broker,
+    require_database,
+    size_text,
+)
 
 
 def status(

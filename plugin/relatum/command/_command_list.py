@@ -1,0 +1,39 @@
+"""What the list of commands says of each, so that it is shown without importing one of them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+HELP: Final[Mapping[str, str]] = {
+    "up": "Run a private RabbitMQ and PostgreSQL, print their URLs, and stop both on Ctrl-C.",
+    "demo": "Publish, record and find real messages: flights, their planes and the weather. Checks its own answers.",
+    "migrate": "Make the schema `relatum`, or bring it to this release's revision. Safe to run again.",
+    "keys": "Define relationship keys, list and remove them.",
+    "record": "Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.",
+    "find": "Find the messages whose KEY has this VALUE.",
+    "related": "Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.",
+    "groups": (
+        "List the groups that are not complete, or contradict themselves; or show one group, or a consumer of groups."
+    ),
+    "read": "Read messages at offsets, without the database.",
+    "status": (
+        "Show for each stream: first and last offset, what is recorded, holes, gaps, lag, rows, size, and "
+        "what happened."
+    ),
+    "outcome": (
+        "Show what became of messages: unknown, collected, forwarded, succeeded, failed or dead, with times and reason."
+    ),
+    "backfill": (
+        "Read a stream again and record what is not recorded yet. Stop it whenever you like: it goes on from there."
+    ),
+    "verify": "Read the streams and compare: every message's keys have their rows, every row's message has that key.",
+    "prune": "Delete the rows of messages that retention has dropped, and those of removed keys, in bounded batches.",
+    "forget": "Delete all that was recorded of streams, in bounded batches; the streams themselves are left alone.",
+    "super-stream": "Make, describe and delete super streams, and tell where keys go.",
+    "affinity": "List, count, show, close and move affinity sets.",
+    "contexts": "Place serialization contexts, move them between partitions in order, and verify it.",
+    "spark": "Back-fill, join and compare with Spark, on this machine or on a cluster.",
+}
+"""The first paragraph of each command's own help, in the order of the list.
+
+A command that is not here is imported for its help, and stands at the end.
+"""

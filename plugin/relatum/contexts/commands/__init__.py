@@ -1,0 +1,1 @@
+"""`relatum affinity` and `relatum contexts`, imported when one of them is run."""

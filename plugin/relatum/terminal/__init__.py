@@ -1,0 +1,64 @@
+"""What all commands of `relatum` have in common: options, exit codes, output, and how logs look.
+
+Rooms and packages bring their commands themselves, by the entry-point group `relatum.commands`; `relatum.command` is
+the application that finds them.
+"""
+
+from relatum.terminal._exits import EPILOG, ExitCode, exit_code_of
+from relatum.terminal._log_lines import JsonFormatter, LogFormat, LogLevel, TextFormatter, set_up_logging
+from relatum.terminal._messages_shown import message_document, print_messages
+from relatum.terminal._output import (
+    confirm,
+    console,
+    ending_with_output,
+    errors,
+    plain_text,
+    print_error,
+    print_json,
+    ranges_text,
+    size_text,
+    table_of,
+)
+from relatum.terminal._shared_options import (
+    BrokerOption,
+    DatabaseOption,
+    JsonOption,
+    StreamUrlOption,
+    SuperStreamArgument,
+    parse_span,
+    require_broker,
+    require_database,
+)
+from relatum.terminal._stopping import stop_signals
+
+__all__ = [
+    "EPILOG",
+    "BrokerOption",
+    "DatabaseOption",
+    "ExitCode",
+    "JsonFormatter",
+    "JsonOption",
+    "LogFormat",
+    "LogLevel",
+    "StreamUrlOption",
+    "SuperStreamArgument",
+    "TextFormatter",
+    "confirm",
+    "console",
+    "ending_with_output",
+    "errors",
+    "exit_code_of",
+    "message_document",
+    "parse_span",
+    "plain_text",
+    "print_error",
+    "print_json",
+    "print_messages",
+    "ranges_text",
+    "require_broker",
+    "require_database",
+    "set_up_logging",
+    "size_text",
+    "stop_signals",
+    "table_of",
+]
