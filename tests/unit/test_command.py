@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from relatum import errors
-from relatum.collecting import Outcome, OutcomeStatus
+from relatum.outcomes import Outcome, OutcomeStatus
 from relatum.outcomes._outcome_command import print_outcomes
 from relatum.reading import Message
 from relatum.terminal import (

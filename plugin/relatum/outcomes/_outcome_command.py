@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from relatum.collecting import Outcome, Outcomes, OutcomeStatus
+from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
 from relatum.terminal import DatabaseOption, ExitCode, JsonOption, console, plain_text, print_json, require_database
 
 
