@@ -10,10 +10,8 @@ from typing import Any, Final, TypeVar
 
 from relatum.client_logs import own_connection
 from relatum.errors import (
-    AccessRefused,
     ConfigurationError,
     ConnectionLost,
-    NotFound,
     ReadTimeout,
     RelatumError,
     UsedAfterClose,
@@ -42,6 +40,7 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.steps import async_each, async_run
 from relatum.waiting import Patience, left_s
 
 try:
@@ -100,14 +99,18 @@ class _Consumer:
         self._arrived = asyncio.Event()
         self._failure: RelatumError | None = None
 
-    async def do(self, command: Command) -> Answer:
-        """Carry out one command of `AmqpOperations`."""
+    async def perform(self, command: Command) -> Answer:
+        """Perform one command of `AmqpOperations`."""
+        with own_connection():
+            return await self._perform(command)
+
+    async def _perform(self, command: Command) -> Answer:
         if isinstance(command, Next):
             return await self._next(command.timeout_s)
         self._stream = command.stream
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self.close()
+                await self._close()
                 self._failure = None
                 self._channel = await self._connection.channel(publisher_confirms=False)
                 if isinstance(command, Count):
@@ -182,6 +185,10 @@ class _Consumer:
 
     async def close(self) -> None:
         """End the consumer by closing its channel."""
+        with own_connection():
+            await self._close()
+
+    async def _close(self) -> None:
         channel, self._channel = self._channel, None
         self._deliveries, self._unsettled = [], 0
         if channel is not None and not channel.is_closed:
@@ -289,47 +296,42 @@ class AsyncAmqp:
         is_idle = self._connection is not None and not self._connection.is_closed and not found.in_use
         return replace(found, idle=int(is_idle and not found.following))
 
-    async def _steps(self, make: Callable[[], Generator[Any, Any, _Result]], use: Use) -> AsyncGenerator[Any, None]:
-        """Drive an operation: its commands are carried out, what else it yields is handed on, its result last."""
+    async def _ask(self, make: Callable[[], Generator[Command, Any, _Result]]) -> _Result:
+        """Run one operation; once more on a new connection: reading changes nothing."""
         deadline = time.monotonic() + self._timeout_s
-        turn = self._connections.turn(use, deadline)
-        async with turn, contextlib.aclosing(self._steps_in_turn(make, deadline)) as steps:
-            async for step in steps:
-                yield step
+        async with self._connections.turn(Use.ANSWER, deadline):
+            while True:
+                consumer = _Consumer(await self._connected(), self._limit_s)
+                try:
+                    return await async_run(make(), consumer.perform)
+                except ConnectionLost:
+                    if time.monotonic() >= deadline:
+                        raise
+                    await self._drop()
+                finally:
+                    await consumer.close()
 
-    async def _steps_in_turn(
-        self, make: Callable[[], Generator[Any, Any, _Result]], deadline: float
-    ) -> AsyncGenerator[Any, None]:
-        while True:
-            consumer = _Consumer(await self._connected(), self._limit_s)
-            has_yielded = False
-            steps = make()
-            try:
-                step = next(steps)
-                while True:
-                    if isinstance(step, (Consume, Next, Count)):
-                        try:
-                            with own_connection():
-                                answer = await consumer.do(step)
-                        except (NotFound, AccessRefused) as error:
-                            step = steps.throw(error)
-                        else:
-                            step = steps.send(answer)
-                    else:
-                        has_yielded = True
-                        yield step
-                        step = next(steps)
-            except StopIteration as done:
-                yield _Done(done.value)
-                return
-            except ConnectionLost:
-                # Reading changes nothing: once more on a new connection, while nothing was handed on.
-                if has_yielded or time.monotonic() >= deadline:
-                    raise
-                await self._drop()
-            finally:
-                steps.close()
-                with own_connection():
+    async def _each(
+        self, make: Callable[[], Generator[Command | _Result, Any, None]], use: Use
+    ) -> AsyncGenerator[_Result, None]:
+        """What an operation gives; begun once more, as for `_ask`, if nothing had come."""
+        deadline = time.monotonic() + self._timeout_s
+        async with self._connections.turn(use, deadline):
+            while True:
+                consumer = _Consumer(await self._connected(), self._limit_s)
+                has_given = False
+                try:
+                    async with contextlib.aclosing(async_each(make(), consumer.perform)) as items:
+                        async for item in items:
+                            has_given = True
+                            yield item
+                except ConnectionLost:
+                    if has_given or time.monotonic() >= deadline:
+                        raise
+                    await self._drop()
+                else:
+                    return
+                finally:
                     await consumer.close()
 
     async def _drop(self) -> None:
@@ -337,13 +339,6 @@ class AsyncAmqp:
         if connection is not None:
             with contextlib.suppress(aiormq.exceptions.AMQPError, OSError, RuntimeError), own_connection():
                 await connection.close()
-
-    async def _ask(self, make: Callable[[], Generator[Any, Any, _Result]]) -> _Result:
-        async with contextlib.aclosing(self._steps(make, Use.ANSWER)) as steps:
-            async for step in steps:
-                if isinstance(step, _Done):
-                    return step.value  # type: ignore[no-any-return]
-        raise ConnectionLost("The AMQP connection to the broker was lost.")
 
     async def read(self, stream: str, offset: int) -> Message:
         return await self._ask(lambda: self._operations.read(stream, offset))
@@ -364,24 +359,15 @@ class AsyncAmqp:
         return
 
     async def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]:
-        steps = self._steps(lambda: self._operations.read_many(Window(ids, window)), use)
-        async with contextlib.aclosing(steps):
-            async for step in steps:
-                if not isinstance(step, _Done):
-                    yield step
+        results: AsyncGenerator[Result, None] = self._each(lambda: self._operations.read_many(Window(ids, window)), use)
+        async with contextlib.aclosing(results):
+            async for result in results:
+                yield result
 
     async def batches(
         self, stream: str, scan: Scan, idle_s: float, use: Use
     ) -> AsyncGenerator[RecordBatch | None, None]:
-        steps = self._steps(lambda: self._operations.scan(stream, scan, idle_s), use)
-        async with contextlib.aclosing(steps):
-            async for step in steps:
-                if not isinstance(step, _Done):
-                    yield step
-
-
-class _Done:
-    """An operation's result, at the end of its steps: an async generator cannot return one."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+        batches = self._each(lambda: self._operations.scan(stream, scan, idle_s), use)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                yield batch

@@ -27,11 +27,9 @@ from pika.exceptions import (
 
 from relatum.client_logs import own_connection
 from relatum.errors import (
-    AccessRefused,
     BrokerUnavailable,
     ConfigurationError,
     ConnectionLost,
-    NotFound,
     ReadTimeout,
     RelatumError,
     UsedAfterClose,
@@ -43,7 +41,6 @@ from relatum.reading._amqp_operations import (
     AmqpOperations,
     Answer,
     Command,
-    Consume,
     Count,
     Delivery,
     Next,
@@ -61,6 +58,7 @@ from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.steps import each, run
 from relatum.waiting import Patience, left_s
 from relatum.wire._peers import AMQP, ask_who, hint, is_another, unreached
 
@@ -448,52 +446,41 @@ class BlockingAmqp:
         for connection in self._connections.end():
             connection.close()
 
-    def _steps(self, make: Callable[[], Generator[Any, Any, _Result]], use: Use) -> Generator[Any, None, _Result]:
-        """Drive an operation: its commands are carried out, what else it yields is handed on.
+    def _ask(self, make: Callable[[], Generator[Command, Any, _Result]]) -> _Result:
+        """Run one operation; once more on another connection where an idle one turns out to be closed."""
+        deadline = time.monotonic() + self._timeout_s
+        with self._connections.turn(Use.ANSWER, deadline):
+            while True:
+                connection = self._acquire(Use.ANSWER)
+                try:
+                    return run(make(), connection.do)
+                except ConnectionLost:
+                    if connection.has_received or time.monotonic() >= deadline:
+                        raise
+                finally:
+                    self._release(connection, Use.ANSWER)
 
-        An idle connection may turn out to be closed: then once more on another, if nothing had come.
-        """
+    def _each(
+        self, make: Callable[[], Generator[Command | _Result, Any, None]], use: Use
+    ) -> Generator[_Result, None, None]:
+        """What an operation gives; begun once more, as for `_ask`, if nothing had come."""
         deadline = time.monotonic() + self._timeout_s
         with self._connections.turn(use, deadline):
-            return (yield from self._steps_in_turn(make, use, deadline))
-
-    def _steps_in_turn(
-        self, make: Callable[[], Generator[Any, Any, _Result]], use: Use, deadline: float
-    ) -> Generator[Any, None, _Result]:
-        while True:
-            connection = self._acquire(use)
-            has_yielded = False
-            steps = make()
-            try:
-                step = next(steps)
-                while True:
-                    if isinstance(step, (Consume, Next, Count)):
-                        try:
-                            answer = connection.do(step)
-                        except (NotFound, AccessRefused) as error:
-                            step = steps.throw(error)
-                        else:
-                            step = steps.send(answer)
-                    else:
-                        has_yielded = True
-                        yield step
-                        step = next(steps)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
-            except ConnectionLost:
-                if has_yielded or connection.has_received or time.monotonic() >= deadline:
-                    raise
-            finally:
-                steps.close()
-                self._release(connection, use)
-
-    def _ask(self, make: Callable[[], Generator[Any, Any, _Result]]) -> _Result:
-        steps = self._steps(make, Use.ANSWER)
-        try:
             while True:
-                next(steps)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+                connection = self._acquire(use)
+                has_given = False
+                try:
+                    with contextlib.closing(each(make(), connection.do)) as items:
+                        for item in items:
+                            has_given = True
+                            yield item
+                except ConnectionLost:
+                    if has_given or connection.has_received or time.monotonic() >= deadline:
+                        raise
+                else:
+                    return
+                finally:
+                    self._release(connection, use)
 
     def probe(self, name: str) -> None:
         """Return where there is a stream of that name; raises `NotAStream`, `StreamNotFound`, `StreamUnavailable`."""
@@ -518,7 +505,8 @@ class BlockingAmqp:
         return
 
     def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]:
-        yield from self._steps(lambda: self._operations.read_many(Window(ids, window)), use)
+        results: Iterator[Result] = self._each(lambda: self._operations.read_many(Window(ids, window)), use)
+        yield from results
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:
-        yield from self._steps(lambda: self._operations.scan(stream, scan, idle_s), use)
+        yield from self._each(lambda: self._operations.scan(stream, scan, idle_s), use)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum.errors import (
     AccessRefused,
@@ -25,6 +25,7 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
 from relatum.reading._operations import Scan, check_offset, not_there
 from relatum.reading._window import Result, Window
+from relatum.steps import Request
 from relatum.waiting import Patience
 
 QUIET_S: Final = 0.5
@@ -54,7 +55,16 @@ BATCH_MESSAGES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Consume:
+class Delivery:
+    """A delivered message."""
+
+    offset: int
+    properties: Any
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Consume(Request[None]):
     """Open a channel and consume from a start with a prefetch; what was open is closed first."""
 
     stream: str
@@ -63,7 +73,7 @@ class Consume:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class Next(Request[list[Delivery]]):
     """Wait so long for deliveries; answered with those that came, none after that time.
 
     They are acknowledged when the next ones are asked for, with which the broker sends more.
@@ -73,23 +83,18 @@ class Next:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class Count(Request[int]):
     """Ask how many messages a stream has, by `queue.declare` passive; up to 5 s old."""
 
     stream: str
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A delivered message."""
-
-    offset: int
-    properties: Any
-    body: bytes
-
-
 Command = Consume | Next | Count
 Answer = list[Delivery] | int | None
+
+_Answer = TypeVar("_Answer")
+_Steps: TypeAlias = Generator[Command, Any, _Answer]
+_Giving: TypeAlias = Generator[Command | _Answer, Any, None]
 
 
 def refused(stream: str, code: int, text: str) -> RelatumError:
@@ -135,7 +140,7 @@ class AmqpOperations:
     def __init__(self, timeout_s: float) -> None:
         self._limit_s = timeout_s
 
-    def read(self, stream: str, offset: int) -> Generator[Command, Any, Message]:
+    def read(self, stream: str, offset: int) -> _Steps[Message]:
         """The message at an offset."""
         check_offset(stream, offset)
         found = yield from self._at_or_after(stream, offset)
@@ -143,30 +148,29 @@ class AmqpOperations:
             return _message(stream, found)
         raise not_there(stream, offset, (yield from self.bounds(stream)))
 
-    def _at_or_after(self, stream: str, offset: int) -> Generator[Command, Any, Delivery | None]:
+    def _at_or_after(self, stream: str, offset: int) -> _Steps[Delivery | None]:
         """The first message from an offset on; None where the stream ends before it."""
-        yield Consume(stream, offset, 1)
-        deliveries = yield Next(QUIET_S)
+        yield from Consume(stream, offset, 1)
+        deliveries = yield from Next(QUIET_S)
         if not deliveries:
             last = yield from self._last(stream)
             if last is None or last < offset:
                 return None
-            yield Consume(stream, offset, 1)
+            yield from Consume(stream, offset, 1)
             deliveries = yield from self._must_come(stream)
-        first: Delivery = deliveries[0]
-        return first
+        return deliveries[0]
 
-    def _must_come(self, stream: str) -> Generator[Command, Any, list[Delivery]]:
-        deliveries: list[Delivery] = yield Next(self._timeout_s)
+    def _must_come(self, stream: str) -> _Steps[list[Delivery]]:
+        deliveries = yield from Next(self._timeout_s)
         if not deliveries:
             raise ReadTimeout(f"The stream {stream!r} gave nothing for {self._timeout_s} s.")
         return deliveries
 
-    def probe(self, name: str) -> Generator[Command, Any, None]:
+    def probe(self, name: str) -> _Steps[None]:
         """Return where there is a stream of that name, else raise what there is: the queue itself is asked."""
-        yield Consume(name, "next", 1)
+        yield from Consume(name, "next", 1)
 
-    def bounds(self, stream: str) -> Generator[Command, Any, StreamBounds]:
+    def bounds(self, stream: str) -> _Steps[StreamBounds]:
         """The first and the last offset."""
         deliveries = yield from self._look(stream, "first", 1)
         if not deliveries:
@@ -177,22 +181,21 @@ class AmqpOperations:
             raise StreamUnavailable(f"The stream {stream!r} does not show its end yet.", stream=stream)
         return StreamBounds(first, last)
 
-    def _look(self, stream: str, argument: str, prefetch: int) -> Generator[Command, Any, list[Delivery]]:
+    def _look(self, stream: str, argument: str, prefetch: int) -> _Steps[list[Delivery]]:
         """What comes first from the first or the last chunk on; nothing for an empty stream, as far as can be seen."""
-        yield Consume(stream, argument, prefetch)
-        deliveries: list[Delivery] = yield Next(QUIET_S)
+        yield from Consume(stream, argument, prefetch)
+        deliveries = yield from Next(QUIET_S)
         if deliveries:
             return deliveries
         # A broker that is busy, or a chunk that is not committed yet, is no end: whoever looks for something up to the
         # end must not miss it. The count says 0 for a while after a node's start, too, so a second look is longer.
-        count: int = yield Count(stream)
-        yield Consume(stream, argument, prefetch)
+        count = yield from Count(stream)
+        yield from Consume(stream, argument, prefetch)
         if count:
             return (yield from self._must_come(stream))
-        deliveries = yield Next(SECOND_LOOK_S)
-        return deliveries
+        return (yield from Next(SECOND_LOOK_S))
 
-    def _last(self, stream: str) -> Generator[Command, Any, int | None]:
+    def _last(self, stream: str) -> _Steps[int | None]:
         """The last offset: from the last chunk on, until nothing comes, or long enough. None for an empty stream."""
         deliveries = yield from self._look(stream, "last", PREFETCH)
         last: int | None = None
@@ -201,25 +204,25 @@ class AmqpOperations:
             last = deliveries[-1].offset
             if time.monotonic() > enough:
                 break
-            deliveries = yield Next(QUIET_S)
+            deliveries = yield from Next(QUIET_S)
         return last
 
-    def scan(self, stream: str, scan: Scan, idle_s: float) -> Generator[Command | RecordBatch | None, Any, None]:
+    def scan(self, stream: str, scan: Scan, idle_s: float) -> _Giving[RecordBatch | None]:
         """Batches of a scan; None when nothing came for `idle_s`."""
         begin, end = scan.begin, None if scan.stop is None else scan.stop - 1
         if not scan.follow:
             last = None if begin.argument == "next" else (yield from self._last(stream))
             if last is None:
                 # "next" has nothing to give either, but a stream that is missing must show.
-                yield Count(stream)
+                yield from Count(stream)
                 return
             end = last if end is None else min(end, last)
         if end is not None and end < begin.offset:
             return
         waited_for = QUIET_S if isinstance(begin.argument, datetime) and not scan.follow else idle_s
-        yield Consume(stream, begin.argument, PREFETCH)
+        yield from Consume(stream, begin.argument, PREFETCH)
         while True:
-            deliveries: list[Delivery] = yield Next(waited_for)
+            deliveries = yield from Next(waited_for)
             wanted = [each for each in deliveries if end is None or each.offset <= end]
             if wanted:
                 messages = [_message(stream, each) for each in wanted]
@@ -233,7 +236,7 @@ class AmqpOperations:
                 yield None
             waited_for = idle_s
 
-    def read_many(self, window: Window) -> Generator[Command | Result, Any, None]:
+    def read_many(self, window: Window) -> _Giving[Result]:
         """The results of a window, in the order asked for."""
         while wanted := window.open():
             for stream, offsets in window.valid(wanted).items():
@@ -245,7 +248,7 @@ class AmqpOperations:
             yield from window.ready()
             window.close()
 
-    def _runs(self, stream: str, offsets: list[int], window: Window) -> Generator[Command | Result, Any, None]:
+    def _runs(self, stream: str, offsets: list[int], window: Window) -> _Giving[Result]:
         bounds: StreamBounds | None = None
         at = 0
         while at < len(offsets) and not window.is_full:
@@ -261,13 +264,13 @@ class AmqpOperations:
                 for offset in missing:
                     window.put(stream, offset, not_there(stream, offset, bounds))
 
-    def _run(self, stream: str, run: list[int], window: Window) -> Generator[Command, Any, list[int]]:
+    def _run(self, stream: str, run: list[int], window: Window) -> _Steps[list[int]]:
         """Read neighbouring offsets; those without a message."""
         wanted = set(run)
         first = yield from self._at_or_after(stream, run[0])
         deliveries = [first] if first is not None else []
         if len(run) > 1 and first is not None:
-            yield Consume(stream, run[0], min(PREFETCH, run[-1] - run[0] + 1))
+            yield from Consume(stream, run[0], min(PREFETCH, run[-1] - run[0] + 1))
         while deliveries and not window.is_full:
             for each in deliveries:
                 if each.offset in wanted:
@@ -275,7 +278,7 @@ class AmqpOperations:
                     window.put_message(_message(stream, each))
             if deliveries[-1].offset >= run[-1] or not wanted:
                 break
-            deliveries = yield Next(QUIET_S)
+            deliveries = yield from Next(QUIET_S)
         return sorted(wanted)
 
 
