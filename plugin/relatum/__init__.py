@@ -12,8 +12,11 @@ from relatum.ids import MessageId
 
 if TYPE_CHECKING:
     from relatum.collecting import AsyncMessageCollector, MessageCollector
-    from relatum.contexts.affinity import AffinityRouter, AffinitySet, AffinitySets, AsyncAffinityRouter
-    from relatum.contexts.serial import (
+    from relatum.contexts import (
+        AffinityRouter,
+        AffinitySet,
+        AffinitySets,
+        AsyncAffinityRouter,
         AsyncContextRouter,
         AsyncSerialConsumer,
         ContextRouter,
@@ -69,21 +72,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncSerialConsumer": "relatum.contexts.serial",
-    "SerialConsumer": "relatum.contexts.serial",
-    "SerializationContexts": "relatum.contexts.serial",
+    "AsyncSerialConsumer": "relatum.contexts",
+    "SerialConsumer": "relatum.contexts",
+    "SerializationContexts": "relatum.contexts",
     "GROUP_KEY": "relatum.groups",
     "AffinityHandle": "relatum.superstreams",
-    "AffinityRouter": "relatum.contexts.affinity",
-    "AffinitySet": "relatum.contexts.affinity",
-    "AffinitySets": "relatum.contexts.affinity",
-    "AsyncContextRouter": "relatum.contexts.serial",
-    "AsyncAffinityRouter": "relatum.contexts.affinity",
+    "AffinityRouter": "relatum.contexts",
+    "AffinitySet": "relatum.contexts",
+    "AffinitySets": "relatum.contexts",
+    "AsyncContextRouter": "relatum.contexts",
+    "AsyncAffinityRouter": "relatum.contexts",
     "AsyncMessageCollector": "relatum.collecting",
     "AsyncMessageGroup": "relatum.groups",
     "AsyncOutcomes": "relatum.outcomes",
     "AsyncReceipt": "relatum.publishing",
-    "ContextRouter": "relatum.contexts.serial",
+    "ContextRouter": "relatum.contexts",
     "KeyDefinition": "relatum.keys",
     "MessageCollector": "relatum.collecting",
     "MessageGroup": "relatum.groups",

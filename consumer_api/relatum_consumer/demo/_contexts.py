@@ -19,7 +19,7 @@ from typing import Final, Self
 import pika
 
 from relatum import ContextRouter, SerialConsumer
-from relatum.contexts.serial import Move, SerializationContexts, SerialReport, verify
+from relatum.contexts import Move, SerializationContexts, SerialReport, verify
 from relatum.errors import ConfigurationError
 from relatum.reading import Message, StreamReader
 from relatum.superstreams import declare_super_stream

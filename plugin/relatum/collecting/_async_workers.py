@@ -31,9 +31,9 @@ from relatum.collecting._joined import JoinedRun
 from relatum.collecting._workers import WAIT_S, not_refused, undecided
 from relatum.errors import RelatumError
 from relatum.ids import MessageId
-from relatum.publishing._dead_letters import Burial, DeadLetters
+from relatum.publishing import Burial, DeadLetters
 from relatum.reading import AsyncStreamReader
-from relatum.reading._window import Result as Found
+from relatum.reading import Result as Found
 from relatum.steps import async_run
 
 

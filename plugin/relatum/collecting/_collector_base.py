@@ -33,7 +33,7 @@ from relatum.collecting._ports import Store
 from relatum.errors import ConfigurationError, InvalidInput, Transient
 from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
-from relatum.publishing._dead_letters import DeadLetters
+from relatum.publishing import DeadLetters
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
 from relatum.waiting import log_failure
 

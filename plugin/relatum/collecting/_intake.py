@@ -13,8 +13,7 @@ from relatum.collecting._collector_core import Core, Verdict
 from relatum.collecting._ports import Advance, Entry, Followed, Stored
 from relatum.errors import DataError, InvalidInput
 from relatum.ids import MessageId
-from relatum.reading import Message, position_of
-from relatum.reading._message import type_and_id_of
+from relatum.reading import Message, position_of, type_and_id_of
 from relatum.waiting import ended
 
 logger = logging.getLogger("relatum.collector")

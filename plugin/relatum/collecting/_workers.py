@@ -28,9 +28,9 @@ from relatum.collecting._joined import JoinedRun, call
 from relatum.collecting._shared import Abandoned, Shared
 from relatum.errors import AccessRefused, RelatumError
 from relatum.ids import MessageId
-from relatum.publishing._dead_letters import Burial, DeadLetters
+from relatum.publishing import Burial, DeadLetters
+from relatum.reading import Result as Found
 from relatum.reading import StreamReader
-from relatum.reading._window import Result as Found
 from relatum.steps import run
 
 WAIT_S = 1.0

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from relatum.collecting import forget_finished
-from relatum.contexts.placement import forget_placements
+from relatum.contexts import forget_placements
 from relatum.reading import BrokerAddress
 from relatum.recording import prune as run_prune
 from relatum.store import as_engine

@@ -7,7 +7,7 @@ size that was sent, whatever it unpacks to.
 from collections.abc import Iterator, Sequence
 
 from relatum.reading import Message, RecordBatch
-from relatum.wire._chunk import Chunk, record_at, split
+from relatum.wire import Chunk, record_at, split
 
 
 class Held:

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from relatum.errors import ConnectionLost
 from relatum.following._loop import Loop
 from relatum.reading import RECEIVE_BYTES, SILENCE_HEARTBEATS, SocketConnection
-from relatum.wire import _frames as frames
-from relatum.wire._session import Event
+from relatum.wire import Event, frames
 
 READS_AT_ONCE = 8
 """How often one connection is read before the others have their turn: 2 MiB."""

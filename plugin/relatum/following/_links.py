@@ -15,8 +15,7 @@ from relatum.following._link import Link
 from relatum.following._subscriptions import Came, Ended, Placed, Quiet, Subscriptions
 from relatum.reading import OUT_OF_REACH_S, PLACES_AT_ONCE, Broker, SocketConnection, StreamPlaces, other_nodes
 from relatum.waiting import Pauses
-from relatum.wire._frames import Code
-from relatum.wire._session import Event
+from relatum.wire import Code, Event
 
 BEAT_S: Final = 1.0
 """Seconds between two looks at heartbeats: a tenth of one, at least, is what they are late."""

@@ -11,17 +11,19 @@ from typing import NamedTuple
 from relatum.errors import DataError, RelatumError, StreamUnavailable
 from relatum.following._followed import Followed
 from relatum.reading import ATTACHES_MAX, CLOSES_SINCE, Broker, StreamPlaces, refusal
-from relatum.wire import _frames as frames
-from relatum.wire._chunk import Chunk
-from relatum.wire._frames import Code, Start, StartSpec
-from relatum.wire._session import (
+from relatum.wire import (
     SUBSCRIPTIONS,
     Answer,
+    Chunk,
+    Code,
     CreditRefused,
     Damaged,
     Event,
+    Start,
+    StartSpec,
     StreamMoved,
     StreamSession,
+    frames,
     is_before,
 )
 

@@ -11,8 +11,7 @@ from relatum.errors import InvalidGroup, PublishOutcomeUnknown
 from relatum.headers import GROUP_ID_HEADER, GROUP_LAST_HEADER, GROUP_SEQUENCE_HEADER
 from relatum.membership import GroupFault, GroupPosition, Membership, Numbering
 from relatum.processes import of_one_process
-from relatum.publishing._publish import publisher_of
-from relatum.publishing.clients._pika import OwnProperties, copy_with
+from relatum.publishing import OwnProperties, copy_with, publisher_of
 
 OnIncomplete: TypeAlias = Literal["raise", "close"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from relatum.errors import PublishUnroutable
 from relatum.groups._group import GroupBase, OnIncomplete
 from relatum.membership import Membership
-from relatum.publishing._publish_async import intercepted_exchange
+from relatum.publishing import intercepted_exchange
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

@@ -13,7 +13,7 @@ from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_DEPTH_MAX
 from relatum.processes import after_fork
-from relatum.publishing._direct import TIMEOUT_S, DirectPublisher, encoded_bytes
+from relatum.publishing._direct import DIRECT_TIMEOUT_S, DirectPublisher, encoded_bytes
 from relatum.reading import BrokerAddress, Message
 from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
@@ -67,7 +67,7 @@ class DeadLetters:
         ConfigurationError: the address has no AMQP port; give the broker as an amqp:// URL.
     """
 
-    def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: BrokerAddress, stream: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
         self.stream = stream
         self._publisher = DirectPublisher(address, "a dead letter", timeout_s=timeout_s)
         self._lock = threading.Lock()

@@ -31,10 +31,9 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.processes import after_fork, leave_to_parent
-from relatum.reading import BrokerAddress
-from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection
+from relatum.reading import GOODBYE_S, BrokerAddress, blocking_connection
 
-TIMEOUT_S: Final = 10.0
+DIRECT_TIMEOUT_S: Final = 10.0
 """Seconds until a broker that does not answer counts as away."""
 
 
@@ -70,7 +69,7 @@ class DirectPublisher:
         ConfigurationError: the address has no AMQP port; give the broker as an amqp:// URL.
     """
 
-    def __init__(self, address: BrokerAddress, what: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, address: BrokerAddress, what: str, *, timeout_s: float = DIRECT_TIMEOUT_S) -> None:
         self._address = address
         self._what = what
         if address.amqp_port is None:

@@ -20,7 +20,7 @@ from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import BrokerAddress
 from relatum.store import parse_database
-from relatum.superstreams._connections import address_of
+from relatum.superstreams import address_of
 
 RecorderChoice: TypeAlias = Literal["embedded", "external"]
 

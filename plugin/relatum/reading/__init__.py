@@ -2,24 +2,40 @@
 
 from relatum.reading._address import BrokerAddress
 from relatum.reading._agreement import Agreement, agreement, agreement_of, async_agreement, position_of
-from relatum.reading._amqp_blocking import connection_error, pika_parameters
+from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection, connection_error, pika_parameters
 from relatum.reading._amqp_operations import QUIET_S, cancelled, offset_of, refused
+from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._choice import Choice
+from relatum.reading._cluster import cluster_meant
 from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import AuthMechanism, BrokerLogin
-from relatum.reading._message import Message, Properties, TimeSource
+from relatum.reading._login_query import login_of_query
+from relatum.reading._message import (
+    Message,
+    Properties,
+    TimeSource,
+    header_value,
+    is_header,
+    message_time,
+    property_text,
+    reply_to_text,
+    type_and_id_of,
+)
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE, other_nodes, refusal
 from relatum.reading._reader import StreamReader
-from relatum.reading._socket import RECEIVE_BYTES, SILENCE_HEARTBEATS, SocketConnection
-from relatum.reading._turns import ReaderStatistics
-from relatum.wire._chunk import UnreadableRecord
-from relatum.wire._frames import Broker, StreamPlaces
-from relatum.wire._identity import Position
+from relatum.reading._socket import HEARTBEAT_S, RECEIVE_BYTES, SILENCE_HEARTBEATS, SocketConnection, login_for
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
+from relatum.reading._window import Result
+from relatum.wire import Broker, Position, StreamPlaces, UnreadableRecord
 
 __all__ = [
     "ATTACHES_MAX",
     "CLOSES_SINCE",
+    "CONNECTIONS_MAX",
+    "GOODBYE_S",
+    "HEARTBEAT_S",
     "OUT_OF_REACH_S",
     "PLACES_AT_ONCE",
     "QUIET_S",
@@ -31,11 +47,13 @@ __all__ = [
     "Broker",
     "BrokerAddress",
     "BrokerLogin",
+    "Choice",
     "Message",
     "Position",
     "Properties",
     "ReaderStatistics",
     "RecordBatch",
+    "Result",
     "SocketConnection",
     "StreamBounds",
     "StreamPlaces",
@@ -45,12 +63,25 @@ __all__ = [
     "agreement",
     "agreement_of",
     "async_agreement",
+    "blocking_connection",
+    "bounds_or_error",
     "cancelled",
+    "check_limit",
+    "cluster_meant",
     "connection_error",
+    "header_value",
+    "is_header",
+    "is_of_all",
+    "login_for",
+    "login_of_query",
+    "message_time",
     "offset_of",
     "other_nodes",
     "pika_parameters",
     "position_of",
+    "property_text",
     "refusal",
     "refused",
+    "reply_to_text",
+    "type_and_id_of",
 ]

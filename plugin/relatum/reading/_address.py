@@ -9,7 +9,7 @@ from relatum.checks import checked_count, checked_text, shown
 from relatum.errors import ConfigurationError, InvalidInput
 from relatum.reading._login import AuthMechanism, BrokerLogin
 from relatum.reading._login_query import login_of_query
-from relatum.wire._peers import checked_host
+from relatum.wire import checked_host
 
 AMQP_TO_STREAM_PORT: Final = 120
 """How far RabbitMQ's default stream ports lie below its AMQP ports: 5672 and 5552, 5671 and 5551."""

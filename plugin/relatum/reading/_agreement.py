@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
 from relatum.reading._message import Message
-from relatum.wire._identity import Position, fingerprint
+from relatum.wire import Position, fingerprint
 
 if TYPE_CHECKING:
     from relatum.reading._async_reader import AsyncStreamReader

@@ -60,7 +60,7 @@ from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.steps import each, run
 from relatum.waiting import Patience, left_s
-from relatum.wire._peers import AMQP, ask_who, hint, is_another, unreached
+from relatum.wire import AMQP, ask_who, hint, is_another, unreached
 
 PIKA_GRACE_S: Final = 1.0
 """Seconds added to a time-out that pika watches itself."""

@@ -26,7 +26,7 @@ from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire._session import AnotherCluster
+from relatum.wire import AnotherCluster
 
 _Taken = TypeVar("_Taken")
 

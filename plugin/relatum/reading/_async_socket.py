@@ -19,8 +19,7 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._handshake import has_hung_up, why_hung_up
 from relatum.reading._operations import StreamOperations
 from relatum.reading._socket import RECEIVE_BYTES, SILENCE_HEARTBEATS, not_opened, tls_context_for
-from relatum.wire import _frames as frames
-from relatum.wire._session import Event, Login, Steps, StreamSession
+from relatum.wire import Event, Login, Steps, StreamSession, frames
 
 _Result = TypeVar("_Result")
 

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from relatum.errors import ConnectionLost, TlsRefused
 from relatum.reading._login import BrokerLogin
-from relatum.wire._peers import TLS, ask_who
+from relatum.wire import TLS, ask_who
 
 _Error = TypeVar("_Error", bound=BaseException)
 

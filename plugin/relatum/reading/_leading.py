@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from relatum.errors import BrokerUnavailable, ReadTimeout, StreamUnavailable
 from relatum.reading._batches import StreamBounds
-from relatum.wire._frames import Broker
+from relatum.wire import Broker
 
 EMPTY_LOOK_S: Final = 1.0
 """Seconds a stream must show nothing at its leader to be taken for empty, where the leader cannot be asked outright.

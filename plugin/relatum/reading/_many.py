@@ -8,9 +8,7 @@ from relatum.errors import AccessRefused, NotFound, StreamNotHere
 from relatum.reading._operations import Attach, StreamOperations
 from relatum.reading._plan import Density, Request, StreamPlan
 from relatum.reading._window import Result, Window
-from relatum.wire._chunk import Chunk, records_at
-from relatum.wire._frames import Code, Start, StartSpec
-from relatum.wire._session import Event
+from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
 
 ATTACHES_IN_FLIGHT: Final = 8
 """Attaches under way at once on a connection. The broker works them off one by one; more only hide the way there."""

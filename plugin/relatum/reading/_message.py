@@ -17,7 +17,7 @@ from relatum.errors import InvalidInput, UndecodableMessage
 from relatum.headers import TIME_HEADER
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
-from relatum.wire import _amqp10 as amqp10
+from relatum.wire import amqp10
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND: Final = timedelta(seconds=1)

@@ -32,10 +32,27 @@ from relatum.reading._batches import StreamBounds
 from relatum.reading._leading import LedElsewhere, NotSettled
 from relatum.reading._message import Message
 from relatum.reading._start import Beginning
-from relatum.wire import _frames as frames
-from relatum.wire._chunk import Chunk, record_at
-from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
-from relatum.wire._session import Answer, CreditRefused, Event, Steps, StreamMoved, StreamSession, code_name, is_before
+from relatum.wire import (
+    FIRST,
+    LAST,
+    NEXT,
+    Answer,
+    Broker,
+    Chunk,
+    Code,
+    CreditRefused,
+    Event,
+    Start,
+    StartSpec,
+    Steps,
+    StreamMoved,
+    StreamPlaces,
+    StreamSession,
+    code_name,
+    frames,
+    is_before,
+    record_at,
+)
 
 ATTACHES_MAX: Final = 500
 """Attaches after which a connection to a broker that leaks is replaced; a new one takes as long as a few."""

@@ -25,8 +25,7 @@ from relatum.reading._stream_blocking import BlockingStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire._frames import Broker
-from relatum.wire._session import AnotherCluster, AnotherProtocol, MechanismNotTaken
+from relatum.wire import AnotherCluster, AnotherProtocol, Broker, MechanismNotTaken
 
 CREDIT: Final = 16
 """Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""

@@ -21,9 +21,19 @@ from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
 from relatum.reading._handshake import has_hung_up, refusal_inside, why_hung_up
 from relatum.reading._operations import StreamOperations
-from relatum.wire import _frames as frames
-from relatum.wire._peers import STREAM, hint, is_another, unreached
-from relatum.wire._session import AnotherProtocol, Event, Login, Mechanism, Steps, StreamSession
+from relatum.wire import (
+    STREAM,
+    AnotherProtocol,
+    Event,
+    Login,
+    Mechanism,
+    Steps,
+    StreamSession,
+    frames,
+    hint,
+    is_another,
+    unreached,
+)
 
 RECEIVE_BYTES: Final = 256 << 10
 """Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""

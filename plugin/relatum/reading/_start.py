@@ -7,8 +7,7 @@ from typing import Final, Literal
 from relatum.checks import shown
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
-from relatum.wire import _frames as frames
-from relatum.wire._frames import StartSpec
+from relatum.wire import StartSpec, frames
 
 Start = int | datetime | Literal["first", "last", "next"]
 """An offset; a moment (by the broker's clock when it wrote the message); the first message; the first message of the

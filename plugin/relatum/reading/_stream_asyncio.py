@@ -52,9 +52,7 @@ from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
 from relatum.waiting import Patience, left_s
-from relatum.wire._chunk import Chunk
-from relatum.wire._frames import Broker
-from relatum.wire._session import Steps
+from relatum.wire import Broker, Chunk, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]

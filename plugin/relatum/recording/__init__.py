@@ -25,35 +25,67 @@ if TYPE_CHECKING:
         print_verified,
         verified_document,
     )
+from relatum.recording._backfill import Plan, edges_of, plan_backfill
+from relatum.recording._extract import Extractor
+from relatum.recording._fill import Filler, Pace
+from relatum.recording._opening import is_same
+from relatum.recording._ranges import Segment, unrecorded
+from relatum.recording._verify import (
+    Comparison,
+    Subject,
+    check_any,
+    checked_sample,
+    chosen_windows,
+    leave_out,
+    plan_verification,
+    verify_strays,
+)
 
 __all__ = [
     "BackfillProgress",
     "BackfillReport",
+    "Comparison",
     "Difference",
     "EmbeddedRecorder",
+    "Extractor",
+    "Filler",
     "ForgottenStream",
     "KeyWatcher",
+    "Pace",
+    "Plan",
     "PruneReport",
     "RecordedStream",
     "Recorder",
     "RecorderStatistics",
+    "Segment",
     "StreamEvent",
     "StreamStatus",
     "StreamVerified",
+    "Subject",
     "VerifyReport",
     "backfill",
+    "check_any",
+    "checked_sample",
+    "chosen_windows",
+    "edges_of",
     "exit_with",
     "forget",
+    "is_same",
+    "leave_out",
     "new_holder",
     "offsets_bar",
+    "plan_backfill",
+    "plan_verification",
     "print_backfilled",
     "print_verified",
     "prune",
     "repair",
     "set_record_time",
     "status",
+    "unrecorded",
     "verified_document",
     "verify",
+    "verify_strays",
 ]
 
 # For commands alone: they write to a terminal, which recorders have no use for.

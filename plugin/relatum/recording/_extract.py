@@ -11,9 +11,8 @@ from relatum.errors import UndecodableMessage
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, SkipReason, checked_text
 from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
-from relatum.reading import Message, TimeSource
-from relatum.reading._message import header_value, is_header, message_time, property_text, reply_to_text
-from relatum.wire._amqp10 import Head, TooManyValues, find_head, pick, pick_list
+from relatum.reading import Message, TimeSource, header_value, is_header, message_time, property_text, reply_to_text
+from relatum.wire import Head, TooManyValues, find_head, pick, pick_list
 
 _PROPERTY_PLACES: Final = {"message_id": 0, "user_id": 1, "reply_to": 4, "correlation_id": 5, "app_id": 10}
 """Places in AMQP 1.0's properties list. `type` has none: RabbitMQ keeps it under `x-basic-type`."""

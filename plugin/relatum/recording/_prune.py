@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_names
 from relatum.errors import RelatumError, StreamNotFound
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader
-from relatum.reading._asking import bounds_or_error
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.recording._deleting import BATCH_ROWS, delete_batch
 from relatum.recording._forget import finish_forgotten
 from relatum.recording._prune_groups import prune_groups

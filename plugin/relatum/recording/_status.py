@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_names
 from relatum.errors import AccessRefused, NotFound, RelatumError, StreamNotFound, Transient
 from relatum.keys import KeyDefinition
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader
-from relatum.reading._asking import bounds_or_error, is_of_all
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error, is_of_all
 from relatum.recording._ranges import gaps
 from relatum.recording._row_counts import row_counts
 from relatum.store import (

@@ -21,8 +21,7 @@ from relatum.checks import checked_count, checked_names, shown
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, position_of
-from relatum.reading._asking import is_of_all
+from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all, position_of
 from relatum.recording._compare import Difference, Expected, StreamVerified, compare_rows
 from relatum.recording._compare_blocks import MARGIN_MESSAGES, compare_blocks
 from relatum.recording._compare_coverage import compare_coverage

@@ -63,6 +63,7 @@ from relatum.store._serial_tables import (
     serial_members,
     serial_positions,
 )
+from relatum.store._sessions import look_at
 from relatum.store._settlement_tables import settlements
 from relatum.store._settling import (
     SETTLE_S,
@@ -89,15 +90,16 @@ from relatum.store._tables import (
     streams,
     time_blocks,
 )
-from relatum.store._translation import translated_errors
+from relatum.store._translation import REFUSALS, translated_errors
 from relatum.store._waiting import NoAnswerInTime
-from relatum.wire._identity import Position
+from relatum.wire import Position
 
 __all__ = [
     "FORGOTTEN",
     "LEASE_S",
     "NOW",
     "RECORDERS",
+    "REFUSALS",
     "SCHEMA",
     "SETTLE_S",
     "STATEMENT_S",
@@ -156,6 +158,7 @@ __all__ = [
     "last_position",
     "let_go",
     "lock_stream",
+    "look_at",
     "make_engine",
     "marked",
     "merged",

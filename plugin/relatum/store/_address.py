@@ -13,7 +13,7 @@ from sqlalchemy.engine import URL
 
 from relatum.checks import shown
 from relatum.errors import ConfigurationError
-from relatum.wire._peers import checked_host
+from relatum.wire import checked_host
 
 _SCHEMES: Final = ("postgresql", "postgres")
 

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.errors import CoverageConflict
 from relatum.store._tables import coverage
-from relatum.wire._identity import Position
+from relatum.wire import Position
 
 TIME: Final = 0
 """Stands for the message's time among key ids; definitions count from 1."""

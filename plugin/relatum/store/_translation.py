@@ -20,7 +20,7 @@ from relatum.errors import (
     SchemaMissing,
 )
 from relatum.store._waiting import NoAnswerInTime, no_connection
-from relatum.wire._peers import POSTGRESQL, service_in
+from relatum.wire import POSTGRESQL, service_in
 
 REFUSALS: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
 """What no waiting cures: SQLSTATE classes 22 and 23, and 54000, which psycopg counts among what passes.

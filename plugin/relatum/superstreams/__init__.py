@@ -10,9 +10,11 @@ from relatum.superstreams._admin import (
     unbind_partition,
 )
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
+from relatum.superstreams._connections import address_of, blocking_connection, vhost_of
 from relatum.superstreams._handle import AffinityHandle
-from relatum.superstreams._layout import Layout, Partition
-from relatum.superstreams._protocol import Outgoing, Target, TargetExchange
+from relatum.superstreams._layout import Layout, Partition, checked_stream_name
+from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
+from relatum.superstreams._routing import partition_of
 from relatum.superstreams._target import SuperStream
 
 __all__ = [
@@ -29,9 +31,15 @@ __all__ = [
     "Target",
     "TargetExchange",
     "add_partition",
+    "address_of",
     "balance_of",
+    "blocking_connection",
+    "channel_of",
+    "checked_stream_name",
     "declare_super_stream",
     "delete_super_stream",
     "describe_super_stream",
+    "partition_of",
     "unbind_partition",
+    "vhost_of",
 ]

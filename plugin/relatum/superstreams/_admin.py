@@ -19,7 +19,7 @@ from relatum.limits import INTEGER_MAX, PARTITIONS_MAX
 from relatum.reading import BrokerAddress
 from relatum.superstreams._connections import address_of, blocking_connection
 from relatum.superstreams._description import described, queue_exists, stream_reader
-from relatum.superstreams._layout import Layout, Partition, checked_name
+from relatum.superstreams._layout import Layout, Partition, checked_stream_name
 
 if TYPE_CHECKING:
     from pika import BlockingConnection
@@ -158,7 +158,7 @@ def describe_super_stream(broker: Broker, name: str, *, stream_url: str | None =
             stream's name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    checked_name(name)
+    checked_stream_name(name)
     return described(broker, address_of(broker, stream_url), name)
 
 
@@ -180,7 +180,7 @@ def delete_super_stream(broker: Broker, name: str, *, stream_url: str | None = N
         SuperStreamNotFound: there is none of that name.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    checked_name(name)
+    checked_stream_name(name)
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         layout = described(connection, address, name)
@@ -220,7 +220,7 @@ def add_partition(
         SuperStreamConflict: a partition of that binding key is there, or a stream of its name that is another.
         BrokerUnavailable, AccessRefused: not known whether it was added; describe the super stream.
     """
-    checked_name(name)
+    checked_stream_name(name)
     if binding_key is not None:
         checked_text("binding_key", binding_key, least=1)
     _check_options(options)
@@ -263,8 +263,8 @@ def unbind_partition(
         SuperStreamConflict: it is the last partition, or it stays bound: by arguments that nobody can know.
         BrokerUnavailable, AccessRefused: safe to repeat.
     """
-    checked_name(name)
-    checked_name(stream, "stream: its name")
+    checked_stream_name(name)
+    checked_stream_name(stream, "stream: its name")
     address = address_of(broker, stream_url)
     with blocking_connection(broker, address) as connection:
         layout = described(connection, address, name)
@@ -299,7 +299,7 @@ def _check_options(options: StreamOptions | None) -> None:
 
 def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | None) -> Layout:
     """The layout that is asked for, checked."""
-    checked_name(name)
+    checked_stream_name(name)
     if binding_keys is None:
         count = PARTITIONS_DEFAULT if partitions is None else partitions
         layout = Layout.numbered(name, min(count, PARTITIONS_MAX + 1) if isinstance(count, int) else count)
@@ -313,7 +313,7 @@ def _wanted(name: str, partitions: int | None, binding_keys: Sequence[str] | Non
     if len(layout) > PARTITIONS_MAX:
         raise InvalidInput(f"A super stream has {PARTITIONS_MAX} partitions at most, not {len(layout)}.")
     for partition in layout:
-        checked_name(partition.stream, "The name of a super stream's stream")
+        checked_stream_name(partition.stream, "The name of a super stream's stream")
     return layout
 
 
@@ -321,7 +321,7 @@ def _check_new(layout: Layout, partition: Partition) -> None:
     """Refuse a partition that cannot be, or is there."""
     if not isinstance(partition.binding_key, str) or not partition.binding_key:
         raise InvalidInput(f"A binding key is a text that is not empty, not {partition.binding_key!r}.")
-    checked_name(partition.stream, "The name of a super stream's stream")
+    checked_stream_name(partition.stream, "The name of a super stream's stream")
     if any(partition.binding_key == present.binding_key for present in layout):
         raise SuperStreamConflict(
             f"Super stream {layout.super_stream!r} has a partition of binding key {partition.binding_key!r} already.",

@@ -15,10 +15,8 @@ from pika.exceptions import AMQPError, ChannelClosedByBroker
 
 from relatum.client_logs import own_connection
 from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError, ConnectionLost
-from relatum.reading import BrokerAddress, BrokerLogin
-from relatum.reading import _amqp_blocking as amqp
-from relatum.reading._login_query import login_of_query
-from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading import HEARTBEAT_S, BrokerAddress, BrokerLogin, login_of_query
+from relatum.reading import blocking_connection as new_connection
 
 TIMEOUT_S: Final = 10.0
 """Seconds until a broker that does not answer counts as unavailable."""
@@ -107,7 +105,7 @@ def blocking_connection(source: Any, address: BrokerAddress) -> Iterator[Blockin
     if isinstance(source, BlockingChannel):
         source = source.connection
     borrowed = isinstance(source, BlockingConnection)
-    connection = source if borrowed else amqp.blocking_connection(address, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S)
+    connection = source if borrowed else new_connection(address, timeout_s=TIMEOUT_S, heartbeat_s=HEARTBEAT_S)
     try:
         with nullcontext() if borrowed else own_connection():
             yield connection

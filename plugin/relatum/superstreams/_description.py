@@ -16,7 +16,7 @@ from relatum.errors import (
 )
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.superstreams._connections import TIMEOUT_S, blocking_connection
-from relatum.superstreams._layout import Layout, checked_name
+from relatum.superstreams._layout import Layout, checked_stream_name
 
 NOT_FOUND: Final = 404
 """AMQP's reply code for a queue or an exchange that is not there."""
@@ -51,7 +51,7 @@ def described(source: Any, address: BrokerAddress, name: str) -> Layout:
         SuperStreamConflict: a partition's binding key cannot be told.
         BrokerUnavailable, ProtocolError, ReadTimeout: nobody answers where the stream protocol was said to be.
     """
-    checked_name(name)
+    checked_stream_name(name)
     with stream_reader(address) as reader:
         if reader is not None:
             return described_by_protocol(reader, name)

@@ -15,7 +15,7 @@ NAME_BYTES_MAX: Final = 255
 """Bytes of a name in AMQP 0.9.1."""
 
 
-def checked_name(name: Any, what: str = "A super stream's name") -> str:
+def checked_stream_name(name: Any, what: str = "A super stream's name") -> str:
     """The name of a super stream or of a stream, as it was given.
 
     Raises:
@@ -66,7 +66,7 @@ class Layout:
     @classmethod
     def numbered(cls, super_stream: str, partitions: int) -> Self:
         """The layout of a super stream made with a number of partitions: streams `NAME-0`, `NAME-1` and so on."""
-        checked_name(super_stream)
+        checked_stream_name(super_stream)
         checked_count("partitions", partitions, most=LAYOUT_MAX)
         return cls.keyed(super_stream, [str(place) for place in range(partitions)])
 
@@ -78,7 +78,7 @@ class Layout:
         keys = tuple(binding_keys)
         if not all(isinstance(key, str) for key in keys):
             raise InvalidInput("binding_keys= takes texts, each of them")
-        return cls.of(checked_name(super_stream), ((f"{super_stream}-{key}", key) for key in keys))
+        return cls.of(checked_stream_name(super_stream), ((f"{super_stream}-{key}", key) for key in keys))
 
     @classmethod
     def of(cls, super_stream: str, streams: Iterable[tuple[str, str]]) -> Self:

@@ -18,7 +18,7 @@ from relatum.superstreams._admin import describe_super_stream
 from relatum.superstreams._balance import Balance, BalanceName
 from relatum.superstreams._connections import address_of
 from relatum.superstreams._handle import AffinityHandle, Placing
-from relatum.superstreams._layout import Layout, Partition, checked_name
+from relatum.superstreams._layout import Layout, Partition, checked_stream_name
 from relatum.superstreams._protocol import Outgoing, Target, channel_of
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
@@ -63,7 +63,7 @@ class SuperStream(Target):
             raise ConfigurationError(f"strategy is 'hash' or 'key', not {shown(strategy)}")
         if not (route_by is None or callable(route_by) or (isinstance(route_by, str) and route_by)):
             raise ConfigurationError(f"route_by is the name of a header, or a function, not {shown(route_by)}")
-        checked_name(name)
+        checked_stream_name(name)
         if isinstance(route_by, str):
             checked_text("route_by", route_by)
         if stream_url is not None:

@@ -1,1 +1,93 @@
-"""The bytes of streams and messages, without input or output: frames, chunks, AMQP 1.0 sections."""
+"""The wire, without input or output: frames, chunks and sessions of the stream protocol, AMQP 1.0's encoding.
+
+Three modules are public as they are, for who needs many of their names: `amqp10`, `frames` and `publishing`.
+"""
+
+from relatum.wire import _amqp10 as amqp10
+from relatum.wire import _frames as frames
+from relatum.wire import _publishing as publishing
+from relatum.wire._amqp10 import Head, Opaque, TooManyValues, find_head, pick, pick_list
+from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, split
+from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
+from relatum.wire._identity import Position, fingerprint
+from relatum.wire._peers import (
+    AMQP,
+    POSTGRESQL,
+    STREAM,
+    TLS,
+    ask_who,
+    checked_host,
+    hint,
+    is_another,
+    service_in,
+    unreached,
+)
+from relatum.wire._session import (
+    SUBSCRIPTIONS,
+    AnotherCluster,
+    AnotherProtocol,
+    Answer,
+    CreditRefused,
+    Damaged,
+    Event,
+    Login,
+    Mechanism,
+    MechanismNotTaken,
+    Steps,
+    StreamMoved,
+    StreamSession,
+    code_name,
+    is_before,
+)
+
+__all__ = [
+    "AMQP",
+    "FIRST",
+    "LAST",
+    "NEXT",
+    "POSTGRESQL",
+    "STREAM",
+    "SUBSCRIPTIONS",
+    "TLS",
+    "AnotherCluster",
+    "AnotherProtocol",
+    "Answer",
+    "Broker",
+    "Chunk",
+    "Code",
+    "CreditRefused",
+    "Damaged",
+    "Event",
+    "Head",
+    "Login",
+    "Mechanism",
+    "MechanismNotTaken",
+    "Opaque",
+    "Position",
+    "Start",
+    "StartSpec",
+    "Steps",
+    "StreamMoved",
+    "StreamPlaces",
+    "StreamSession",
+    "TooManyValues",
+    "UnreadableRecord",
+    "amqp10",
+    "ask_who",
+    "checked_host",
+    "code_name",
+    "find_head",
+    "fingerprint",
+    "frames",
+    "hint",
+    "is_another",
+    "is_before",
+    "pick",
+    "pick_list",
+    "publishing",
+    "record_at",
+    "records_at",
+    "service_in",
+    "split",
+    "unreached",
+]

@@ -18,10 +18,7 @@ from pyspark.sql import SparkSession
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording import BackfillReport
-from relatum.recording._backfill import Plan, edges_of, plan_backfill
-from relatum.recording._fill import Filler, Pace
-from relatum.recording._ranges import Segment
+from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges_of, plan_backfill
 from relatum.store import StreamRow, as_engine
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.recording._follower import Follower, ProgressListener

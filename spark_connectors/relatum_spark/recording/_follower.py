@@ -10,8 +10,7 @@ from typing import Final, Self
 import sqlalchemy as sa
 
 from relatum.errors import Transient
-from relatum.recording._backfill import Plan
-from relatum.recording._ranges import unrecorded
+from relatum.recording import Plan, unrecorded
 from relatum.store import CoverageRow, coverage_of, database_name, translated_errors
 from relatum.waiting import Outages
 

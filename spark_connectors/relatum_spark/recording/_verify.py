@@ -9,10 +9,11 @@ from pyspark.sql import SparkSession
 
 from relatum.errors import RelatumError
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.recording import StreamVerified, VerifyReport
-from relatum.recording._verify import (
+from relatum.recording import (
     Comparison,
+    StreamVerified,
     Subject,
+    VerifyReport,
     check_any,
     checked_sample,
     chosen_windows,

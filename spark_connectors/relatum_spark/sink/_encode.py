@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 from relatum.errors import HeadersRefused, InvalidInput
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.reading._message import is_header
-from relatum.wire._amqp10 import APPLICATION_PROPERTIES, DATA, HEADER, MESSAGE_ANNOTATIONS, PROPERTIES
+from relatum.reading import is_header
+from relatum.wire import amqp10
 
 SHORT_BYTES_MAX: Final = 255
 """Bytes of a header's name and of most properties: short strings of AMQP 0.9.1, whose consumers must get them."""
@@ -71,9 +71,9 @@ class Content(NamedTuple):
             pairs += _name(name) + encode_value(value)
             count += 1
         fields = [encode_value(message_id), *self.fields[1:]]
-        sections = self.head + _section(PROPERTIES, _compound(0xC0, len(fields), b"".join(fields)))
+        sections = self.head + _section(amqp10.PROPERTIES, _compound(0xC0, len(fields), b"".join(fields)))
         if count:
-            sections += _section(APPLICATION_PROPERTIES, _compound(0xC1, count * 2, pairs))
+            sections += _section(amqp10.APPLICATION_PROPERTIES, _compound(0xC1, count * 2, pairs))
         return sections + self.data
 
 
@@ -113,8 +113,8 @@ def encode_content(body: bytes, headers: Mapping[str, Any], properties: Mapping[
     if new:
         head = _header(properties)
     if annotations:
-        head += _section(MESSAGE_ANNOTATIONS, _compound(0xC1, len(annotations), b"".join(annotations)))
-    data = _section(DATA, _sized(0xA0, body))
+        head += _section(amqp10.MESSAGE_ANNOTATIONS, _compound(0xC1, len(annotations), b"".join(annotations)))
+    data = _section(amqp10.DATA, _sized(0xA0, body))
     return Content(head, fields, b"".join(pairs), len(pairs) // 2, data)
 
 
@@ -185,7 +185,7 @@ def _header(given: Mapping[str, Any]) -> bytes:
         + (_NULL if priority is None else bytes((0x50, priority)))
         + (_NULL if ttl is None else _UINT(0x70, int(ttl)))
     )
-    return _section(HEADER, _compound(0xC0, 3, fields))
+    return _section(amqp10.HEADER, _compound(0xC0, 3, fields))
 
 
 # --- values -----------------------------------------------------------------------------------------------

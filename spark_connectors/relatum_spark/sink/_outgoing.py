@@ -10,8 +10,8 @@ import pyarrow as pa
 from relatum.errors import InvalidInput
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import KeyDefinition, microseconds
-from relatum.publishing._stamp import Stamper
-from relatum.superstreams._routing import partition_of
+from relatum.publishing import Stamper
+from relatum.superstreams import partition_of
 from relatum_spark.sink._encode import encode_content
 from relatum_spark.sink._sequence import Numbering
 from relatum_spark.sink._spool import Spool

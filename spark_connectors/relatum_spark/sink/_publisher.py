@@ -21,12 +21,9 @@ from relatum.errors import (
     StreamNotFound,
     StreamUnavailable,
 )
-from relatum.reading._choice import Choice
-from relatum.reading._cluster import cluster_meant
-from relatum.reading._socket import SocketConnection, login_for
-from relatum.wire import _publishing as wire
-from relatum.wire._frames import Code
-from relatum.wire._session import Answer, Event, StreamMoved, code_name
+from relatum.reading import Choice, SocketConnection, cluster_meant, login_for
+from relatum.wire import Answer, Code, Event, StreamMoved, code_name
+from relatum.wire import publishing as wire
 from relatum_spark._broker import Broker
 
 FRAME_BYTES: Final = 128 << 10

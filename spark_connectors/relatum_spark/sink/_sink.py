@@ -20,7 +20,7 @@ from relatum.errors import ConfigurationError, Conflict, InvalidInput, StreamNot
 from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.store import as_engine, key_definitions, translated_errors
-from relatum.wire._publishing import ENTRY_BYTES, PUBLISH_BYTES
+from relatum.wire import publishing as wire
 from relatum_spark.sink._encode import is_new_layout
 from relatum_spark.sink._options import SinkOptions, check_columns, parse_sink_options
 from relatum_spark.sink._outgoing import Columns, Outgoing, Shape, batched, columns_of
@@ -104,7 +104,7 @@ def _shape(options: SinkOptions, *, patience_s: float = 0) -> Shape:
         keys=keys,
         definitions=definitions,
         new_layout=is_new_layout(version),
-        message_bytes_max=max(1, frame_bytes_max - PUBLISH_BYTES - ENTRY_BYTES) if frame_bytes_max else 0,
+        message_bytes_max=max(1, frame_bytes_max - wire.PUBLISH_BYTES - wire.ENTRY_BYTES) if frame_bytes_max else 0,
     )
 
 

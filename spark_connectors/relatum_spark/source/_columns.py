@@ -12,9 +12,8 @@ import pyarrow as pa
 from relatum.headers import TIME_HEADER
 from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
-from relatum.reading import Message, RecordBatch
-from relatum.reading._message import property_text
-from relatum.recording._extract import Extractor
+from relatum.reading import Message, RecordBatch, property_text
+from relatum.recording import Extractor
 from relatum_spark.source._header_text import header_text
 from relatum_spark.source._records import (
     HeaderReader,

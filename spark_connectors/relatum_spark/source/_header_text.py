@@ -5,7 +5,7 @@ import json
 from datetime import datetime
 from typing import Any, Final
 
-from relatum.wire._amqp10 import Opaque
+from relatum.wire import Opaque
 
 
 def header_text(value: Any) -> str | None:

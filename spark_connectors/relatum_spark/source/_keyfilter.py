@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from relatum.errors import InvalidRelationshipKey
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, RecordBatch, StreamReader
-from relatum.recording._extract import Extractor
-from relatum.recording._opening import is_same
+from relatum.recording import Extractor, is_same
 from relatum.store import (
     coverage_of,
     covered,

@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple
 from relatum.errors import UndecodableMessage
 from relatum.headers import TIME_HEADER
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
-from relatum.reading import Message, Properties
-from relatum.reading._message import header_value, is_header, property_text, reply_to_text
-from relatum.wire import _amqp10 as amqp10
+from relatum.reading import Message, Properties, header_value, is_header, property_text, reply_to_text
+from relatum.wire import amqp10
 from relatum_spark.source._header_text import header_text
 from relatum_spark.source._schema import PROPERTY_NAMES
 

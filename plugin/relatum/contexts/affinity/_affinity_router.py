@@ -19,8 +19,7 @@ from relatum.contexts.placement._publication import WhenAway
 from relatum.contexts.serial.moving._abandoned import attend_for
 from relatum.headers import AFFINITY_HEADER
 from relatum.limits import INTEGER_MAX
-from relatum.superstreams import Balance, BalanceName
-from relatum.superstreams._protocol import channel_of
+from relatum.superstreams import Balance, BalanceName, channel_of
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractMessage

@@ -32,8 +32,7 @@ from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.processes import of_one_process
 from relatum.steps import async_run
-from relatum.superstreams._connections import vhost_of
-from relatum.superstreams._protocol import channel_of
+from relatum.superstreams import channel_of, vhost_of
 from relatum.waiting import in_thread
 
 if TYPE_CHECKING:

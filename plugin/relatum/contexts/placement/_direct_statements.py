@@ -15,9 +15,7 @@ from psycopg.rows import namedtuple_row
 from sqlalchemy.dialects import registry
 
 from relatum.errors import UsedAfterClose
-from relatum.store import NoAnswerInTime, translated_errors
-from relatum.store._sessions import look_at
-from relatum.store._translation import REFUSALS
+from relatum.store import REFUSALS, NoAnswerInTime, look_at, translated_errors
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
 

@@ -35,9 +35,8 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.steps import run
 from relatum.store import component_engine, make_engine
-from relatum.superstreams import Balance, BalanceName, Candidate, balance_of, describe_super_stream
-from relatum.superstreams._connections import address_of
-from relatum.superstreams._layout import checked_name as checked_super_stream
+from relatum.superstreams import Balance, BalanceName, Candidate, address_of, balance_of, describe_super_stream
+from relatum.superstreams import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, within
 
 END_S: Final = 1.0

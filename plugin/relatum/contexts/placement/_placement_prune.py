@@ -9,8 +9,7 @@ from relatum.contexts.placement import _placement_prune_statements as statements
 from relatum.contexts.placement._model import PartitionState
 from relatum.errors import StreamNotFound
 from relatum.limits import INTEGER_MAX
-from relatum.reading import BrokerAddress, StreamBounds, StreamReader
-from relatum.reading._asking import bounds_or_error
+from relatum.reading import BrokerAddress, StreamBounds, StreamReader, bounds_or_error
 from relatum.store import super_stream_partitions, super_streams, translated_errors
 
 KEEP_S: Final = 3600.0

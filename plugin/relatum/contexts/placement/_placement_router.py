@@ -21,10 +21,9 @@ from relatum.contexts.placement._publication import PublicationRequest, Publishe
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, RelatumError
 from relatum.processes import of_one_process
-from relatum.publishing.clients._pika import OwnProperties, copy_with
+from relatum.publishing import OwnProperties, copy_with
 from relatum.steps import run
-from relatum.superstreams import Target
-from relatum.superstreams._connections import vhost_of
+from relatum.superstreams import Target, vhost_of
 
 
 class NameLocks:

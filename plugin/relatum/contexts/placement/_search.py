@@ -20,7 +20,8 @@ from relatum.contexts.placement._entries import (
     entry_of,
 )
 from relatum.errors import ReadTimeout, StreamUnavailable
-from relatum.publishing._direct import TIMEOUT_S, DirectPublisher
+from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
+from relatum.publishing import DirectPublisher
 from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
 
 IDLE_S: Final = TIMEOUT_S

@@ -17,9 +17,8 @@ from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
 from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
 from relatum.errors import UndecodableMessage
 from relatum.headers import CONTROL_HEADER, PLACED_HEADER
-from relatum.reading import Message, RecordBatch
-from relatum.reading._message import header_value
-from relatum.wire import _amqp10 as amqp10
+from relatum.reading import Message, RecordBatch, header_value
+from relatum.wire import amqp10
 
 LAZY_S: Final = 0.5
 """Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""

@@ -7,7 +7,7 @@ from typing import Self
 from relatum.contexts.placement._entries import CONTROL_BYTES, Control, Fence, Marker, entry_of
 from relatum.contexts.placement._search import publish_control, scan
 from relatum.contexts.serial.moving._move_steps import FindControl
-from relatum.publishing._direct import DirectPublisher
+from relatum.publishing import DirectPublisher
 from relatum.reading import BrokerAddress, Message, StreamReader
 
 

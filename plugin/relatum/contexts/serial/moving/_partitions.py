@@ -12,8 +12,7 @@ from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import ConfigurationError, PartitionInUse, StreamNotFound, SuperStreamConflict, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress
-from relatum.superstreams import Layout, add_partition, describe_super_stream, unbind_partition
-from relatum.superstreams._connections import blocking_connection
+from relatum.superstreams import Layout, add_partition, blocking_connection, describe_super_stream, unbind_partition
 
 LOOK_S: Final = 0.1
 """Seconds between two looks at how far consumers are."""
