@@ -5,7 +5,6 @@ messages with a `Status`. What their methods for groups take and give is here, t
 `relatum_consumer.grouping`.
 """
 
-from relatum_consumer._answer import Answer, Hit, Lacking, LeftOut, Status
 from relatum_consumer._async_relations import AsyncRelations
 from relatum_consumer._relations import Relations
 from relatum_consumer.groups import (
@@ -20,6 +19,7 @@ from relatum_consumer.groups import (
     SharedGroup,
     SharedGroups,
 )
+from relatum_consumer.lookups import Answer, Hit, Lacking, LeftOut, Status
 
 __all__ = [
     "Answer",

@@ -24,21 +24,32 @@ from relatum.errors import (
 )
 from relatum.ids import MessageId
 from relatum.processes import after_fork, leave_to_parent
-from relatum.reading import AsyncStreamReader, AuthMechanism, BrokerAddress, Message, ReaderStatistics, async_agreement
-from relatum.reading._turns import CONNECTIONS_MAX, check_limit
+from relatum.reading import (
+    CONNECTIONS_MAX,
+    AsyncStreamReader,
+    AuthMechanism,
+    BrokerAddress,
+    Message,
+    ReaderStatistics,
+    async_agreement,
+    check_limit,
+)
 from relatum.steps import async_run
 from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
-from relatum_consumer._answer import Answer
-from relatum_consumer._database import CLOSED, Database
-from relatum_consumer._limits import POOL_MAX
-from relatum_consumer._lookup_statements import Order
-from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import (
+from relatum_consumer.groups import AsyncGroupMethods, GroupLookups
+from relatum_consumer.lookups import (
+    CLOSED,
     NOT_REACHED_YET,
+    POOL_MAX,
     Agree,
+    Answer,
     Bounds,
+    Database,
     LookupRequest,
+    Lookups,
     Missing,
+    Names,
+    Order,
     Partitions,
     Pause,
     Reach,
@@ -48,8 +59,6 @@ from relatum_consumer._requests import (
     Steps,
     Within,
 )
-from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods
-from relatum_consumer.groups.reading._group_lookups import GroupLookups
 
 _Result = TypeVar("_Result")
 

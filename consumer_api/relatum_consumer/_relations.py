@@ -15,21 +15,32 @@ from relatum.checks import checked_count, checked_seconds
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.ids import MessageId
 from relatum.processes import after_fork, leave_to_parent
-from relatum.reading import AuthMechanism, BrokerAddress, Message, ReaderStatistics, StreamReader, agreement
-from relatum.reading._turns import CONNECTIONS_MAX, check_limit
+from relatum.reading import (
+    CONNECTIONS_MAX,
+    AuthMechanism,
+    BrokerAddress,
+    Message,
+    ReaderStatistics,
+    StreamReader,
+    agreement,
+    check_limit,
+)
 from relatum.steps import run
 from relatum.waiting import left_s, within
-from relatum_consumer._answer import Answer
-from relatum_consumer._database import CLOSED, Database
-from relatum_consumer._limits import POOL_MAX
-from relatum_consumer._lookup_statements import Order
-from relatum_consumer._lookups import Lookups, Names
-from relatum_consumer._requests import (
+from relatum_consumer.groups import GroupLookups, GroupMethods
+from relatum_consumer.lookups import (
+    CLOSED,
     NOT_REACHED_YET,
+    POOL_MAX,
     Agree,
+    Answer,
     Bounds,
+    Database,
     LookupRequest,
+    Lookups,
     Missing,
+    Names,
+    Order,
     Partitions,
     Pause,
     Reach,
@@ -39,8 +50,6 @@ from relatum_consumer._requests import (
     Steps,
     Within,
 )
-from relatum_consumer.groups.reading._group_lookups import GroupLookups
-from relatum_consumer.groups.reading._groups import GroupMethods
 
 _Result = TypeVar("_Result")
 

@@ -10,9 +10,7 @@ from relatum.reading import StreamReader, agreement
 from relatum.steps import run
 from relatum.store import TIME
 from relatum_consumer import Status
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import evidence
-from relatum_consumer._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Select, Steps
+from relatum_consumer.lookups import Agree, Bounds, Catalog, LookupRequest, Partitions, Pause, Select, Steps, evidence
 
 
 def status_of_missing(

@@ -7,8 +7,8 @@ import psycopg
 import pytest
 
 from relatum.limits import INTEGER_MAX
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._lookup_statements import WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
 from tests.support.plans import filled_database, nodes_of, plan_of
 
 ROWS = 1_000_000

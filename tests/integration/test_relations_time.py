@@ -15,11 +15,11 @@ from relatum.limits import INTEGER_MAX
 from relatum.recording import backfill, set_record_time
 from relatum.recording._time_blocks import TimeBlock, time_blocks
 from relatum_consumer import Relations, Status
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._blocks import Block
-from relatum_consumer._database import Database
-from relatum_consumer._lookup_statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US
-from relatum_consumer._requests import Select
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._blocks import Block
+from relatum_consumer.lookups._database import Database
+from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups._requests import Select
 from tests.support import (
     broker_connection,
     declare_stream,

@@ -16,9 +16,9 @@ from relatum.reading._operations import check_offset
 from relatum.reading._window import Window
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations
-from relatum_consumer._lookups import Lookups
 from relatum_consumer.groups import GroupConsumer
 from relatum_consumer.groups.reading._group_lookups import GroupLookups
+from relatum_consumer.lookups._lookups import Lookups
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
 SECONDS: list[Any] = [-1, -0.001, True, math.nan, math.inf, -math.inf, "1", None, 1e300, 2**63, 10**5000]

@@ -25,12 +25,12 @@ from relatum.steps import run
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
 from relatum_consumer import Answer, Hit, Lacking, Status
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._lookups import Lookups
-from relatum_consumer._proof import Evidence, Uncovered, _check_identity, gaps
-from relatum_consumer._related import first_retained, is_sure
-from relatum_consumer._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Scan, Select
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._catalog import Catalog
+from relatum_consumer.lookups._lookups import Lookups
+from relatum_consumer.lookups._proof import Evidence, Uncovered, _check_identity, gaps
+from relatum_consumer.lookups._related import first_retained, is_sure
+from relatum_consumer.lookups._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Scan, Select
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:

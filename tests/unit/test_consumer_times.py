@@ -16,13 +16,13 @@ from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, Properties, StreamBounds
 from relatum.recording._time_blocks import time_blocks, width_class
 from relatum_consumer import Answer, Status
-from relatum_consumer import _blocks as blocks
-from relatum_consumer import _limits as limits
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._blocks import Block
-from relatum_consumer._lookup_statements import BLOCK_PAGE, WIDTHS_US
-from relatum_consumer._lookups import Lookups
-from relatum_consumer._requests import Bounds, LookupRequest, Partitions, Read, Scan, Select
+from relatum_consumer.lookups import _blocks as blocks
+from relatum_consumer.lookups import _limits as limits
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._blocks import Block
+from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
+from relatum_consumer.lookups._lookups import Lookups
+from relatum_consumer.lookups._requests import Bounds, LookupRequest, Partitions, Read, Scan, Select
 from tests.support import times as slow
 
 

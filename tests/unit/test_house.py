@@ -35,7 +35,7 @@ def test_rooms(tmp_path: Path):
         "plugin/relatum/errors.py",
         "plugin/relatum/store/_rows.py",
         "plugin/relatum/contexts/serial/_log.py",
-        "consumer_api/relatum_consumer/_proof.py",
+        "consumer_api/relatum_consumer/_relations.py",
         "consumer_api/relatum_consumer/groups/sharing/_claims.py",
         "spark_connectors/relatum_spark/source/_rows.py",
     ):
@@ -46,7 +46,7 @@ def test_rooms(tmp_path: Path):
         "relatum.errors": "relatum.errors",
         "relatum.store._rows": "relatum.store",
         "relatum.contexts.serial._log": "relatum.contexts",
-        "relatum_consumer._proof": "relatum_consumer",
+        "relatum_consumer._relations": "relatum_consumer",
         "relatum_consumer.groups.sharing._claims": "relatum_consumer.groups",
         "relatum_spark.source._rows": "relatum_spark",
     }

@@ -86,7 +86,7 @@ class Module:
 def room_of(name: str, *, is_package: bool) -> str:
     """Return the room of a module: a folder or module of the kernel, a folder of the consumer, or the whole package.
 
-    What lies in the package itself (`relatum/__init__.py`, `relatum_consumer/_proof.py`) is in the room that has the
+    What lies in the package itself (`relatum/__init__.py`, `relatum_consumer/_relations.py`) is in the room that has the
     package's name.
     """
     package, *inner = name.split(".")

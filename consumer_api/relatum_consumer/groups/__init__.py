@@ -5,23 +5,27 @@ The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `g
 """
 
 from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._async_groups import AsyncOpenGroup
+from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods, AsyncOpenGroup
+from relatum_consumer.groups.reading._group_lookups import GroupLookups
 from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
-from relatum_consumer.groups.reading._groups import OpenGroup
+from relatum_consumer.groups.reading._groups import GroupMethods, OpenGroup
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroup, SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, GroupMemberStatus, GroupSourceStatus
 
 __all__ = [
+    "AsyncGroupMethods",
     "AsyncOpenGroup",
     "AsyncSharedGroup",
     "AsyncSharedGroups",
     "Group",
     "GroupConsumer",
     "GroupConsumerStatus",
+    "GroupLookups",
     "GroupMemberStatus",
+    "GroupMethods",
     "GroupOrder",
     "GroupSourceStatus",
     "IncompleteGroupReport",

@@ -11,8 +11,6 @@ from relatum.membership import GroupPosition
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message
 from relatum.steps import async_each, async_run
 from relatum.waiting import within
-from relatum_consumer._answer import Answer
-from relatum_consumer._lookups import Names
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_lookups import GroupLookups
 from relatum_consumer.groups.reading._group_options import (
@@ -35,6 +33,7 @@ from relatum_consumer.groups.reading._open_group import Unfolding
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, shared_options
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_status
+from relatum_consumer.lookups import Answer, Names
 
 _Result = TypeVar("_Result")
 

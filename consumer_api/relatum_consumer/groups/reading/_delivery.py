@@ -9,13 +9,12 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.membership import Anomaly, membership
 from relatum.reading import Message, StreamBounds
-from relatum_consumer._proof import replaced
-from relatum_consumer._related import first_retained
 from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, GroupOrder, Member, Row, assemble
 from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, READ_RETRIES
 from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, sequence_of
+from relatum_consumer.lookups import first_retained, replaced
 
 FINAL = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 """What a group cannot recover from, in the order in which it is named."""

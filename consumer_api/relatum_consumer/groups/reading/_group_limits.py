@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from relatum_consumer._limits import ANSWER_MESSAGES_MAX as REPORTS_MAX
+from relatum_consumer.lookups import ANSWER_MESSAGES_MAX as REPORTS_MAX
 
 WINDOW_OFFSETS: Final = 131_072
 """Offsets of a stream whose rows are asked for at once; each row takes about 200 bytes while it is held."""

@@ -5,9 +5,6 @@ from typing import Any
 
 from relatum.checks import checked_seconds
 from relatum.membership import GroupPosition, checked_group_id, checked_sequence
-from relatum_consumer._answer import Answer
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._lookups import Names, names_of
 from relatum_consumer.groups.reading import _group_position as position
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_options import GroupOptions, check_order
@@ -15,6 +12,7 @@ from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSt
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 from relatum_consumer.groups.reading._open_group import Unfolding, unfolding_groups
 from relatum_consumer.groups.reading._whole_groups import whole_groups
+from relatum_consumer.lookups import Answer, Catalog, Names, names_of
 
 
 class GroupLookups:

@@ -10,11 +10,6 @@ from relatum.keys import moment
 from relatum.limits import INTEGER_MAX
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, parse_value
 from relatum.reading import StreamBounds
-from relatum_consumer._answer import Answer
-from relatum_consumer._catalog import Catalog, PresentStream, Wanted
-from relatum_consumer._proof import Evidence, all_ends, evidence
-from relatum_consumer._related import Question, answer
-from relatum_consumer._requests import Select
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, distinct
 from relatum_consumer.groups.reading._delivery import (
@@ -30,6 +25,18 @@ from relatum_consumer.groups.reading._group_limits import REPORTS_MAX
 from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
+from relatum_consumer.lookups import (
+    Answer,
+    Catalog,
+    Evidence,
+    PresentStream,
+    Question,
+    Select,
+    Wanted,
+    all_ends,
+    answer,
+    evidence,
+)
 
 Names = tuple[str, ...] | None
 

@@ -8,7 +8,7 @@ from relatum.errors import RelatumError
 from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum.steps import Request
-from relatum_consumer._requests import LookupRequest
+from relatum_consumer.lookups import LookupRequest
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from relatum.ids import MessageId
 from relatum.membership import membership, parse_value
 from relatum.reading import Message
-from relatum_consumer._requests import Select
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Clock, GroupOrder, Member, Place
 from relatum_consumer.groups.reading._group_limits import WINDOW_OFFSETS
 from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
 from relatum_consumer.groups.reading._streams_view import View
+from relatum_consumer.lookups import Select
 
 
 class Candidate(NamedTuple):

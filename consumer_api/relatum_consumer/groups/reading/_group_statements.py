@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from relatum.store import relationships
-from relatum_consumer._lookup_statements import compiled
+from relatum_consumer.lookups import compiled
 
 FIRST_SEQUENCE: Final = "1"
 

@@ -12,8 +12,6 @@ from relatum.membership import GroupPosition
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.steps import each, run
 from relatum.waiting import within
-from relatum_consumer._answer import Answer
-from relatum_consumer._lookups import Names
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_lookups import GroupLookups
 from relatum_consumer.groups.reading._group_options import (
@@ -36,6 +34,7 @@ from relatum_consumer.groups.reading._open_group import Unfolding
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, shared_options
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_status
+from relatum_consumer.lookups import Answer, Names
 
 _Result = TypeVar("_Result")
 

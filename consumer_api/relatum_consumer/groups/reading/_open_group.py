@@ -8,9 +8,6 @@ from functools import partial
 from relatum.errors import IncompleteGroup
 from relatum.membership import Anomaly, GroupPosition
 from relatum.reading import Message
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
-from relatum_consumer._requests import Pause
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member
 from relatum_consumer.groups.reading._delivery import FINAL, Reading, conflict, read_members
 from relatum_consumer.groups.reading._group_limits import PART_MESSAGES
@@ -20,6 +17,7 @@ from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSt
 from relatum_consumer.groups.reading._group_scan import Scan
 from relatum_consumer.groups.reading._streams_view import look
 from relatum_consumer.groups.reading._whole_groups import Batches, Ends, Idle, offset_of
+from relatum_consumer.lookups import POLL_S_MAX, POLL_S_MIN, Catalog, Pause
 
 
 @dataclass(frozen=True, slots=True)

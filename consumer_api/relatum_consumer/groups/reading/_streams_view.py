@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from relatum.errors import InvalidInput, KeyNotDefined
 from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message, StreamBounds
-from relatum_consumer._answer import LeftOut
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import Uncovered, all_ends, all_names, uncovered
-from relatum_consumer._requests import Select
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_limits import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
+from relatum_consumer.lookups import Catalog, LeftOut, Select, Uncovered, all_ends, all_names, uncovered
 
 logger = logging.getLogger("relatum.groups")
 

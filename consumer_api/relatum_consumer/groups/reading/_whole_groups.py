@@ -8,11 +8,6 @@ from datetime import datetime
 from relatum.limits import MESSAGE_BYTES
 from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
-from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
-from relatum_consumer._lookups import time_us_of
-from relatum_consumer._proof import coverage_by_stream, ends_of, replaced
-from relatum_consumer._requests import Pause
 from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
 from relatum_consumer.groups.reading._delivery import Policy, Reading, deliver
 from relatum_consumer.groups.reading._group_limits import (
@@ -28,6 +23,17 @@ from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSt
 from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between, without_group
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.reading._streams_view import View, look, say_left_out
+from relatum_consumer.lookups import (
+    POLL_S_MAX,
+    POLL_S_MIN,
+    Catalog,
+    Pause,
+    PresentStream,
+    coverage_by_stream,
+    ends_of,
+    replaced,
+    time_us_of,
+)
 
 
 def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group, None]:

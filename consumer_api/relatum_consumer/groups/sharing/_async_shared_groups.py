@@ -11,15 +11,15 @@ from typing import Any, Self
 
 from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
-from relatum.publishing._dead_letters import DeadLetters
+from relatum.publishing import DeadLetters
 from relatum.reading import BrokerAddress
 from relatum.store import renewal_s
 from relatum.waiting import AsyncKeeper, Outages, ended
-from relatum_consumer._catalog import Catalog
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_steps import SharedReading
+from relatum_consumer.lookups import Catalog
 
 logger = logging.getLogger("relatum.groups")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from relatum.errors import GroupConflict
-from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
+from relatum.publishing import REASON_CHARACTERS_MAX, Burial, DeadLetters
 from relatum.reading import Message
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 

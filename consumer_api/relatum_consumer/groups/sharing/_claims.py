@@ -4,10 +4,10 @@ import time
 from typing import Any, Final
 
 from relatum.errors import ClaimLost, DatabaseUnavailable
-from relatum_consumer._requests import Pause, Select
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.groups.sharing._claim_outcomes import Claim
+from relatum_consumer.lookups import Pause, Select
 
 ACKNOWLEDGE_PAUSE_S: Final = 0.25
 """Seconds until an acknowledgement that PostgreSQL did not answer is sent again."""

@@ -4,14 +4,12 @@ from datetime import datetime
 from typing import Any
 
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._lookups import time_us_of
-from relatum_consumer._requests import Bounds, Select
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._whole_groups import Beginning
 from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer
+from relatum_consumer.lookups import Bounds, Catalog, Select, time_us_of
 
 
 def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[SharedConsumer]:

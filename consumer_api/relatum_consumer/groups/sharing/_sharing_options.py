@@ -6,10 +6,10 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_seconds
 from relatum.errors import InvalidInput
-from relatum_consumer._lookups import Names, names_of
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_options import GroupStart, OnConflict, OnDuplicate, check_order, check_start
 from relatum_consumer.groups.reading._group_values import IncompleteGroupReport
+from relatum_consumer.lookups import Names, names_of
 
 NAME_CHARACTERS_MAX: Final = 255
 """Characters of a consumer's or member's name: what RabbitMQ allows for names."""

@@ -6,15 +6,13 @@ from typing import Final
 
 from relatum.limits import INTEGER_MAX
 from relatum.store import CoverageRow, Range, merged, missing
-from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._proof import coverage_by_stream
-from relatum_consumer._requests import Select
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, in_arrival
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_scan import rows_between
 from relatum_consumer.groups.reading._streams_view import View, group_key
 from relatum_consumer.groups.reading._whole_groups import Beginning
 from relatum_consumer.groups.sharing import _sharing_statements as statements
+from relatum_consumer.lookups import Catalog, PresentStream, Select, coverage_by_stream
 
 WINDOW_OFFSETS_MIN: Final = 1_000
 """Offsets of the smallest window: where each message is one of a group of its own, a thousand groups are looked at."""

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store import NOW, coverage, group_consumers, group_scans, group_states, holds, lapsed
-from relatum_consumer._lookup_statements import compiled
+from relatum_consumer.lookups import compiled
 
 _CONSUMER: Final = sa.bindparam("consumer_id", type_=sa.Integer)
 _HOLDER: Final = sa.bindparam("holder", type_=sa.Text)

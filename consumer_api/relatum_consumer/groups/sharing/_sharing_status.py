@@ -8,16 +8,13 @@ from typing import Final
 from relatum.errors import NotFound
 from relatum.reading import StreamBounds
 from relatum.store import Range, merged, missing
-from relatum_consumer._answer import LeftOut
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import all_ends
-from relatum_consumer._requests import Select
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.groups.sharing._group_consumer import by_name
 from relatum_consumer.groups.sharing._sharing_options import check_name
 from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer
+from relatum_consumer.lookups import Catalog, LeftOut, Select, all_ends
 
 STATES: Final = ("open", "ready", "claimed", "done", "dead")
 

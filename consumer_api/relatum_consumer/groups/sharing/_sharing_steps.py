@@ -11,10 +11,6 @@ from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transien
 from relatum.membership import Anomaly
 from relatum.reading import Message, StreamBounds
 from relatum.waiting import Outages, ended, may_repeat
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._limits import POLL_S_MIN
-from relatum_consumer._proof import ends_of
-from relatum_consumer._requests import Pause, Read
 from relatum_consumer.groups.reading._assembly import Assembled, Member
 from relatum_consumer.groups.reading._delivery import Policy, Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups.reading._group_position import report
@@ -28,6 +24,7 @@ from relatum_consumer.groups.sharing._later import Later
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
 from relatum_consumer.groups.sharing._sharing_scan import Scanner
 from relatum_consumer.groups.sharing._unrecorded import Unrecorded
+from relatum_consumer.lookups import POLL_S_MIN, Catalog, Pause, Read, ends_of
 
 logger = logging.getLogger("relatum.groups")
 

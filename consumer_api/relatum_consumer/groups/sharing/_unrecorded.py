@@ -7,10 +7,8 @@ from typing import Final
 
 from relatum.errors import AccessRefused, NotFound, Transient
 from relatum.store import CoverageRow
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._proof import all_names, attended, coverage_by_stream
-from relatum_consumer._requests import Bounds
 from relatum_consumer.groups.reading._group_requests import GroupSteps
+from relatum_consumer.lookups import Bounds, Catalog, all_names, attended, coverage_by_stream
 
 logger = logging.getLogger("relatum.groups")
 

@@ -10,17 +10,17 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
 from relatum.store import TIME
-from relatum_consumer import _blocks as blocks
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._answer import Answer, Hit
-from relatum_consumer._blocks import FIRST_OF_ITS_TIME, Block, Place
-from relatum_consumer._catalog import Catalog, PresentStream, Wanted, in_partition_order
-from relatum_consumer._gathered import Gathered
-from relatum_consumer._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
-from relatum_consumer._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
-from relatum_consumer._proof import Evidence, evidence, replaced
-from relatum_consumer._related import check, concluded, first_retained, is_sure, recorded_answer
-from relatum_consumer._requests import Bounds, Read, Scan, Select, Steps
+from relatum_consumer.lookups import _blocks as blocks
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._answer import Answer, Hit
+from relatum_consumer.lookups._blocks import FIRST_OF_ITS_TIME, Block, Place
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer.lookups._gathered import Gathered
+from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
+from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
+from relatum_consumer.lookups._proof import Evidence, evidence, replaced
+from relatum_consumer.lookups._related import check, concluded, first_retained, is_sure, recorded_answer
+from relatum_consumer.lookups._requests import Bounds, Read, Scan, Select, Steps
 
 _READ_AT_ONCE: Final = 1_000
 """Messages of a window that are asked for at once: what there are too many of, or too large, is noticed between."""
@@ -265,7 +265,7 @@ def _by_blocks(
 ) -> Steps[Message | None]:
     """The next message in time: the blocks that can hold it are read, the most promising first.
 
-    Below, all blocks and places are in the direction's coordinates: see `relatum_consumer._blocks`.
+    Below, all blocks and places are in the direction's coordinates: see `relatum_consumer.lookups._blocks`.
     """
     nearest = Nearest(search, edge, direction)
     is_after = direction == "after"

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from relatum.errors import UsedAfterClose
 from relatum.store import NoAnswerInTime, known_engine, make_engine, translated_errors
-from relatum_consumer._requests import Select
+from relatum_consumer.lookups._requests import Select
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, NoReturn
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded, StreamNotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._answer import Lacking
-from relatum_consumer._limits import CATALOG_AGE_S
-from relatum_consumer._requests import Bounds, Partitions, Reach, Select, Steps
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._answer import Lacking
+from relatum_consumer.lookups._limits import CATALOG_AGE_S
+from relatum_consumer.lookups._requests import Bounds, Partitions, Reach, Select, Steps
 
 
 class PresentStream(NamedTuple):

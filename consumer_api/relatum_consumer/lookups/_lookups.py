@@ -11,13 +11,13 @@ from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, timestamp_us
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message
-from relatum_consumer._answer import Answer
-from relatum_consumer._catalog import Catalog, Values
-from relatum_consumer._lookup_statements import Order
-from relatum_consumer._moments import Moment, Search, Side, Window, beside, window
-from relatum_consumer._related import Question, answer, without_values
-from relatum_consumer._requests import Steps
-from relatum_consumer._waiting import asked_at_least, wait
+from relatum_consumer.lookups._answer import Answer
+from relatum_consumer.lookups._catalog import Catalog, Values
+from relatum_consumer.lookups._lookup_statements import Order
+from relatum_consumer.lookups._moments import Moment, Search, Side, Window, beside, window
+from relatum_consumer.lookups._related import Question, answer, without_values
+from relatum_consumer.lookups._requests import Steps
+from relatum_consumer.lookups._waiting import asked_at_least, wait
 
 Names: TypeAlias = str | Sequence[str] | None
 """One name, several, or None."""

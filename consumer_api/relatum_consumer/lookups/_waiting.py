@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar
 from relatum.errors import ReadTimeout, StreamReplaced, Transient
 from relatum.ids import MessageId
 from relatum.steps import nested
-from relatum_consumer._answer import Answer, Status
-from relatum_consumer._catalog import Catalog
-from relatum_consumer._limits import POLL_S_MAX, POLL_S_MIN
-from relatum_consumer._proof import Evidence, evidence
-from relatum_consumer._related import Found, Question, concluded, probe, recorded_answer, without_values
-from relatum_consumer._requests import LookupRequest, Pause, Read, Steps, Within
+from relatum_consumer.lookups._answer import Answer, Status
+from relatum_consumer.lookups._catalog import Catalog
+from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
+from relatum_consumer.lookups._proof import Evidence, evidence
+from relatum_consumer.lookups._related import Found, Question, concluded, probe, recorded_answer, without_values
+from relatum_consumer.lookups._requests import LookupRequest, Pause, Read, Steps, Within
 
 GRACE_S: Final = 0.25
 """Seconds behind the end of a wait in which what was begun may still end: a proof takes a few milliseconds mostly."""

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, Message, StreamBounds, UnreadableRecord
 from relatum.store import CoverageRow, Range, covered, last_position, merged, missing, proven
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._answer import LeftOut, Status
-from relatum_consumer._catalog import Catalog, PresentStream
-from relatum_consumer._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer._requests import Agree, Bounds, Missing, Partitions, Pause, Scan, Select, Steps
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._answer import LeftOut, Status
+from relatum_consumer.lookups._catalog import Catalog, PresentStream
+from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
+from relatum_consumer.lookups._requests import Agree, Bounds, Missing, Partitions, Pause, Scan, Select, Steps
 
 
 @dataclass(frozen=True, slots=True)

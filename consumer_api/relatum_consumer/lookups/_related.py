@@ -19,14 +19,14 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store import TIME
-from relatum_consumer import _lookup_statements as statements
-from relatum_consumer._answer import Answer, Hit, Lacking, Status
-from relatum_consumer._catalog import Catalog, Wanted
-from relatum_consumer._gathered import Gathered, check_count
-from relatum_consumer._limits import ANSWER_MESSAGES_MAX
-from relatum_consumer._lookup_statements import Order
-from relatum_consumer._proof import Evidence, evidence, replaced
-from relatum_consumer._requests import Partitions, Read, Select, Steps
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
+from relatum_consumer.lookups._catalog import Catalog, Wanted
+from relatum_consumer.lookups._gathered import Gathered, check_count
+from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
+from relatum_consumer.lookups._lookup_statements import Order
+from relatum_consumer.lookups._proof import Evidence, evidence, replaced
+from relatum_consumer.lookups._requests import Partitions, Read, Select, Steps
 
 _Result = TypeVar("_Result")
 

@@ -7,7 +7,7 @@ from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import MESSAGE_BYTES
 from relatum.reading import Message
-from relatum_consumer import _limits as limits
+from relatum_consumer.lookups import _limits as limits
 
 _SPARE: Final = 64
 """Messages held beyond twice the limit before the last ones are dropped: small limits need not sort each time."""

@@ -1,0 +1,88 @@
+"""Look-ups without a face: what is asked of tables and streams, the proof of an answer, and the answer itself.
+
+`relatum_consumer.Relations` and `AsyncRelations` are the faces; look-ups of groups are built on the same.
+"""
+
+from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups._database import CLOSED, Database
+from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
+from relatum_consumer.lookups._lookup_statements import Order, compiled
+from relatum_consumer.lookups._lookups import Lookups, Names, names_of, time_us_of
+from relatum_consumer.lookups._proof import (
+    Evidence,
+    Uncovered,
+    all_ends,
+    all_names,
+    attended,
+    coverage_by_stream,
+    ends_of,
+    evidence,
+    replaced,
+    uncovered,
+)
+from relatum_consumer.lookups._related import Question, answer, first_retained
+from relatum_consumer.lookups._requests import (
+    NOT_REACHED_YET,
+    Agree,
+    Bounds,
+    LookupRequest,
+    Missing,
+    Partitions,
+    Pause,
+    Reach,
+    Read,
+    Scan,
+    Select,
+    Steps,
+    Within,
+)
+
+__all__ = [
+    "ANSWER_MESSAGES_MAX",
+    "CLOSED",
+    "NOT_REACHED_YET",
+    "POLL_S_MAX",
+    "POLL_S_MIN",
+    "POOL_MAX",
+    "Agree",
+    "Answer",
+    "Bounds",
+    "Catalog",
+    "Database",
+    "Evidence",
+    "Hit",
+    "Lacking",
+    "LeftOut",
+    "LookupRequest",
+    "Lookups",
+    "Missing",
+    "Names",
+    "Order",
+    "Partitions",
+    "Pause",
+    "PresentStream",
+    "Question",
+    "Reach",
+    "Read",
+    "Scan",
+    "Select",
+    "Status",
+    "Steps",
+    "Uncovered",
+    "Wanted",
+    "Within",
+    "all_ends",
+    "all_names",
+    "answer",
+    "attended",
+    "compiled",
+    "coverage_by_stream",
+    "ends_of",
+    "evidence",
+    "first_retained",
+    "names_of",
+    "replaced",
+    "time_us_of",
+    "uncovered",
+]
