@@ -86,8 +86,8 @@ class Module:
 def room_of(name: str, *, is_package: bool) -> str:
     """Return the room of a module: a folder or module of the kernel, a folder of the consumer, or the whole package.
 
-    What lies in the package itself (`relatum/__init__.py`, `relatum_consumer/_relations.py`) is in the room that has the
-    package's name.
+    What lies in the package itself (`relatum/__init__.py`, `relatum_consumer/_relations.py`) is in the room that has
+    the package's name.
     """
     package, *inner = name.split(".")
     if not inner or package not in DIVIDED:
