@@ -38,7 +38,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> AsyncSerialConsumer:
     """A consumer of the name "test"."""
-    return AsyncSerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": 1.0, **options})
+    return AsyncSerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": 6.0, **options})
 
 
 async def consume(consumer: AsyncSerialConsumer, count: int) -> list[str]:

@@ -28,7 +28,7 @@ def test_answers_of_several_messages_stay_within_the_limit(
     with Proxy.to(stream_url) as proxy:
         address = BrokerAddress.parse(amqp_url, proxy.url(stream_url))
         if face == "blocking":
-            with Relations(address, database_url) as relations:
+            with Relations(address, database_url, timeout_s=240) as relations:
                 assert relations.statistics().opened == 0
                 sizes = _in_threads(relations)
                 statistics = relations.statistics()
@@ -53,6 +53,6 @@ def _in_threads(relations: Relations) -> list[int]:
 
 
 async def _in_tasks(address: BrokerAddress, database_url: str):  # type: ignore[no-untyped-def]
-    async with AsyncRelations(address, database_url) as relations:
+    async with AsyncRelations(address, database_url, timeout_s=240) as relations:
         answers = await asyncio.gather(*(relations.find("order_id", "a") for _ in range(LOOKUPS)))
         return [len(answer) for answer in answers], relations.statistics()

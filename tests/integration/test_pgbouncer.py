@@ -60,7 +60,7 @@ def test_rows_and_answers_are_the_streams(amqp_url: str, stream_url: str, databa
         for stream in streams:
             wait_recorded(amqp_url, engine, stream)
         expected = {order: {b"%d" % number for number in range(order, 60, 20)} for order in range(20)}
-        relations = stack.enter_context(Relations(amqp_url, pooled_url))
+        relations = stack.enter_context(Relations(amqp_url, pooled_url, timeout_s=240))
 
         def found(order: int) -> set[bytes]:
             ids = relations.find("order_id", order, streams=streams).ids
@@ -74,7 +74,7 @@ def test_rows_and_answers_are_the_streams(amqp_url: str, stream_url: str, databa
 
 
 async def _found_by_tasks(amqp_url: str, pooled_url: str, streams: list[str]) -> list[int]:
-    async with AsyncRelations(amqp_url, pooled_url) as relations:
+    async with AsyncRelations(amqp_url, pooled_url, timeout_s=240) as relations:
         asked = [relations.find("order_id", number % 20, streams=streams) for number in range(100)]
         return [len(answer.ids) for answer in await asyncio.gather(*asked)]
 
@@ -88,7 +88,7 @@ def test_each_message_counts_once_for_a_serial_consumer(amqp_url: str, database_
             for number in range(40):
                 bed.publish(number % 2, f"context {number % 4}", str(number))
             with SerialConsumer(
-                bed.name, "test", database=pooled_url, broker=amqp_url, lease_s=2.0, batch_messages=3
+                bed.name, "test", database=pooled_url, broker=amqp_url, lease_s=60.0, batch_messages=3
             ) as consumer:
                 while len(_bodies(engine)) < 40:
                     batch = consumer.next_batch(90.0)

@@ -44,7 +44,7 @@ def bed_of_three(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> SerialConsumer:
     """A consumer of the name "test"."""
-    return SerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": 1.0, **options})
+    return SerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": 6.0, **options})
 
 
 def bodies(batch: SerialBatch) -> list[str]:

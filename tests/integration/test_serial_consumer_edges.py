@@ -47,7 +47,7 @@ def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, name: str = "test", **options: Any) -> SerialConsumer:
     """A consumer."""
-    return SerialConsumer(bed.name, name, database=database_url, broker=amqp_url, **{"lease_s": 1.0, **options})
+    return SerialConsumer(bed.name, name, database=database_url, broker=amqp_url, **{"lease_s": 6.0, **options})
 
 
 def bodies(batch: SerialBatch) -> list[str]:

@@ -213,7 +213,7 @@ def _in_threads(unsettled: Unsettled, at_once: int) -> list[tuple[MessageId, ...
 
     def settle(_: int) -> tuple[MessageId, ...]:
         together.wait(90)
-        return unsettled.settle(60)
+        return unsettled.settle(240)
 
     with ThreadPoolExecutor(at_once) as threads:
         return list(threads.map(settle, range(at_once)))
@@ -223,7 +223,7 @@ def _in_tasks(unsettled: Unsettled, at_once: int) -> list[tuple[MessageId, ...]]
     async def settle_all() -> list[tuple[MessageId, ...]]:
         # With asyncio's default there are as few threads as the machine has processors, and as few connections.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(at_once))
-        return await asyncio.gather(*(unsettled.settle_async(60) for _ in range(at_once)))
+        return await asyncio.gather(*(unsettled.settle_async(240) for _ in range(at_once)))
 
     return asyncio.run(settle_all())
 
