@@ -14,9 +14,13 @@ from relatum import errors
 from relatum.contexts.serial import AsyncSerialBatch, AsyncSerialConsumer
 from relatum.store import serial_members, serial_positions
 from tests.support import wait_until
+from tests.support.leases import LEASE_S
 from tests.support.serial_consuming import SerialBed, serial_bed
 
 written = sa.Table("consumed", sa.MetaData(), sa.Column("body", sa.Text))
+
+
+pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 
 @pytest.fixture
@@ -38,7 +42,8 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> AsyncSerialConsumer:
     """A consumer of the name "test"."""
-    return AsyncSerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": 6.0, **options})
+    told = {"lease_s": LEASE_S, **options}
+    return AsyncSerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **told)
 
 
 async def consume(consumer: AsyncSerialConsumer, count: int) -> list[str]:

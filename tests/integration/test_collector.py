@@ -20,6 +20,7 @@ from relatum.errors import ConfigurationError, InvalidInput, NotAStream, StreamN
 from relatum.reading import Message, StreamReader
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name, wait_until
 from tests.support.collectors import AsyncCollectorFace, a_loop
+from tests.support.leases import LEASE_S, let_lapse
 
 SUCCEEDED, FAILED, DEAD = OutcomeStatus.SUCCEEDED, OutcomeStatus.FAILED, OutcomeStatus.DEAD
 COLLECTED, FORWARDED, UNKNOWN = OutcomeStatus.COLLECTED, OutcomeStatus.FORWARDED, OutcomeStatus.UNKNOWN
@@ -726,12 +727,13 @@ WHERE stream = :stream AND replaced_at IS NULL
 """What the page of the collector says."""
 
 
+@pytest.mark.usefixtures("quick_rhythm")
 def test_members_collect_each_message_once(
     amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
 ) -> None:
     """One member follows a stream while it runs, then the next; together they consume each message once."""
     consumers = [Consumer(), Consumer()]
-    first, second = members = [collector_of(lease_s=1.0) for _ in consumers]
+    first, second = members = [collector_of(lease_s=LEASE_S) for _ in consumers]
     for member, consumer in zip(members, consumers, strict=True):
         member.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))
     with second:
@@ -743,12 +745,13 @@ def test_members_collect_each_message_once(
     assert sorted(consumers[0].bodies + consumers[1].bodies) == list("abcdef")
 
 
+@pytest.mark.usefixtures("quick_rhythm")
 def test_members_may_have_executors_of_different_types(
     amqp_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
 ) -> None:
     """What the member that follows has no executor of is consumed by another that has, also by one that came later."""
     orders, mails = Consumer(), Consumer()
-    first, second = collector_of(lease_s=2.0), collector_of(lease_s=2.0)
+    first, second = collector_of(lease_s=LEASE_S), collector_of(lease_s=LEASE_S)
     first.register_executor("order", orders, ExecutorOptions(max_age_s=0.01))
     second.register_executor("mail", mails, ExecutorOptions(max_age_s=0.01))
     with first:
@@ -766,18 +769,24 @@ def test_members_may_have_executors_of_different_types(
     assert (orders.bodies, mails.bodies) == (list("aefg"), list("bcd"))
 
 
+@pytest.mark.usefixtures("quick_rhythm")
 def test_messages_of_a_dead_member_are_taken_over(
-    amqp_url: str, database_url: str, stream_name: str, collector_of: Callable[..., MessageCollector]
+    amqp_url: str,
+    database_url: str,
+    engine: sa.Engine,
+    stream_name: str,
+    collector_of: Callable[..., MessageCollector],
 ) -> None:
     """What a member that died had collected or handed on is read again and consumed; what retention took failed."""
     publish(amqp_url, stream_name, *"abc")
     dead = CollectorStore("billing", database_url)
-    member = dead.open(["order"], 0.2)
+    member = dead.open(["order"], LEASE_S)
     places = [MessageId(stream_name, offset) for offset in (0, 1, 2, 99)]
     entries = [Entry(place, body, "order", 1) for place, body in zip(places, "abcd", strict=True)]
     assert dead.follow(member, stream_name, 0) is not None
     dead.add(member, entries, Advance(stream_name, 0, 100))
     dead.forward(member, 7, places[:2])
+    let_lapse(engine)
     dead.dispose()
     consumer, collector = Consumer(), collector_of(streams=[])
     collector.register_executor("order", consumer, ExecutorOptions(max_age_s=0.01))

@@ -13,6 +13,7 @@ from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, Outcome,
 from relatum.collecting._collector_store import CollectorStore
 from tests.integration.test_collector import publish, read_all
 from tests.support import wait_until
+from tests.support.leases import LEASE_S
 
 COLLECTED, SUCCEEDED = OutcomeStatus.COLLECTED, OutcomeStatus.SUCCEEDED
 
@@ -132,6 +133,7 @@ def test_joined_executors_do_not_keep_the_lease_from_being_renewed(
             gate.set()
 
 
+@pytest.mark.usefixtures("quick_rhythm")
 def test_a_broker_that_hangs_costs_no_lease(
     amqp_url: str, database_url: str, stream_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +146,8 @@ def test_a_broker_that_hangs_costs_no_lease(
 
     monkeypatch.setattr(_keeping, "PARTITIONS_S", 0.05)
     monkeypatch.setattr(MessageCollector, "_look", look)
-    collector = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream_name], lease_s=1.0)
+    options = {"database": database_url, "broker": amqp_url, "streams": [stream_name], "lease_s": LEASE_S}
+    collector = MessageCollector("billing", **options)  # type: ignore[arg-type]
     collector.register_executor("order", lambda bulk: None)
     renew = collector._shared.store.renew
     monkeypatch.setattr(collector._shared.store, "renew", lambda member: renewed.append(member) or renew(member))

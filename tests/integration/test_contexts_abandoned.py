@@ -23,6 +23,7 @@ from relatum.reading import BrokerAddress
 from relatum.store import context_moves
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from tests.support import broker_connection, unique_name, wait_until
+from tests.support.leases import LEASE_S
 
 AGO = sa.func.now() - sa.text("interval '1 s'")
 TAKEN = "is gone on with: its mover is gone"
@@ -185,6 +186,7 @@ def test_a_move_that_is_attended_is_left_alone(
     assert contexts._moves.take_abandoned("another") is None
 
 
+@pytest.mark.usefixtures("quick_rhythm")
 def test_who_may_not_go_on_leaves_it_to_others(
     contexts: SerializationContexts,
     super_stream: str,
@@ -200,7 +202,7 @@ def test_who_may_not_go_on_leaves_it_to_others(
     with (
         caplog.at_level(logging.WARNING, "relatum.contexts"),
         SerialConsumer(
-            super_stream, "test", database=as_consumer, broker=amqp_url, stream_url=stream_url, lease_s=1.0
+            super_stream, "test", database=as_consumer, broker=amqp_url, stream_url=stream_url, lease_s=LEASE_S
         ) as member,
     ):
         wait_until(lambda: "AccessRefused" in caplog.text, what="it is said that it may not")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -167,6 +168,26 @@ def test_a_start_that_takes_too_long_fails(tmp_path: Path) -> None:
     with pytest.raises(ServerStartFailed, match=r"gave no answer in 0\.2 s"):
         server.start()
     assert processes_naming(str(tmp_path)) == []
+
+
+class Late(LocalPostgreSQL):
+    """A server whose port is taken by another between its choice and its use."""
+
+    taken: socket.socket | None = None
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self.taken is None:
+            self.taken = socket.create_server(("127.0.0.1", self.port))
+
+
+def test_a_port_that_is_taken_in_between_is_replaced(tmp_path: Path) -> None:
+    """Of several servers that start at once one may have chosen another's port: it starts on another one."""
+    with Late(tmp_path / "database", durable=False) as server:
+        assert server.taken is not None
+        with server.taken:
+            assert server.port != server.taken.getsockname()[1]
+            assert _one(server.database_url, "SELECT 1") == 1
 
 
 def test_a_server_that_is_not_installed_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

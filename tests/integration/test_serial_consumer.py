@@ -16,7 +16,7 @@ from relatum.reading import StreamReader, position_of
 from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions
 from relatum.superstreams import add_partition
 from tests.support import broker_connection, declare_stream, wait_until
-from tests.support.leases import let_lapse
+from tests.support.leases import LEASE_S, let_lapse
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import SerialBed, serial_bed
 
@@ -26,6 +26,9 @@ written = sa.Table(
     sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True),
     sa.Column("body", sa.Text),
 )
+
+
+pytestmark = pytest.mark.usefixtures("quick_rhythm")
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def bed_of_three(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> SerialConsumer:
     """A consumer of the name "test"."""
-    return SerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": 6.0, **options})
+    return SerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": LEASE_S, **options})
 
 
 def bodies(batch: SerialBatch) -> list[str]:

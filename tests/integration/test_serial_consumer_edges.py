@@ -17,6 +17,7 @@ from relatum.contexts.serial import SerialBatch, SerialConsumer, SerializationCo
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from relatum.store import serial_holds
 from tests.support import broker_connection, wait_until
+from tests.support.leases import LEASE_S
 from tests.support.serial_consuming import SerialBed, serial_bed
 
 CIRCLE = ((0, 1), (1, 2), (2, 0))
@@ -38,6 +39,9 @@ NAMES = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("quick_rhythm")
+
+
 @pytest.fixture
 def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
     """A super stream of three partitions."""
@@ -47,7 +51,7 @@ def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, name: str = "test", **options: Any) -> SerialConsumer:
     """A consumer."""
-    return SerialConsumer(bed.name, name, database=database_url, broker=amqp_url, **{"lease_s": 6.0, **options})
+    return SerialConsumer(bed.name, name, database=database_url, broker=amqp_url, **{"lease_s": LEASE_S, **options})
 
 
 def bodies(batch: SerialBatch) -> list[str]:

@@ -25,6 +25,10 @@ ANSWER_POLL_S = 0.05
 """Seconds between two attempts to connect to a starting server; one attempt takes about a millisecond."""
 
 
+STARTS_MAX = 3
+"""Times a server is started whose port was free when it was chosen, and is another's when the server wants it."""
+
+
 class LocalServer(ABC):
     """One private server in a directory of its own, on ports of 127.0.0.1 that stay its own.
 
@@ -97,8 +101,18 @@ class LocalServer(ABC):
             ServerStartFailed: It is not installed, ended, or gave no answer in time. The message ends with the
                 server's own last lines; none of its processes is left, and another start is safe.
         """
-        self.launch()
-        self.await_answer()
+        for tries_left in reversed(range(STARTS_MAX)):
+            is_first = self._kept is None
+            self.launch()
+            try:
+                self.await_answer()
+            except ServerStartFailed:
+                # Nobody knows the ports of a first start yet: with one that another took meanwhile there are others.
+                if not (tries_left and is_first) or ports_free(self._identity.port, self._port_offsets):
+                    raise
+                self._kept = None
+            else:
+                return
 
     def launch(self) -> None:
         """Start the server and return before it answers; `await_answer` must follow.
