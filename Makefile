@@ -15,9 +15,8 @@ DEMO ?=
 TEST ?=
 BENCH ?=
 
-# Most of a test is waiting: three at once keep two cores busy. A file's tests stay together, for its fixtures; files go in
-# the order of their names, which has the longest first.
-SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Most of a test is waiting: three at once keep two cores busy. What is run together, and first: tests/support/sharing_out.py.
+SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
 
 bin := .venv/bin
 made := .venv/.made

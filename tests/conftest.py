@@ -28,6 +28,7 @@ from relatum_migrations import upgrade
 from tests.support import declare_stream, delete_stream, make_streams_survive, server_version, unique_name
 from tests.support.cluster import Cluster, newer_server
 from tests.support.leases import LEASE_S
+from tests.support.sharing_out import BySharedFixtures, longest_first
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("relatum", deadline=None)
@@ -84,6 +85,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if item.get_closest_marker(marker) is not None:
                     item.add_marker(pytest.mark.skip(reason=f"{reason}: --{marker} runs it"))
+    if hasattr(config, "workerinput"):
+        longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BySharedFixtures:
+    """Keep together what shares fixtures, in any number of processes."""
+    return BySharedFixtures(config, log)
 
 
 @pytest.fixture(scope="session")

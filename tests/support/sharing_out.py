@@ -1,0 +1,36 @@
+"""Which tests one process of pytest-xdist runs after the other, and in which order processes begin with them."""
+
+from pathlib import PurePosixPath
+from typing import Final
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+SPARK: Final = PurePosixPath("tests/integration/spark")
+STREAMING: Final = ("test_hints", "test_sink", "test_source", "test_stream_planner", "test_stream_source")
+OWN_JVM: Final = ("test_page",)
+"""Files that start what they need by themselves."""
+
+
+def scope_of(node_id: str) -> str:
+    """What a test is run together with: its file, for the fixtures of it, or those with which it shares a JVM.
+
+    A session of Spark takes ten seconds of a processor to start, and a gigabyte: there are two, of which each has half
+    of what is to be done.
+    """
+    path = PurePosixPath(node_id.partition("::")[0])
+    if path.parent != SPARK or path.stem in OWN_JVM:
+        return str(path)
+    return "spark: streams" if path.stem in STREAMING else "spark: joins"
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that no process is left with it at the end; else in the order of names."""
+    items.sort(key=lambda item: not scope_of(item.nodeid).startswith("spark: "))
+
+
+class BySharedFixtures(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives whole scopes to processes, as they become free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
