@@ -5,7 +5,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
-from tests.contract._proxy import Proxy
+from tests.support.proxy import Proxy
 
 
 async def opened_async(address: BrokerAddress) -> str:
@@ -29,4 +29,4 @@ def test_brokers_are_compared_once(amqp_url: str, stream_url: str) -> None:
             with StreamReader.open(address) as reader:
                 assert reader.transport == "stream"
             assert asyncio.run(opened_async(address)) == "stream"
-        assert proxy.accepted == 1
+        assert proxy.opened == 1

@@ -10,8 +10,8 @@ from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError,
 from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress, Message
 from tests.contract._faces import Face, open_face
-from tests.contract._proxy import Proxy
 from tests.support import LIMIT_S, declare_stream, in_a_try, publish_plain, until_answered, wait_until
+from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
 TIMEOUT_S = 1.0
@@ -56,10 +56,10 @@ def stream(amqp_url: str, stream_name: str) -> str:
 def test_a_frozen_broker_is_a_time_out(face: Face, proxy: Proxy, stream: str) -> None:
     """A read without an answer ends in time, and the reader works again when the broker does."""
     assert until_answered(lambda: face.read(stream, 1)).body == b"1"
-    proxy.freeze()
+    proxy.mode = "frozen"
     with in_time(TIMEOUT_S), pytest.raises((ReadTimeout, ConnectionLost, BrokerUnavailable)):
         face.read(stream, 1)
-    proxy.thaw()
+    proxy.mode = "pass"
     assert until_answered(lambda: face.read(stream, 2)).body == b"2"
 
 
@@ -68,7 +68,7 @@ def test_a_frozen_broker_is_noticed_while_waiting(face: Face, proxy: Proxy, stre
 
     def freeze_behind(message: Message) -> None:
         if message.offset == LAST:
-            proxy.freeze()
+            proxy.mode = "frozen"
 
     with pytest.raises(ConnectionLost):
         face.follow(stream, freeze_behind, idle_timeout_s=LIMIT_S)
@@ -102,10 +102,10 @@ def test_an_idle_connection_is_kept(face: Face, proxy: Proxy, stream: str, face_
 
     def is_kept() -> bool:
         until_answered(lambda: face.read(stream, 0))
-        before, until = proxy.accepted, time.monotonic() + 4 * HEARTBEAT_S
+        before, until = proxy.opened, time.monotonic() + 4 * HEARTBEAT_S
         wait_until(lambda: time.monotonic() > until)
         until_answered(lambda: face.read(stream, 1))
-        return proxy.accepted == before
+        return proxy.opened == before
 
     in_a_try(is_kept, what="the connection is kept")
 
@@ -117,7 +117,7 @@ def test_nobody_there(face_name: str, amqp_url: str) -> None:
         pass
     parts = urlsplit(amqp_url)
     with Proxy(parts.hostname or "", parts.port or 0) as silent:
-        silent.freeze()
+        silent.mode = "frozen"
         with (
             in_time(TIMEOUT_S),
             pytest.raises(BrokerUnavailable),

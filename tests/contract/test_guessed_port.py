@@ -17,9 +17,9 @@ from relatum.reading._address import AMQP_TO_STREAM_PORT
 from relatum.wire import _frames as frames
 from relatum.wire._frames import Command
 from tests.contract._faces import open_face
-from tests.contract._proxy import Proxy
 from tests.contract.test_tls import FILES, _serve, trusting
 from tests.support import publish_plain
+from tests.support.proxy import Proxy
 from tests.unit.wire_samples import answered
 
 FACES = ("blocking", "asyncio")
@@ -91,7 +91,7 @@ def listening(amqp_url: str) -> Iterator[Callable[..., tuple[str, Stranger]]]:
 
         def listen(properties: bytes | None) -> tuple[str, Stranger]:
             port = free_port((0, -AMQP_TO_STREAM_PORT))
-            stack.enter_context(Proxy(parts.hostname or "", parts.port or 0, port=port))
+            stack.enter_context(Proxy(parts.hostname or "", parts.port or 0, listens_on=port))
             stranger = Stranger(port - AMQP_TO_STREAM_PORT, properties)
             stack.callback(stranger.close)
             return parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}").geturl(), stranger
@@ -140,11 +140,11 @@ def test_who_takes_the_guessed_port_over_is_told_no_password(
     amqp, stream = urlsplit(amqp_url), urlsplit(stream_url)
     port = free_port((0, -AMQP_TO_STREAM_PORT))
     url = amqp._replace(netloc=f"{amqp.username}:{amqp.password}@127.0.0.1:{port}").geturl()
-    with Proxy(amqp.hostname or "", amqp.port or 0, port=port):
-        before = Proxy(stream.hostname or "", stream.port or 0, port=port - AMQP_TO_STREAM_PORT)
+    with Proxy(amqp.hostname or "", amqp.port or 0, listens_on=port):
+        before = Proxy(stream.hostname or "", stream.port or 0, listens_on=port - AMQP_TO_STREAM_PORT)
         with before, open_face(f"{face}-auto", url, timeout_s=ANSWER_S) as reader:
             assert reader.read(stream_name, 0).body == b"a"
-            before.__exit__()
+            before.close()
             stranger = Stranger(port - AMQP_TO_STREAM_PORT, ANSWERS["another"])
             with contextlib.closing(stranger), pytest.raises(BrokerUnavailable):
                 reader.read(stream_name, 0)

@@ -15,10 +15,10 @@ from relatum.recording import Recorder, backfill, status
 from relatum.recording._backfill import plan_backfill
 from relatum.store import add_keys
 from relatum.wire._unpacking import _cramjam
-from tests.contract._proxy import Proxy
 from tests.integration.test_foreign import headed, in_batch, text, zipped
 from tests.support import publish_plain, recording, rows_of, wait_recorded, wait_until
 from tests.support._raw_publisher import RawPublisher
+from tests.support.proxy import Proxy
 
 
 def orders(count: int, start: int = 0) -> list[tuple[bytes, dict[str, Any]]]:
@@ -74,7 +74,7 @@ def test_what_amqp_recorded_is_read_again_once_the_stream_protocol_answers(
         assert marks(engine, stream_name) == {True}
         assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
         stream = BrokerAddress.parse(stream_url)
-        with Proxy(stream.stream_host, stream.stream_port or 0, port=port):
+        with Proxy(stream.stream_host, stream.stream_port or 0, listens_on=port):
             wait_until(lambda: marks(engine, stream_name) == {False}, what="all by the stream protocol")
             publish_plain(amqp_url, stream_name, [(b"", {"order_id": "e"})])
             wait_recorded(amqp_url, engine, stream_name)

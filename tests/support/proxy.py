@@ -20,7 +20,12 @@ class Proxy:
         blackhole_replies: what the client sends arrives; what the server sends is thrown away: a half-open link.
         blackhole: nothing arrives on either side.
         frozen: nothing arrives on either side for now; what was sent arrives when the mode is another again.
-    `reset()` ends all connections with a TCP reset.
+    `reset()` ends all connections with a TCP reset, `cut()` in order.
+
+    Args:
+        host: Where the server is.
+        port: Its port.
+        listens_on: The port to listen on; a free one by default.
 
     Attributes:
         opened: Connections made through it so far.
@@ -28,9 +33,9 @@ class Proxy:
         bytes_per_s: How fast the server's answers come through; None (default) as fast as they do.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, listens_on: int = 0) -> None:
         self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", listens_on))
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -73,8 +78,16 @@ class Proxy:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 self._forget(one)
 
+    def cut(self) -> None:
+        """End all connections as a server does that stops; new ones are accepted."""
+        with self._lock:
+            for one in list(self._peers):
+                self._forget(one)
+
     def close(self) -> None:
         """Stop, and end all connections."""
+        if self._closing:
+            return
         self._closing = True
         self._wake_writer.send(b"x")
         self._thread.join(90)
