@@ -6,17 +6,22 @@ code of its own, and nothing that another one left behind. What an import itself
 started as users start them.
 """
 
+import atexit
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 SERVE: Final = "import sys; from tests.support.zygote import serve; serve(int(sys.argv[1]))"
 
@@ -25,7 +30,7 @@ class Zygote:
     """A process that forks others. Not to be shared by processes; threads may.
 
     Args:
-        modules: What it imports before the first fork.
+        modules: What it imports before the first fork; `package.*` with all that is in it.
         call: The function, as `module:name`, that a child calls; its end is the child's.
     """
 
@@ -96,12 +101,16 @@ class _Reading(threading.Thread):
 
 
 def serve(number: int) -> None:
-    """Fork for each request that comes, until nobody asks any more. A child leaves it as a program ends."""
+    """Fork for each request that comes, until nobody asks any more."""
     with socket.socket(fileno=number) as asked:
         told = json.loads(asked.recv(1 << 20))
-        for module in told["modules"]:
-            __import__(module)
+        for name in told["modules"]:
+            imported = importlib.import_module(name.removesuffix(".*"))
+            for found in pkgutil.walk_packages(imported.__path__, f"{imported.__name__}.") if name[-1] == "*" else ():
+                importlib.import_module(found.name)
         module, _, name = told["call"].partition(":")
+        # Or the first collection of each child would copy all there is.
+        gc.freeze()
         while True:
             data, numbers, *_ = socket.recv_fds(asked, 1 << 20, 3)
             if not data:
@@ -114,7 +123,25 @@ def serve(number: int) -> None:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-    sys.exit(getattr(sys.modules[module], name)())
+    _run(getattr(sys.modules[module], name))
+
+
+def _run(call: Callable[[], object]) -> NoReturn:
+    """Call it, and end as a program does, but for taking all modules apart, which takes as long as importing them."""
+    code: object = 1
+    try:
+        code = call()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    for each in (sys.stdout, sys.stderr):
+        each.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _begin(asked: socket.socket, told: Any, out: int, errors: int, ended: int) -> bool:

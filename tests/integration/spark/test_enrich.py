@@ -54,7 +54,7 @@ class Job:
         writer = source.writeStream.foreachBatch(enrichment.batch(self._write)).trigger(availableNow=True)
         query = writer.option("checkpointLocation", f"{self.directory}/checkpoint").start()
         try:
-            query.awaitTermination(120)
+            query.awaitTermination(240)
         finally:
             query.stop()
         return [row for _, rows in self.written[before:] for row in rows]

@@ -31,7 +31,7 @@ def test_a_super_stream_given_as_a_stream_is_named(spark: SparkSession, super_st
     reading = spark.readStream.format("rabbitmq_streams").options(**options).load()
     query = reading.writeStream.format("noop").trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match="give it as the option superStream"):
-        query.awaitTermination(60)
+        query.awaitTermination(240)
 
 
 def test_a_loss_that_may_be_does_not_ask_for_the_option_that_is_set(
