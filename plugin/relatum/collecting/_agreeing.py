@@ -6,17 +6,18 @@ from typing import Any
 
 from relatum.collecting._intake import id_of, id_of_place
 from relatum.reading import Message, StreamBounds
+from relatum.steps import Request
 
 
 @dataclass(frozen=True, slots=True)
-class LastCollected:
+class LastCollected(Request[tuple[int, str] | None]):
     """Answer with the store's `last_collected`."""
 
     until: int
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAt:
+class ReadAt(Request[Message | None]):
     """Read the stream at an offset: answer with the message, or None where there is none."""
 
     offset: int
@@ -36,11 +37,11 @@ def last_agreed(bounds: StreamBounds) -> Generator[LastCollected | ReadAt, Any, 
     low, high = bounds.first, bounds.last
     middle = high
     while low <= high:
-        row: tuple[int, str] | None = yield LastCollected(middle)
+        row = yield from LastCollected(middle)
         if row is None or row[0] < low:
             low = middle + 1
         else:
-            found: Message | None = yield ReadAt(row[0])
+            found = yield from ReadAt(row[0])
             if found is not None and id_of(found) == row[1] != id_of_place(found.id):
                 agreed, low = row[0], middle + 1
             else:

@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from relatum.collecting._agreeing import LastCollected, last_agreed
+from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._collector_state import logger
 from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, is_another, readable
@@ -16,6 +16,7 @@ from relatum.collecting._ports import Followed
 from relatum.errors import Conflict
 from relatum.ids import MessageId
 from relatum.reading import AsyncStreamReader, RecordBatch, StreamBounds, async_agreement
+from relatum.steps import async_run
 from relatum.waiting import Pauses, ended
 
 OpenAsyncReader = Callable[[], Awaitable[AsyncStreamReader]]
@@ -118,21 +119,15 @@ class AsyncFollower:
 
     async def _last_agreed(self, reader: AsyncStreamReader, bounds: StreamBounds) -> int | None:
         """As `Follower._last_agreed`."""
-        steps = last_agreed(bounds)
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                found: int | None = end.value
-                return found
-            if isinstance(step, LastCollected):
-                answer = await self._shared.in_thread(
-                    partial(self._shared.store.last_collected, self._stream, step.until)
-                )
-            else:
-                (read,) = await reader.read_all([MessageId(self._stream, step.offset)])
-                answer = readable(read)
+
+        async def perform(request: LastCollected | ReadAt) -> Any:
+            if isinstance(request, LastCollected):
+                last_collected = partial(self._shared.store.last_collected, self._stream, request.until)
+                return await self._shared.in_thread(last_collected)
+            (read,) = await reader.read_all([MessageId(self._stream, request.offset)])
+            return readable(read)
+
+        return await async_run(last_agreed(bounds), perform)
 
     async def _follow(self, reader: AsyncStreamReader, followed: Followed) -> None:
         shared, member = self._shared, self._shared.member

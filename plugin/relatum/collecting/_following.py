@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from relatum.collecting._agreeing import LastCollected, last_agreed
+from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
 from relatum.collecting._collector_state import logger
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
@@ -13,6 +13,7 @@ from relatum.collecting._shared import Shared
 from relatum.errors import Conflict, OffsetExpired, OffsetNotFound, RelatumError, StreamUnavailable
 from relatum.ids import MessageId
 from relatum.reading import Agreement, Message, RecordBatch, StreamBounds, StreamReader, agreement
+from relatum.steps import run
 from relatum.waiting import Pauses, ended
 
 IDLE_S: Final = 0.25
@@ -152,19 +153,14 @@ class Follower:
 
     def _last_agreed(self, reader: StreamReader, bounds: StreamBounds) -> int | None:
         """Where to go on behind: the last message that is as it was collected; None where none is."""
-        steps = last_agreed(bounds)
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                found: int | None = end.value
-                return found
-            if isinstance(step, LastCollected):
-                answer = self._shared.store.last_collected(self._stream, step.until)
-            else:
-                (read,) = reader.read_all([MessageId(self._stream, step.offset)])
-                answer = readable(read)
+
+        def perform(request: LastCollected | ReadAt) -> Any:
+            if isinstance(request, LastCollected):
+                return self._shared.store.last_collected(self._stream, request.until)
+            (read,) = reader.read_all([MessageId(self._stream, request.offset)])
+            return readable(read)
+
+        return run(last_agreed(bounds), perform)
 
     def _follow(self, reader: StreamReader, followed: Followed) -> None:
         shared, member = self._shared, self._shared.member
