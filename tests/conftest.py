@@ -16,16 +16,18 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import hypothesis
+import pika
 import psycopg
 import pytest
 import sqlalchemy as sa
+from pika import BlockingConnection
 from psycopg import sql
 
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.local._identity import free_port
 from relatum.store import make_engine
 from relatum_migrations import upgrade
-from tests.support import declare_stream, delete_stream, make_streams_survive, server_version, unique_name
+from tests.support import make_streams_survive, server_version, unique_name
 from tests.support.cluster import Cluster, newer_server
 from tests.support.leases import LEASE_S
 from tests.support.sharing_out import BySharedFixtures, longest_first
@@ -287,13 +289,25 @@ def quick_rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relatum.store._lease.RENEWALS", 4 * LEASE_S)
 
 
+@pytest.fixture(scope="session")
+def _stream_maker(amqp_url: str) -> Iterator[BlockingConnection]:
+    """A connection that makes and deletes streams for all tests: one for each would cost more than the streams do."""
+    parameters = pika.URLParameters(amqp_url)
+    parameters.heartbeat = 0
+    connection = BlockingConnection(parameters)
+    yield connection
+    connection.close()
+
+
 @pytest.fixture
-def stream_name(amqp_url: str) -> Iterator[str]:
+def stream_name(_stream_maker: BlockingConnection) -> Iterator[str]:
     """The name of a new, empty stream."""
     name = unique_name()
-    declare_stream(amqp_url, name)
+    channel = _stream_maker.channel()
+    channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
     yield name
-    delete_stream(amqp_url, name)
+    channel.queue_delete(name)
+    channel.close()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from relatum.terminal import ExitCode
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 
-LIMIT_S = 300
+LIMIT_S = 840
 LEFT, RIGHT = 6, 4
 
 pytestmark = pytest.mark.timeout(900)
