@@ -38,6 +38,9 @@ ASYNCIO: Final = {
 }
 """What asyncio offers, and what takes its place between threads."""
 
+THREADS: Final = frozenset(name.partition(".")[0] for name in ASYNCIO.values())
+"""Modules that a blocking face imports where it uses them."""
+
 IN_THREADS: Final = {"to_thread": 0, "in_thread": 1}
 """Functions that call another one in a thread, and how many arguments come before that one."""
 
@@ -77,7 +80,7 @@ WORDS: Final = (
     (re.compile(r"\bAn asyncio "), "A blocking "),
     (re.compile(r"\ban asyncio "), "a blocking "),
     (re.compile(r",? with asyncio\b"), ", blocking"),
-    (re.compile(r"\basyncio\b"), "blocking"),
+    (re.compile(r"(?<!`)\basyncio\b"), "blocking"),  # in backquotes, asyncio itself is meant
     (re.compile(r"\btask(s?)\b"), r"thread\1"),
     (re.compile(r"\bTask(s?)\b"), r"Thread\1"),
 )
@@ -128,6 +131,9 @@ def _chosen(source: str) -> str:
             chosen.append(line)
         elif part == "blocking only":
             commented = COMMENTED.match(line)
+            if not line.strip():
+                chosen.append("")
+                continue
             if commented is None:
                 raise NoTwin(f"line {number}: a line for the blocking face alone is a comment")
             chosen.append(commented[1] + commented[2] if commented[2] else "")
@@ -182,6 +188,8 @@ class _Rewriting:
                 self._unwrap(at)
         elif token.string == "asyncio" and self._string(at + 1) == ".":
             return self._take_asyncio(at)
+        elif token.string in THREADS and self._string(at + 1) == ".":
+            self._needed.add(token.string)
         elif token.string in IN_THREADS and self._string(at + 1) == "(":
             self._call_here(at, at + 1, IN_THREADS[token.string])
         elif token.string in ("Awaitable", "Coroutine") and self._string(at + 1) == "[":

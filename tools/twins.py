@@ -23,6 +23,9 @@ SOURCE: Final = re.compile(r"# The blocking face of this, (\S+\.py), is made by 
 MADE: Final = '# Generated from {source} by tools/make-twins: edit that, then "make twins".\n'
 IS_MADE: Final = re.compile(r"# Generated from (\S+\.py) by tools/make-twins")
 
+LOOPS: Final = ("UP028", "C416")
+"""Loops that only `async` made necessary: `yield from` and `list()` do the same in a blocking face."""
+
 
 def twin_of(source: Path) -> Path | None:
     """The blocking face that is made of a file; None where it is no source."""
@@ -40,7 +43,7 @@ def made_of(source: Path, twin: Path) -> str:
     text = SOURCE.sub("", source.read_text(encoding="utf-8"), count=1)
     face = MADE.format(source=source.name) + blocking_face(text)
     # Imports that are not needed any more go, and blocks that became one are written as one.
-    mended = _ruff(face, twin, "check", "--quiet", "--fix-only")
+    mended = _ruff(face, twin, "check", "--quiet", "--fix-only", "--config", f"lint.extend-safe-fixes = {list(LOOPS)}")
     return _ruff(mended, twin, "format", "--quiet")
 
 

@@ -21,7 +21,7 @@ from relatum.local._files import write_private
 from relatum.local._identity import Identity, free_port
 from relatum.local._rabbitmq import STREAM_OFFSET
 from relatum.reading import BrokerAddress
-from relatum.reading._stream_blocking import BlockingStreams
+from relatum.reading._stream_blocking import Streams
 from relatum.wire._frames import StreamPlaces
 from tests.support._streams import declare_stream, unique_name
 from tests.support._waiting import wait_until
@@ -217,10 +217,7 @@ class Cluster:
         for number in NODES if asked is None else (asked,):
             if asked is None and (number in self._frozen or not self.nodes[number].running):
                 continue
-            try:
-                streams = BlockingStreams(BrokerAddress.parse(self.stream_url(number)), timeout_s=5.0)
-            except RelatumError:
-                continue
+            streams = Streams(BrokerAddress.parse(self.stream_url(number)), timeout_s=5.0)
             try:
                 return streams._ask(lambda operations: operations.places(stream))
             except RelatumError:

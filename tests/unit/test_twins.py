@@ -56,7 +56,10 @@ FACES = {
         'class AsyncA:\n    """An asynchronous block; tasks share it.\n\n    See `AsyncB.aclose`.\n    """\n',
         'class A:\n    """A block; threads share it.\n\n    See `B.close`.\n    """\n',
     ),
-    "comments": ("x = 1  # Another task awaits it, with asyncio.\n", "x = 1  # Another thread awaits it, blocking.\n"),
+    "comments": (
+        "x = 1  # Another task awaits it, with asyncio; `asyncio` itself stays.\n",
+        "x = 1  # Another thread awaits it, blocking; `asyncio` itself stays.\n",
+    ),
     "what a program says": ('raise E("a task of asyncio")\n', 'raise E("a task of asyncio")\n'),
     "an f-string": (
         'who = f"{await_s} {AsyncA.name} of {x!r:>{width}}"\n',
@@ -68,8 +71,8 @@ FACES = {
         "def f() -> None:\n    # Both at once.\n    if one:\n        one.wait()\n\n    two.wait()\n    three()\n",
     ),
     "lines for the blocking face alone": (
-        "# blocking only:\n# import threading\n# both:\nx = 1\n",
-        "import threading\nx = 1\n",
+        "import os\n# blocking only:\n\n# one = threading.Lock()\n# both:\nx = 1\n",
+        "import threading\nimport os\n\none = threading.Lock()\nx = 1\n",
     ),
 }
 

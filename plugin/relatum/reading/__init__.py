@@ -7,6 +7,7 @@ from relatum.reading._amqp_operations import QUIET_S, cancelled, offset_of, refu
 from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._channels import RECEIVE_BYTES
 from relatum.reading._choice import Choice
 from relatum.reading._cluster import cluster_meant
 from relatum.reading._leading import OUT_OF_REACH_S
@@ -23,9 +24,10 @@ from relatum.reading._message import (
     reply_to_text,
     type_and_id_of,
 )
+from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS, login_for
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE, other_nodes, refusal
 from relatum.reading._reader import StreamReader
-from relatum.reading._socket import HEARTBEAT_S, RECEIVE_BYTES, SILENCE_HEARTBEATS, SocketConnection, login_for
+from relatum.reading._socket import SocketConnection
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
 from relatum.wire import Broker, Position, StreamPlaces, UnreadableRecord

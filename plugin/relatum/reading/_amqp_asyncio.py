@@ -34,9 +34,9 @@ from relatum.reading._amqp_operations import (
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._connections import AsyncConnections
 from relatum.reading._message import Message
+from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal, login_refused
-from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window

@@ -10,7 +10,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import pika
@@ -52,9 +52,9 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._connections import Connections
 from relatum.reading._handshake import inside, refusal_inside, why_hung_up
 from relatum.reading._message import Message
+from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal, login_refused
-from relatum.reading._socket import HEARTBEAT_S
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
@@ -382,7 +382,7 @@ class PikaConnection:
     close = abandon
 
 
-class BlockingAmqp:
+class Amqp:
     """The blocking face over AMQP 0.9.1. Threads may share it: each call has a connection to itself."""
 
     _timeout_s = Patience("_limit_s")
@@ -393,7 +393,6 @@ class BlockingAmqp:
         *,
         timeout_s: float,
         heartbeat_s: int = HEARTBEAT_S,
-        connect_s: float | None = None,
         connections: int = CONNECTIONS_MAX,
     ) -> None:
         self._address = address
@@ -402,13 +401,21 @@ class BlockingAmqp:
         self._operations = AmqpOperations(timeout_s)
         self._connections: Connections[PikaConnection] = Connections(connections)
         self._is_closed = False
-        connection = self._open(connect_s or timeout_s)
+        self.server_properties: dict[str, Any] = {}
+
+    def open(self, connect_s: float | None = None) -> None:
+        """Connect once, so that what is wrong shows at once.
+
+        Args:
+            connect_s: Seconds for that; None: `timeout_s`.
+        """
+        connection = self._connected(connect_s or self._limit_s)
         self._connections.take(None, Use.ANSWER)
         self._connections.note_opened()
         self.server_properties = connection.server_properties
         self._release(connection, Use.ANSWER)
 
-    def _open(self, within_s: float) -> PikaConnection:
+    def _connected(self, within_s: float) -> PikaConnection:
         within_s = connect_left_s(within_s)
         parameters = pika_parameters(self._address, within_s, self._heartbeat_s)
         return PikaConnection(self._address, parameters, self._limit_s, within_s)
@@ -419,7 +426,7 @@ class BlockingAmqp:
         connection = self._connections.take(None, use)
         if connection is None:
             try:
-                connection = self._open(self._limit_s)
+                connection = self._connected(self._limit_s)
             except BaseException:
                 self._connections.drop(use)
                 raise
@@ -504,8 +511,9 @@ class BlockingAmqp:
         """AMQP 0.9.1 cannot say."""
         return
 
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]:
-        results: Iterator[Result] = self._each(lambda: self._operations.read_many(Window(ids, window)), use)
+    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]:
+        results: Generator[Result, None, None]
+        results = self._each(lambda: self._operations.read_many(Window(ids, window)), use)
         yield from results
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:

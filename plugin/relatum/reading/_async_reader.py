@@ -1,14 +1,21 @@
-"""The asyncio reader: the same interface as the blocking one, over both transports."""
+# The blocking face of this, _reader.py, is made by tools/make-twins.
+"""The asyncio reader: one interface over both transports."""
 
 import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+
+# blocking only:
+# from relatum.errors import ConfigurationError
+# from relatum.reading._amqp_blocking import Amqp
+# from relatum.reading._socket import SocketConnection
+# from relatum.wire._frames import Broker
+# both:
 from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
 from relatum.ids import MessageId
 from relatum.processes import of_one_process
@@ -18,9 +25,9 @@ from relatum.reading._choice import Choice, ConnectingTime, TransportName, choos
 from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
+from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._operations import Scan, check_offset
-from relatum.reading._reader import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
-from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading._reader_arguments import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
 from relatum.reading._start import Start
 from relatum.reading._stream_asyncio import AsyncStreams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
@@ -46,17 +53,33 @@ class AsyncTransport(Protocol):
 
 
 class AsyncStreamReader:
-    """Reads streams with asyncio; arguments, results and errors as of `StreamReader`. Tasks may share one.
+    # asyncio only:
+    """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
 
     A cancelled call leaves the reader usable. Use `async with contextlib.aclosing(...)` around iterations that end
     early.
+
+    Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
+    `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
+    `connections_max` were in use all that time). AMQP 0.9.1 needs the extra `aio`.
     """
+
+    # blocking only:
+    # """Reads streams, blocking. A context manager; threads may share one.
+    #
+    # Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
+    # `ConnectionLost`, `BrokerUnavailable`, `ReadTimeout` (no answer within `timeout_s`) and `ConnectionsInUse` (all
+    # `connections_max` were in use all that time).
+    # """
+    # both:
 
     def __init__(self, transport: AsyncTransport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
         self.transport: Literal["stream", "amqp"] = name
+        # asyncio only:
         of_one_process(self, "a reader for asyncio")
+        # both:
 
     @classmethod
     async def open(
@@ -71,7 +94,31 @@ class AsyncStreamReader:
         heartbeat_s: int = HEARTBEAT_S,
         connections_max: int = CONNECTIONS_MAX,
     ) -> Self:
-        """A reader that is connected; see `StreamReader.open`. AMQP 0.9.1 needs the extra `aio`."""
+        """A reader that is connected.
+
+        Args:
+            address: The broker's address or URL.
+            transport: "stream" for the stream protocol, "amqp" for AMQP 0.9.1, "auto" for the stream protocol where
+                it answers and AMQP 0.9.1 otherwise.
+            timeout_s: Seconds until a call without an answer ends as `ReadTimeout`; connecting included.
+            ssl_context: TLS context for addresses with TLS; None: what the address says, whose certificates and host
+                names are verified.
+            auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what
+                the address says.
+            mechanism: The same, by its older name.
+            heartbeat_s: Seconds of heartbeat asked for; a broker that is silent for 1.5 times that (twice, over AMQP
+                0.9.1) counts as lost while a reader waits.
+            connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
+                on. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is followed
+                has one beside that. With `asyncio` over AMQP 0.9.1: channels of the one connection.
+
+        Raises:
+            BrokerUnavailable: Nothing answers.
+            AccessRefused: The broker refuses the user or the virtual host.
+            TlsRefused: TLS cannot be, for a reason that it names.
+            ConfigurationError: The URL does not fit the transport, or a file of TLS cannot be used.
+            InvalidInput: `connections_max` is no number from 2 on.
+        """
         auth_mechanism = mechanism if auth_mechanism is None else auth_mechanism
         address = BrokerAddress.of(address, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         choice = choose(address, transport)
@@ -81,8 +128,7 @@ class AsyncStreamReader:
         within = ConnectingTime(left_s(timeout_s))
         meant: str | None = None
         if choice is not Choice.AMQP and address.stream_port_guessed:
-            ask = partial(cluster_meant, address, choice, timeout_s=left_s(timeout_s))
-            meant = await asyncio.to_thread(ask)
+            meant = await asyncio.to_thread(cluster_meant, address, choice, timeout_s=left_s(timeout_s))
             choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:
             streams = AsyncStreams(
@@ -101,37 +147,50 @@ class AsyncStreamReader:
                     forget_cluster(address)
                 if choice is Choice.STREAM:
                     raise
+        # asyncio only:
         # Imported here: aio-pika is an extra, and the stream protocol does without.
         from relatum.reading._amqp_asyncio import AsyncAmqp
 
-        amqp = AsyncAmqp(
-            address,
-            timeout_s=timeout_s,
-            heartbeat_s=heartbeat_s,
-            connections=connections_max,
-        )
+        # both:
+        amqp = AsyncAmqp(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=connections_max)
         await amqp.open(within.left_s)
         return cls(amqp, "amqp", timeout_s)
 
     async def read(self, stream: str, offset: int) -> Message:
-        """The message at an offset; see `StreamReader.read`."""
+        """The message at an offset.
+
+        Raises:
+            OffsetExpired: Retention has dropped it; `first` is the first one retained.
+            OffsetNotFound: The stream ends before it (`last` says where), or the broker used that offset itself.
+        """
         checked_name("stream", stream)
         check_offset(stream, offset)
         return await self._transport.read(stream, offset)
 
     def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> AsyncGenerator[Result, None]:
-        """The messages of many ids, in the order of the ids; see `StreamReader.read_many`."""
+        """The messages of many ids, in the order of the ids; neighbours are read together.
+
+        Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
+        Memory is bounded: at most `window` messages and 64 MiB are held.
+
+        Args:
+            ids: What to read; any order, any number, from any streams; may repeat.
+            window: Ids planned together.
+        """
         checked_count("window", window, most=WINDOW_MAX)
         return self._transport.read_many(checked_ids(ids), window, Use.LENT)
 
     async def read_all(self, ids: Iterable[MessageId]) -> list[Result]:
-        """As `read_many`, all at once; see `StreamReader.read_all`."""
+        """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
+
+        Unlike an iteration it holds no connection while its caller does something else.
+        """
         async with contextlib.aclosing(
             self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER)
         ) as results:
             return [result async for result in results]
 
-    async def iterate(
+    def iterate(
         self,
         stream: str,
         start: Start = "first",
@@ -140,12 +199,21 @@ class AsyncStreamReader:
         follow: bool = False,
         idle_timeout_s: float | None = None,
     ) -> AsyncGenerator[Message, None]:
-        """The messages of a stream from a point on; see `StreamReader.iterate`."""
+        """The messages of a stream from a point on, ascending.
+
+        Args:
+            stream: The stream's name.
+            start: Where to begin. "last" begins with the last chunk the broker wrote, a moment with the first message
+                written at or after it (over AMQP 0.9.1 up to a second before it).
+            stop: The offset to end before; None for none.
+            follow: False ends where the stream ended when this was called; True waits for what is published later.
+            idle_timeout_s: With `follow`, ends when no message came for so many seconds; None waits for ever.
+
+        Raises:
+            ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
+        """
         scan = checked_scan(stream, start, stop, follow=follow, idle_s=idle_timeout_s)
-        use = Use.FOLLOW if follow else Use.LENT
-        async with contextlib.aclosing(self._iterate(stream, scan, idle_timeout_s, use)) as messages:
-            async for message in messages:
-                yield message
+        return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
     async def _iterate(
         self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
@@ -164,7 +232,17 @@ class AsyncStreamReader:
                     return
 
     async def scan(self, stream: str, start: int, stop: int, take: Callable[[Message], _Taken | None]) -> list[_Taken]:
-        """What a function makes of the messages from an offset to before another; see `StreamReader.scan`."""
+        """What a function makes of the messages from an offset to before another, without a wait between them.
+
+        Args:
+            stream: The stream's name.
+            start: The first offset.
+            stop: The offset to end before.
+            take: Gives what to keep of a message, None for nothing. It asks this reader nothing.
+
+        Raises:
+            ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
+        """
         scan = checked_scan(stream, start, stop, follow=False)
         async with contextlib.aclosing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
             return [taken async for message in messages if (taken := take(message)) is not None]
@@ -174,15 +252,33 @@ class AsyncStreamReader:
         return await self._transport.bounds(checked_name("stream", stream))
 
     async def missing(self, streams: Sequence[str]) -> list[str]:
-        """Those of many streams that the broker surely has not; see `StreamReader.missing`."""
+        """Those of many streams that the broker surely has not, all asked for together.
+
+        Over AMQP 0.9.1 none: each question after one that is not there would cost a channel.
+
+        Args:
+            streams: Their names.
+        """
         return await self._transport.missing(checked_names("streams", streams))
 
     async def partitions(self, super_stream: str) -> list[str]:
-        """The streams of a super stream in their order; see `StreamReader.partitions`."""
+        """The streams of a super stream in their order; empty where there is no super stream of that name.
+
+        Of any other exchange: the streams that are bound to it directly.
+        """
         return await self._transport.partitions(checked_name("super_stream", super_stream))
 
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None:
-        """The streams an exchange routes a key to; see `StreamReader.routes`."""
+        """The streams an exchange routes a key to; None where that cannot be asked.
+
+        "" is the default exchange, which leads to the stream of that name: any broker can be asked by the stream
+        protocol. Other exchanges are asked about from RabbitMQ 4.3 on, since the question takes down the stream plugin
+        of older ones where a headers exchange is reached; and AMQP 0.9.1 cannot say. A headers exchange routes by
+        headers, so there are none.
+
+        Raises:
+            NotFound: There is no such exchange.
+        """
         checked_text("exchange", exchange)
         return await self._transport.routes(exchange, checked_text("routing_key", routing_key))
 
@@ -196,17 +292,49 @@ class AsyncStreamReader:
         credit: int = CREDIT,
         idle_s: float = 1.0,
     ) -> AsyncGenerator[RecordBatch | None, None]:
-        """The stream's records in batches, undecoded; see `StreamReader.batches`."""
+        """The stream's records in batches, undecoded: what a recorder reads.
+
+        The broker may send new chunks only for chunks that were handled, that is, after the next batch is asked for.
+        Offsets ascend; there are gaps. Where retention overtook the reader, batches go on further ahead without a
+        word: compare offsets.
+
+        Args:
+            stream: The stream's name.
+            start: Where to begin.
+            stop: The offset to end before; None for none.
+            follow: True waits for what is published later; False ends where the stream ended when
+                this was called.
+            credit: Chunks the broker may send ahead of those handled.
+            idle_s: Seconds after which None is yielded when nothing came, and again each time.
+
+        Raises:
+            StreamUnavailable: The stream moved or was deleted meanwhile.
+        """
         use = Use.FOLLOW if follow else Use.LENT
         scan = checked_scan(stream, start, stop, follow=follow, credit=credit, idle_s=checked_seconds("idle_s", idle_s))
         return self._transport.batches(stream, scan, idle_s, use)
 
+    # blocking only:
+    # def link(self, node: Broker | None) -> SocketConnection:
+    #     """A connection by the stream protocol for a loop of the caller's own, logged in as the reader is.
+    #
+    #     Args:
+    #         node: The node, as it was advertised; None for the one that the reader is connected to.
+    #
+    #     Raises:
+    #         ConfigurationError: The reader uses AMQP 0.9.1.
+    #     """
+    #     if not isinstance(self._transport, Streams):
+    #         raise ConfigurationError("A reader over AMQP 0.9.1 has no connections of the stream protocol.")
+    #     return self._transport.link(node)
+    # both:
+
     def statistics(self) -> ReaderStatistics:
-        """The connections to the broker; see `StreamReader.statistics`."""
+        """How many connections to the broker are in use, idle and waited for, and how many there may be."""
         return self._transport.statistics()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:

@@ -1,8 +1,12 @@
-"""An asyncio connection of the stream protocol: an asyncio stream around a session."""
+# The blocking face of this, _socket.py, is made by tools/make-twins.
+"""An asyncio connection of the stream protocol: bytes around a session."""
 
 import asyncio
 import contextlib
-import socket
+
+# blocking only:
+# import socket
+# both:
 import ssl
 import time
 from typing import TypeVar
@@ -15,105 +19,141 @@ from relatum.errors import (
     ReadTimeout,
     TlsRefused,
 )
+
+# blocking only:
+# from relatum.processes import after_fork
+# both:
 from relatum.reading._address import BrokerAddress
+from relatum.reading._channels import GOODBYE_S, AsyncChannel
 from relatum.reading._handshake import has_hung_up, why_hung_up
+from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.reading._operations import StreamOperations
-from relatum.reading._socket import RECEIVE_BYTES, SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.wire import Event, Login, Steps, StreamSession, frames
 
 _Result = TypeVar("_Result")
 
 
-class AsyncConnection:
-    """One connection, for one task at a time; see `SocketConnection`, whose twin it is."""
+class AsyncSocketConnection:
+    """One connection, for one task at a time; `keep_alive` may be called from another.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, login: Login) -> None:
-        self._reader = reader
-        self._writer = writer
+    Attributes:
+        session: The session it carries.
+        operations: What can be asked over it.
+        is_usable: False once it failed or timed out: what comes next on the socket is then unknown.
+        has_received: True when bytes came since the last `forget_received`.
+    """
+
+    def __init__(self, channel: AsyncChannel, login: Login) -> None:
+        self._channel = channel
+        self._sending = asyncio.Lock()
         self.session = StreamSession(login)
         self.operations = StreamOperations(self.session)
         self.is_usable = True
         self.has_received = False
         self._sent_at = self._received_at = time.monotonic()
+        # blocking only:
+        # after_fork(self, SocketConnection._leave)
 
-    @property
-    def has_ended(self) -> bool:
-        """True once the broker hung up, as far as the loop has seen."""
-        return self._reader.at_eof() or self._writer.transport.is_closing()
+    # def _leave(self) -> None:
+    #     """In a child: the connection is the parent's. Closing our descriptor of it sends nothing."""
+    #     self._sending = threading.Lock()
+    #     self.abandon()
+    # both:
 
     @classmethod
-    async def open(cls, address: BrokerAddress, login: Login, timeout_s: float) -> "AsyncConnection":
-        """Connect and log in; raises what `SocketConnection.open` raises."""
+    async def open(cls, address: BrokerAddress, login: Login, timeout_s: float) -> "AsyncSocketConnection":
+        """Connect and log in.
+
+        Args:
+            address: Where to, and what TLS trusts and shows.
+            login: Who logs in.
+            timeout_s: Seconds for all of it.
+
+        Raises:
+            BrokerUnavailable: Nothing answers, or not in time, or not the cluster that is meant.
+            AccessRefused: The broker refuses the user or the virtual host.
+            TlsRefused: TLS cannot be, for a reason that it names; nothing of the login was sent.
+            ConfigurationError: A file of TLS cannot be used, the mechanism is not taken, or another kind of server
+                answers (`AnotherProtocol`).
+        """
         host, port = address.stream_host, address.stream_port
         if port is None:
             raise ConfigurationError("The address has no stream port.")
-        # In a thread: it reads files.
-        tls = await asyncio.to_thread(tls_context_for, address) if address.stream_tls else None
-        # An empty name: none is sent, and none compared.
-        name = (address.login.server_name_for(host) or "") if tls is not None else None
-        connection: AsyncConnection | None = None
+        tls = await asyncio.to_thread(tls_context_for, address)
+        name = address.login.server_name_for(host)
         deadline = time.monotonic() + timeout_s
+        channel: AsyncChannel | None = None
         try:
-            async with asyncio.timeout(timeout_s):
-                reader, writer = await asyncio.open_connection(
-                    host, port, ssl=tls, server_hostname=name, limit=RECEIVE_BYTES
-                )
-                connection = cls(reader, writer, login)
-                raw = writer.get_extra_info("socket")
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                await connection.run(connection.session.connecting(), deadline)
+            channel = await AsyncChannel.open(host, port, tls, name, timeout_s)
+            connection = cls(channel, login)
+            await connection.run(connection.session.connecting(), deadline)
         except BaseException as error:
-            if connection is not None:
-                connection.abandon()
+            if channel is not None:
+                channel.abort()
             told = not_opened(error, host, port)
-            # Without a connection it may also be that nobody listens.
-            was_there = connection is not None or isinstance(error, ssl.SSLError | ConnectionResetError)
+            # Before there is a connection, it may also be that nobody listens.
+            was_there = channel is not None or isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError)
             if tls is not None and was_there and has_hung_up(error) and not isinstance(told, TlsRefused):
                 refused = await asyncio.to_thread(why_hung_up, host, port, address.login)
-                told = refused if refused is not None else told
+                told = refused or told
             if told is error:
                 raise
             raise told from error
         return connection
 
     async def run(self, steps: Steps[_Result], deadline: float) -> _Result:
-        """Drive an operation to its end."""
+        """Drive an operation to its end.
+
+        Raises:
+            ReadTimeout: The deadline passed; the connection is of no use any more.
+            ConnectionLost: The connection ended.
+        """
         try:
             next(steps)
             while True:
                 steps.send(await self.exchange(deadline))
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        # asyncio only:
         except asyncio.CancelledError:
             # The answer is still to come; on another task's call it would only be in the way.
             self.abandon()
             raise
+        # both:
 
     async def exchange(self, deadline: float) -> list[Event]:
         """Send what is to be sent, then wait for bytes and return what they amount to (maybe nothing yet)."""
+        left_s = deadline - time.monotonic()
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self.flush()
-                data = await self._reader.read(RECEIVE_BYTES)
+            if left_s <= 0:
+                raise TimeoutError  # noqa: TRY301 - it is one time-out, whichever of the three meets it
+            await self.flush(left_s)
+            data = await self._channel.receive(left_s)
         except TimeoutError as error:
             self.abandon()
             raise ReadTimeout("The broker did not answer in time.") from error
         except OSError as error:
             raise self._lost(error) from error
-        return self._received(data)
+        return await self._received(data)
 
     async def wait(self, idle_s: float) -> list[Event] | None:
-        """As `exchange`, but None when nothing came for so long; heartbeats go both ways meanwhile."""
+        """As `exchange`, but None when nothing came for so long; heartbeats go both ways meanwhile.
+
+        Raises:
+            ConnectionLost: The connection ended, or the broker was silent for longer than its heartbeats allow.
+        """
         idle_at = time.monotonic() + idle_s
         while True:
             heartbeat_s = self.session.heartbeat_s
-            left = idle_at - time.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, min(left, heartbeat_s / 2) if heartbeat_s else left)):
-                    await self.keep_alive()
-                    await self.flush()
-                    data = await self._reader.read(RECEIVE_BYTES)
-                return self._received(data)
+                await self.keep_alive()
+                await self.flush(heartbeat_s or idle_s)
+            except OSError as error:
+                # Also where it took too long: part of a frame may have left, and nothing may come behind that.
+                raise self._lost(error) from error
+            left_s = idle_at - time.monotonic()
+            try:
+                data = await self._channel.receive(max(0.0, min(left_s, heartbeat_s / 2) if heartbeat_s else left_s))
             except TimeoutError:
                 now = time.monotonic()
                 if heartbeat_s and now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS:
@@ -122,8 +162,10 @@ class AsyncConnection:
                     return None
             except OSError as error:
                 raise self._lost(error) from error
+            else:
+                return await self._received(data)
 
-    def _received(self, data: bytes) -> list[Event]:
+    async def _received(self, data: bytes | memoryview) -> list[Event]:
         if not data:
             raise self._lost(None)
         self.has_received = True
@@ -131,25 +173,25 @@ class AsyncConnection:
         try:
             return self.session.receive(data)
         except ConnectionLost:
-            self._send_last_words()
+            await self._send_last_words()
             raise
         except (DataError, AccessRefused):
             self.abandon()
             raise
 
-    async def flush(self) -> None:
+    async def flush(self, timeout_s: float) -> None:
         """Send what the session has to send."""
-        outgoing = self.session.take_outgoing()
-        if outgoing:
-            self._sent_at = time.monotonic()
-            self._writer.write(outgoing)
-            await self._writer.drain()
+        async with self._sending:
+            outgoing = self.session.take_outgoing()
+            if outgoing:
+                await self._channel.send(outgoing, timeout_s)
+                self._sent_at = time.monotonic()
 
-    async def put_by(self) -> None:
+    async def put_by(self, timeout_s: float) -> None:
         """Send what is left over from an operation that was ended early; a connection that has ended is abandoned."""
         if self.is_usable:
             try:
-                await self.flush()
+                await self.flush(timeout_s)
             except OSError:
                 self.abandon()
 
@@ -158,30 +200,32 @@ class AsyncConnection:
         heartbeat_s = self.session.heartbeat_s
         if heartbeat_s and time.monotonic() - self._sent_at > heartbeat_s / 2:
             self.session.send(frames.heartbeat())
-            await self.flush()
+            await self.flush(heartbeat_s)
 
     def _lost(self, error: OSError | None) -> ConnectionLost:
         self.abandon()
         reason = (error.strerror or str(error)) if error is not None else "it fell silent or hung up"
         return ConnectionLost(f"The stream connection to the broker was lost: {reason}.")
 
-    def _send_last_words(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            self._writer.write(self.session.take_outgoing())
-            self._writer.close()
+    async def _send_last_words(self) -> None:
+        with contextlib.suppress(OSError):
+            await self.flush(GOODBYE_S)
         self.is_usable = self.session.is_open = False
+        await self._channel.close()
+
+    # blocking only:
+    # def hand_over(self) -> socket.socket:
+    #     """The socket, not blocking from now on, for whoever exchanges the session's bytes by a loop of its own."""
+    #     return self._channel.hand_over()
+    # both:
 
     def abandon(self) -> None:
-        """Drop the connection without a word."""
+        """Close the socket without a word: what would come next on it belongs to nobody."""
         self.is_usable = self.session.is_open = False
-        with contextlib.suppress(OSError, RuntimeError):
-            self._writer.transport.abort()
+        self._channel.abort()
 
     async def close(self) -> None:
         """Say goodbye, best effort, and close."""
         if self.is_usable:
             self.session.leave()
-            self._send_last_words()
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._writer.wait_closed()
+            await self._send_last_words()

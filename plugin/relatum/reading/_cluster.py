@@ -9,9 +9,9 @@ from typing import Final
 
 from relatum.errors import ConfigurationError
 from relatum.reading._address import BrokerAddress
-from relatum.reading._amqp_blocking import BlockingAmqp
+from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._choice import Choice, cluster_name
-from relatum.reading._socket import HEARTBEAT_S
+from relatum.reading._opening import HEARTBEAT_S
 
 ADDRESSES_MAX: Final = 256
 """Addresses whose cluster is remembered; more than a process has brokers."""
@@ -45,8 +45,9 @@ def cluster_meant(
     key = _key(address)
     name = _known.get(key)
     if name is None:
-        amqp = BlockingAmqp(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
+        amqp = Amqp(address, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S)
         with contextlib.closing(amqp):
+            amqp.open()
             name = cluster_name(amqp.server_properties)
         if name is not None:
             if len(_known) >= ADDRESSES_MAX:

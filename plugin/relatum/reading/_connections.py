@@ -78,6 +78,10 @@ class _Kept(Generic[_Connection]):
     def _drop(self, use: Use) -> None:
         self._out -= use is not Use.FOLLOW
 
+    def _take_oldest(self) -> tuple[Hashable, _Connection] | None:
+        self._out += bool(self._idle)
+        return self._idle.pop(0) if self._idle else None
+
     def _end(self) -> list[_Connection]:
         self._is_closed = True
         idle, self._idle = self.idle, []
@@ -170,8 +174,7 @@ class Connections(_Kept[_Connection]):
     def take_oldest(self) -> tuple[Hashable, _Connection] | None:
         """The one that has been idle for longest, with its node, without a turn; None where there is none."""
         with self._lock:
-            self._out += bool(self._idle)
-            return self._idle.pop(0) if self._idle else None
+            return self._take_oldest()
 
     def end(self) -> list[_Connection]:
         """Keep none from now on; those that were idle."""
@@ -227,6 +230,10 @@ class AsyncConnections(_Kept[_Connection]):
     def drop(self, use: Use) -> None:
         """See `Connections.drop`."""
         self._drop(use)
+
+    def take_oldest(self) -> tuple[Hashable, _Connection] | None:
+        """See `Connections.take_oldest`."""
+        return self._take_oldest()
 
     def end(self) -> list[_Connection]:
         """See `Connections.end`."""

@@ -7,7 +7,7 @@ round trip without a time-out, and many may be in flight. That nothing came is n
 see `_leading`.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Final
@@ -28,7 +28,7 @@ from relatum.errors import (
 )
 from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.limits import INTEGER_MAX
-from relatum.reading._batches import StreamBounds
+from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._leading import LedElsewhere, NotSettled
 from relatum.reading._message import Message
 from relatum.reading._start import Beginning
@@ -52,6 +52,7 @@ from relatum.wire import (
     frames,
     is_before,
     record_at,
+    split,
 )
 
 ATTACHES_MAX: Final = 500
@@ -563,3 +564,16 @@ def proven_not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNo
         return error
     message = f"This node has no message at offset {offset} of {stream!r}, and the leader cannot be asked from here."
     return StreamUnavailable(message, stream=stream)
+
+
+def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
+    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
+    begin = scan.begin.offset
+    for first, records in split(chunk):
+        end = first + len(records)
+        if scan.stop is not None and end > scan.stop:
+            records, end = records[: max(0, scan.stop - first)], scan.stop
+        if first < begin:
+            records, first = records[begin - first :], begin
+        if records:
+            yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)

@@ -1,48 +1,38 @@
+# Generated from _async_reader.py by tools/make-twins: edit that, then "make twins".
 """The blocking reader: one interface over both transports."""
 
 import contextlib
 import ssl
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from operator import index
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Literal, Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self, TypeVar
 
-from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
-from relatum.errors import BrokerUnavailable, ConfigurationError, InvalidInput, ProtocolError, ReadTimeout, TlsRefused
+from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX
 from relatum.reading._address import BrokerAddress
-from relatum.reading._amqp_blocking import BlockingAmqp
+from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
 from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
+from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._operations import Scan, check_offset
-from relatum.reading._socket import HEARTBEAT_S, SocketConnection
-from relatum.reading._start import Start, beginning
-from relatum.reading._stream_blocking import BlockingStreams
+from relatum.reading._reader_arguments import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
+from relatum.reading._socket import SocketConnection
+from relatum.reading._start import Start
+from relatum.reading._stream_blocking import Streams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import AnotherCluster, AnotherProtocol, Broker, MechanismNotTaken
-
-CREDIT: Final = 16
-"""Chunks sent ahead unless the caller says otherwise: keeps the socket busy. They wait in its buffers, not in ours."""
-
-NOT_BY_STREAMS: Final = (AnotherProtocol, TlsRefused, MechanismNotTaken)
-"""Errors that are final where the stream port was given, and say of a guessed one that it is another's."""
-
-CREDIT_MAX: Final = 0x7FFF
-"""The most chunks the protocol can grant at once."""
-
-IDLE_S: Final = 60.0
-"""Seconds after which a reader that waits for ever looks up; nothing depends on it."""
+from relatum.wire import AnotherCluster
+from relatum.wire._frames import Broker
 
 _Taken = TypeVar("_Taken")
 
 
-class BlockingTransport(Protocol):
+class Transport(Protocol):
     """What a transport offers the blocking reader."""
 
     def read(self, stream: str, offset: int) -> Message: ...
@@ -50,7 +40,7 @@ class BlockingTransport(Protocol):
     def missing(self, streams: Sequence[str]) -> list[str]: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]: ...
+    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]: ...
     def batches(
         self, stream: str, scan: Scan, idle_s: float, use: Use
     ) -> Generator[RecordBatch | None, None, None]: ...
@@ -66,7 +56,7 @@ class StreamReader:
     `connections_max` were in use all that time).
     """
 
-    def __init__(self, transport: BlockingTransport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
+    def __init__(self, transport: Transport, name: Literal["stream", "amqp"], timeout_s: float) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
         self.transport: Literal["stream", "amqp"] = name
@@ -100,7 +90,7 @@ class StreamReader:
                 0.9.1) counts as lost while a reader waits.
             connections_max: Connections at most, to all nodes of the broker together, in use and kept open; from 2
                 on. A call waits for one, within `timeout_s`, in the order of the calls. Each stream that is followed
-                has one beside that. With asyncio over AMQP 0.9.1: channels of the one connection.
+                has one beside that. With `asyncio` over AMQP 0.9.1: channels of the one connection.
 
         Raises:
             BrokerUnavailable: Nothing answers.
@@ -121,28 +111,24 @@ class StreamReader:
             meant = cluster_meant(address, choice, timeout_s=left_s(timeout_s))
             choice = choice if meant is not None else Choice.AMQP
         if choice is not Choice.AMQP:
+            streams = Streams(
+                address,
+                timeout_s=timeout_s,
+                heartbeat_s=heartbeat_s,
+                cluster_name=meant,
+                connect_s=within.of_streams(choice),
+                connections=connections_max,
+            )
             try:
-                streams = BlockingStreams(
-                    address,
-                    timeout_s=timeout_s,
-                    heartbeat_s=heartbeat_s,
-                    cluster_name=meant,
-                    connect_s=within.of_streams(choice),
-                    connections=connections_max,
-                )
+                streams.open()
                 return cls(streams, "stream", timeout_s)
             except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS) as error:
                 if isinstance(error, AnotherCluster):
                     forget_cluster(address)
                 if choice is Choice.STREAM:
                     raise
-        amqp = BlockingAmqp(
-            address,
-            timeout_s=timeout_s,
-            heartbeat_s=heartbeat_s,
-            connect_s=within.left_s,
-            connections=connections_max,
-        )
+        amqp = Amqp(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=connections_max)
+        amqp.open(within.left_s)
         return cls(amqp, "amqp", timeout_s)
 
     def read(self, stream: str, offset: int) -> Message:
@@ -156,7 +142,7 @@ class StreamReader:
         check_offset(stream, offset)
         return self._transport.read(stream, offset)
 
-    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> Iterator[Result]:
+    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> Generator[Result, None, None]:
         """The messages of many ids, in the order of the ids; neighbours are read together.
 
         Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
@@ -174,7 +160,8 @@ class StreamReader:
 
         Unlike an iteration it holds no connection while its caller does something else.
         """
-        return list(self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER))
+        with contextlib.closing(self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER)) as results:
+            return list(results)
 
     def iterate(
         self,
@@ -184,7 +171,7 @@ class StreamReader:
         stop: int | None = None,
         follow: bool = False,
         idle_timeout_s: float | None = None,
-    ) -> Iterator[Message]:
+    ) -> Generator[Message, None, None]:
         """The messages of a stream from a point on, ascending.
 
         Args:
@@ -201,7 +188,9 @@ class StreamReader:
         scan = checked_scan(stream, start, stop, follow=follow, idle_s=idle_timeout_s)
         return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
-    def _iterate(self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use) -> Iterator[Message]:
+    def _iterate(
+        self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
+    ) -> Generator[Message, None, None]:
         idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
         with contextlib.closing(self._transport.batches(stream, scan, idle_s, use)) as batches:
             for batch in batches:
@@ -227,8 +216,8 @@ class StreamReader:
             ReadTimeout: Nothing came for `timeout_s`, though more is in the stream.
         """
         scan = checked_scan(stream, start, stop, follow=False)
-        messages = self._iterate(stream, scan, None, Use.ANSWER)
-        return [taken for message in messages if (taken := take(message)) is not None]
+        with contextlib.closing(self._iterate(stream, scan, None, Use.ANSWER)) as messages:
+            return [taken for message in messages if (taken := take(message)) is not None]
 
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
@@ -262,7 +251,8 @@ class StreamReader:
         Raises:
             NotFound: There is no such exchange.
         """
-        return self._transport.routes(checked_text("exchange", exchange), checked_text("routing_key", routing_key))
+        checked_text("exchange", exchange)
+        return self._transport.routes(exchange, checked_text("routing_key", routing_key))
 
     def batches(
         self,
@@ -273,7 +263,7 @@ class StreamReader:
         follow: bool = True,
         credit: int = CREDIT,
         idle_s: float = 1.0,
-    ) -> Iterator[RecordBatch | None]:
+    ) -> Generator[RecordBatch | None, None, None]:
         """The stream's records in batches, undecoded: what a recorder reads.
 
         The broker may send new chunks only for chunks that were handled, that is, after the next batch is asked for.
@@ -305,7 +295,7 @@ class StreamReader:
         Raises:
             ConfigurationError: The reader uses AMQP 0.9.1.
         """
-        if not isinstance(self._transport, BlockingStreams):
+        if not isinstance(self._transport, Streams):
             raise ConfigurationError("A reader over AMQP 0.9.1 has no connections of the stream protocol.")
         return self._transport.link(node)
 
@@ -324,36 +314,3 @@ class StreamReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def checked_ids(ids: Iterable[MessageId]) -> Iterable[MessageId]:
-    """Ids that can be gone through; each is looked at in its turn.
-
-    Raises:
-        InvalidInput: they cannot.
-    """
-    given: object = ids
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise InvalidInput(f"ids= takes pairs of a stream's name and an offset (MessageId), not {shown(ids)}")
-    return ids
-
-
-def checked_scan(
-    stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT, idle_s: float | None = None
-) -> Scan:
-    """What a scan reads, all of it checked before anything is asked.
-
-    Raises:
-        InvalidInput: an argument cannot be.
-    """
-    checked_name("stream", stream)
-    if stop is not None:
-        try:
-            is_offset = not isinstance(stop, bool) and 0 <= index(stop) <= INTEGER_MAX + 1
-        except TypeError:
-            is_offset = False
-        if not is_offset:
-            raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
-    if idle_s is not None:
-        checked_seconds("idle_s", idle_s)
-    return Scan(beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))

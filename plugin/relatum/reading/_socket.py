@@ -1,16 +1,15 @@
-"""A blocking connection of the stream protocol: a socket around a session."""
+# Generated from _async_socket.py by tools/make-twins: edit that, then "make twins".
+"""A blocking connection of the stream protocol: bytes around a session."""
 
 import contextlib
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from relatum.errors import (
     AccessRefused,
-    BrokerUnavailable,
     ConfigurationError,
     ConnectionLost,
     DataError,
@@ -19,62 +18,13 @@ from relatum.errors import (
 )
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
-from relatum.reading._handshake import has_hung_up, refusal_inside, why_hung_up
+from relatum.reading._channels import GOODBYE_S, Channel
+from relatum.reading._handshake import has_hung_up, why_hung_up
+from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.reading._operations import StreamOperations
-from relatum.wire import (
-    STREAM,
-    AnotherProtocol,
-    Event,
-    Login,
-    Mechanism,
-    Steps,
-    StreamSession,
-    frames,
-    hint,
-    is_another,
-    unreached,
-)
-
-RECEIVE_BYTES: Final = 256 << 10
-"""Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
-
-HEARTBEAT_S: Final = 10
-"""Seconds of heartbeat asked for: a frozen broker is noticed in 1.5 times that."""
-
-SEND_S_MIN: Final = 0.5
-"""Seconds a send may take at least, however short the wait for an answer is."""
-
-SILENCE_HEARTBEATS: Final = 1.5
-"""Heartbeats without any byte after which the peer counts as gone; it sends two in each."""
+from relatum.wire import Event, Login, Steps, StreamSession, frames
 
 _Result = TypeVar("_Result")
-
-
-def login_for(address: BrokerAddress, heartbeat_s: int = HEARTBEAT_S, cluster_name: str | None = None) -> Login:
-    """The login an address holds, for the cluster of that name alone where one is given."""
-    mechanism = Mechanism(address.login.mechanism)
-    return Login(address.user, address.password, address.vhost, mechanism, heartbeat_s, cluster_name)
-
-
-def tls_context_for(address: BrokerAddress) -> ssl.SSLContext | None:
-    """The TLS context of a stream connection; None for a plain one."""
-    return address.login.tls_context() if address.stream_tls else None
-
-
-def not_opened(error: BaseException, host: str, port: int) -> BaseException:
-    """The error for a stream connection that could not be opened, as its caller can act on it."""
-    where = f"{host}:{port}"
-    if isinstance(error, AnotherProtocol):
-        return AnotherProtocol(f"{is_another(error.service, where, STREAM)}.", service=error.service)
-    if (refused := refusal_inside(error, where)) is not None:
-        return refused
-    if isinstance(error, ssl.SSLError):
-        return BrokerUnavailable(f"TLS with {where} failed: {error.reason or 'it hung up'}.")
-    if isinstance(error, (TimeoutError, ReadTimeout)):
-        return BrokerUnavailable(f"Nothing at {where} answered as the stream protocol in time{hint(port, STREAM)}.")
-    if isinstance(error, OSError):
-        return BrokerUnavailable(f"No stream protocol at {where}{unreached(error, host)}{hint(port, STREAM)}.")
-    return error
 
 
 class SocketConnection:
@@ -87,11 +37,9 @@ class SocketConnection:
         has_received: True when bytes came since the last `forget_received`.
     """
 
-    def __init__(self, stream: socket.socket, login: Login) -> None:
-        self._socket = stream
-        self._buffer = bytearray(RECEIVE_BYTES)
-        self._view = memoryview(self._buffer)
-        self._send_lock = threading.Lock()
+    def __init__(self, channel: Channel, login: Login) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
         self.session = StreamSession(login)
         self.operations = StreamOperations(self.session)
         self.is_usable = True
@@ -101,7 +49,7 @@ class SocketConnection:
 
     def _leave(self) -> None:
         """In a child: the connection is the parent's. Closing our descriptor of it sends nothing."""
-        self._send_lock = threading.Lock()
+        self._sending = threading.Lock()
         self.abandon()
 
     @classmethod
@@ -124,24 +72,22 @@ class SocketConnection:
         if port is None:
             raise ConfigurationError("The address has no stream port.")
         tls = tls_context_for(address)
+        name = address.login.server_name_for(host)
         deadline = time.monotonic() + timeout_s
+        channel: Channel | None = None
         try:
-            stream = socket.create_connection((host, port), timeout_s)
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        except OSError as error:
-            raise not_opened(error, host, port) from error
-        try:
-            if tls is not None:
-                stream.settimeout(max(SEND_S_MIN, deadline - time.monotonic()))
-                stream = tls.wrap_socket(stream, server_hostname=address.login.server_name_for(host))
-            connection = cls(stream, login)
+            channel = Channel.open(host, port, tls, name, timeout_s)
+            connection = cls(channel, login)
             connection.run(connection.session.connecting(), deadline)
         except BaseException as error:
-            stream.close()
+            if channel is not None:
+                channel.abort()
             told = not_opened(error, host, port)
-            if tls is not None and has_hung_up(error) and not isinstance(told, TlsRefused):
-                told = why_hung_up(host, port, address.login) or told
+            # Before there is a connection, it may also be that nobody listens.
+            was_there = channel is not None or isinstance(error, ssl.SSLError | ConnectionResetError | BrokenPipeError)
+            if tls is not None and was_there and has_hung_up(error) and not isinstance(told, TlsRefused):
+                refused = why_hung_up(host, port, address.login)
+                told = refused or told
             if told is error:
                 raise
             raise told from error
@@ -163,20 +109,18 @@ class SocketConnection:
 
     def exchange(self, deadline: float) -> list[Event]:
         """Send what is to be sent, then wait for bytes and return what they amount to (maybe nothing yet)."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            self.abandon()
-            raise ReadTimeout("The broker did not answer in time.")
+        left_s = deadline - time.monotonic()
         try:
-            self.flush(left)
-            self._socket.settimeout(left)
-            count = self._socket.recv_into(self._buffer)
+            if left_s <= 0:
+                raise TimeoutError  # noqa: TRY301 - it is one time-out, whichever of the three meets it
+            self.flush(left_s)
+            data = self._channel.receive(left_s)
         except TimeoutError as error:
             self.abandon()
             raise ReadTimeout("The broker did not answer in time.") from error
         except OSError as error:
             raise self._lost(error) from error
-        return self._received(count)
+        return self._received(data)
 
     def wait(self, idle_s: float) -> list[Event] | None:
         """As `exchange`, but None when nothing came for so long; heartbeats go both ways meanwhile.
@@ -187,14 +131,16 @@ class SocketConnection:
         idle_at = time.monotonic() + idle_s
         while True:
             heartbeat_s = self.session.heartbeat_s
-            left = idle_at - time.monotonic()
             try:
                 self.keep_alive()
                 self.flush(heartbeat_s or idle_s)
-                # 0 does not block at all: what has come is taken.
-                self._socket.settimeout(max(0.0, min(left, heartbeat_s / 2) if heartbeat_s else left))
-                return self._received(self._socket.recv_into(self._buffer))
-            except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            except OSError as error:
+                # Also where it took too long: part of a frame may have left, and nothing may come behind that.
+                raise self._lost(error) from error
+            left_s = idle_at - time.monotonic()
+            try:
+                data = self._channel.receive(max(0.0, min(left_s, heartbeat_s / 2) if heartbeat_s else left_s))
+            except TimeoutError:
                 now = time.monotonic()
                 if heartbeat_s and now - self._received_at > heartbeat_s * SILENCE_HEARTBEATS:
                     raise self._lost(None) from None
@@ -202,14 +148,16 @@ class SocketConnection:
                     return None
             except OSError as error:
                 raise self._lost(error) from error
+            else:
+                return self._received(data)
 
-    def _received(self, count: int) -> list[Event]:
-        if not count:
+    def _received(self, data: bytes | memoryview) -> list[Event]:
+        if not data:
             raise self._lost(None)
         self.has_received = True
         self._received_at = time.monotonic()
         try:
-            return self.session.receive(self._view[:count])
+            return self.session.receive(data)
         except ConnectionLost:
             self._send_last_words()
             raise
@@ -219,11 +167,10 @@ class SocketConnection:
 
     def flush(self, timeout_s: float) -> None:
         """Send what the session has to send."""
-        with self._send_lock:
+        with self._sending:
             outgoing = self.session.take_outgoing()
             if outgoing:
-                self._socket.settimeout(max(timeout_s, SEND_S_MIN))
-                self._socket.sendall(outgoing)
+                self._channel.send(outgoing, timeout_s)
                 self._sent_at = time.monotonic()
 
     def put_by(self, timeout_s: float) -> None:
@@ -248,25 +195,21 @@ class SocketConnection:
 
     def _send_last_words(self) -> None:
         with contextlib.suppress(OSError):
-            self.flush(1.0)
-        self.abandon()
+            self.flush(GOODBYE_S)
+        self.is_usable = self.session.is_open = False
+        self._channel.close()
 
     def hand_over(self) -> socket.socket:
         """The socket, not blocking from now on, for whoever exchanges the session's bytes by a loop of its own."""
-        self._socket.setblocking(False)
-        return self._socket
+        return self._channel.hand_over()
 
     def abandon(self) -> None:
         """Close the socket without a word: what would come next on it belongs to nobody."""
-        self.is_usable = False
-        self.session.is_open = False
-        self._socket.close()
+        self.is_usable = self.session.is_open = False
+        self._channel.abort()
 
     def close(self) -> None:
         """Say goodbye, best effort, and close."""
         if self.is_usable:
             self.session.leave()
             self._send_last_words()
-
-
-Opener = Callable[[float], SocketConnection]

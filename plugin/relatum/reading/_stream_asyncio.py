@@ -1,3 +1,4 @@
+# The blocking face of this, _stream_blocking.py, is made by tools/make-twins.
 """Reading streams over the stream protocol, with asyncio."""
 
 import asyncio
@@ -20,8 +21,12 @@ from relatum.errors import (
     UsedAfterClose,
 )
 from relatum.ids import MessageId
+
+# blocking only:
+# from relatum.processes import after_fork
+# both:
 from relatum.reading._address import BrokerAddress
-from relatum.reading._async_socket import AsyncConnection
+from relatum.reading._async_socket import AsyncSocketConnection
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import CONNECT_S_MIN
 from relatum.reading._connections import ASIDE, AsyncConnections
@@ -37,21 +42,22 @@ from relatum.reading._leading import (
 )
 from relatum.reading._many import ManyReader, Turn
 from relatum.reading._message import Message
+from relatum.reading._missing_streams import name_missing
 from relatum.reading._once import lost_questions
+from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import (
     Scan,
     StreamOperations,
+    batches_of,
     is_inside,
     not_there,
     proven_not_there,
 )
 from relatum.reading._plan import Density
-from relatum.reading._socket import HEARTBEAT_S, login_for
-from relatum.reading._stream_blocking import batches_of, name_missing
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
-from relatum.waiting import Patience, left_s
+from relatum.waiting import AsyncKeeper, Patience, left_s
 from relatum.wire import Broker, Chunk, Steps
 
 _Result = TypeVar("_Result")
@@ -61,7 +67,14 @@ Operation = Callable[[StreamOperations], Steps[_Result]]
 class AsyncStreams:
     """The asyncio face over the stream protocol. Tasks may share it: each call has a connection to itself.
 
-    Args: as `BlockingStreams`; `open` connects.
+    Args:
+        address: Where the broker is; it must have a stream port.
+        timeout_s: Seconds until a call that got no answer ends as `ReadTimeout`.
+        heartbeat_s: Seconds of heartbeat asked for.
+        cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
+        connect_s: Seconds for the connection that `open` opens; None: `timeout_s`.
+        connections: At most how many, or the connections of the reader that asks this node, too.
+        node: The node, where another reader's connections are used; None for the one that the address leads to.
     """
 
     _limit_s: float
@@ -75,7 +88,7 @@ class AsyncStreams:
         heartbeat_s: int = HEARTBEAT_S,
         cluster_name: str | None = None,
         connect_s: float | None = None,
-        connections: "int | AsyncConnections[AsyncConnection]" = CONNECTIONS_MAX,
+        connections: "int | AsyncConnections[AsyncSocketConnection]" = CONNECTIONS_MAX,
         node: Broker | None = None,
     ) -> None:
         self._address = address
@@ -90,8 +103,18 @@ class AsyncStreams:
         self.losses = 0
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper: AsyncKeeper | None = None
         self.server_properties: dict[str, str] = {}
+        # asyncio only:
+        self._lock = contextlib.nullcontext()
+        # blocking only:
+        # self._lock = threading.Lock()
+        # after_fork(self, Streams._renew)
+
+    # def _renew(self) -> None:
+    #     """In a child: connections and the thread are the parent's; the next question opens and starts others."""
+    #     self._lock, self._keeper, self._nodes = threading.Lock(), None, {}
+    # both:
 
     async def open(self) -> None:
         """Connect once, so that what is wrong shows at once."""
@@ -100,37 +123,50 @@ class AsyncStreams:
             connection = await self._acquire(deadline, Use.ANSWER, self._connect_s or self._timeout_s)
             await self._release(connection, Use.ANSWER)
         self.server_properties = connection.session.server_properties
+
+    def _keep(self) -> None:
+        """Exchange heartbeats on idle connections from now on."""
         # Other nodes' connections are kept with those of the reader that asks them.
-        if self._node is None:
-            self._keeper = asyncio.create_task(self._keep_alive(), name="relatum-heartbeats")
+        if not self._login.heartbeat_s or self._node is not None:
+            return
+        with self._lock:
+            if self._keeper is None and not self._is_closed:
+                every_s = self._login.heartbeat_s / 4
+                self._keeper = AsyncKeeper(self, AsyncStreams.beat, every_s=every_s, name="relatum-heartbeats")
 
-    async def _keep_alive(self) -> None:
-        """Heartbeats for idle connections; one that fails is dropped when it is used next."""
-        while True:
-            await asyncio.sleep(max(0.05, self._login.heartbeat_s / 4))
-            for connection in self._connections.idle:
-                with contextlib.suppress(OSError):
-                    await connection.keep_alive()
-
-    async def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> AsyncConnection:
+    async def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> AsyncSocketConnection:
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
-        while (connection := await self._connections.take(self._node, use)) is not None:
-            if not connection.has_ended:
-                connection.has_received = False
-                return connection
-            connection.abandon()
-            await self._release(connection, use)
+        connection = await self._connections.take(self._node, use)
+        if connection is not None:
+            connection.has_received = False
+            return connection
         try:
             within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
-            connection = await AsyncConnection.open(self._address, self._login, within_s)
+            connection = await AsyncSocketConnection.open(self._address, self._login, within_s)
         except BaseException:
             self._connections.drop(use)
             raise
         self._connections.note_opened()
+        self._keep()
         return connection
 
-    async def _release(self, connection: AsyncConnection, use: Use) -> None:
+    async def _acquire_alive(self, deadline: float, use: Use) -> AsyncSocketConnection:
+        """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
+        while True:
+            connection = await self._acquire(deadline, use)
+            try:
+                await connection.wait(0.0)
+            except ConnectionLost:
+                await self._release(connection, use)
+                continue
+            except BaseException:
+                connection.abandon()
+                await self._release(connection, use)
+                raise
+            return connection
+
+    async def _release(self, connection: AsyncSocketConnection, use: Use) -> None:
         if not connection.is_usable:
             self.losses += 1
             self._connections.drop(use)
@@ -140,21 +176,50 @@ class AsyncStreams:
         elif not self._connections.put(self._node, connection, use):
             await connection.close()
 
+    async def beat(self) -> None:
+        """Exchange heartbeats on the idle connections; one that has ended is dropped."""
+        for _ in range(len(self._connections.idle)):
+            # Taken out meanwhile: a connection is for one task at a time.
+            taken = self._connections.take_oldest()
+            if taken is None:
+                return
+            node, connection = taken
+            holder = self._nodes.get(node, self) if isinstance(node, Broker) else self
+            try:
+                await connection.wait(0.0)
+            except RelatumError:
+                pass  # It is abandoned, and dropped below.
+            finally:
+                await holder._release(connection, Use.ANSWER)
+
     def statistics(self) -> ReaderStatistics:
         """The connections, of all nodes."""
         return self._connections.statistics()
 
     async def close(self) -> None:
         """Close all idle connections; those in use close when they are given back."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-        for node in self._nodes.values():
+            await self._keeper.end()
+        for node in list(self._nodes.values()):
             node._is_closed = True
         for connection in self._connections.end():
             await connection.close()
+
+    # blocking only:
+    # def link(self, node: Broker | None) -> SocketConnection:
+    #     """A connection to a node (None: the connected one), logged in, that is the caller's: it is counted nowhere.
+    #
+    #     Raises:
+    #         OutOfReach: the node cannot be reached from here.
+    #         BrokerUnavailable, AccessRefused, ConfigurationError: as of `SocketConnection.open`.
+    #     """
+    #     if self._is_closed:
+    #         raise UsedAfterClose("the reader was closed: open another one")
+    #     there = self._reach(node)
+    #     return SocketConnection.open(there._address, there._login, connect_left_s(self._limit_s))
+    # both:
 
     async def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
         """Run an operation on a node that has the stream."""
@@ -167,7 +232,12 @@ class AsyncStreams:
             return await node._ask(operation)
 
     async def _node_with(self, stream: str, asked: "AsyncStreams") -> "AsyncStreams | None":
-        """A reader on another node that has the stream and can be reached; see `BlockingStreams`."""
+        """A reader on another node that has the stream and can be reached; None where there is none.
+
+        Args:
+            stream: The stream's name.
+            asked: The one that does not have it.
+        """
         for broker in await asked._ask(lambda operations: operations.other_nodes(stream)):
             with contextlib.suppress(OutOfReach):
                 return await self._reach(broker)
@@ -204,7 +274,8 @@ class AsyncStreams:
             self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
             raise OutOfReach(message) from error
         # Another task may have been faster; what it made is used by others already.
-        return self._nodes.setdefault(broker, node)
+        with self._lock:
+            return self._nodes.setdefault(broker, node)
 
     async def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
@@ -221,13 +292,15 @@ class AsyncStreams:
             try:
                 return await connection.run(operation(connection.operations), deadline)
             except ConnectionLost:
+                # Reading changes nothing, so it can be asked again; but only what was lost before any answer, and
+                # not for ever.
                 if connection.has_received or time.monotonic() >= deadline:
                     raise
             finally:
                 await self._release(connection, Use.ANSWER)
 
     async def _named(self, error: StreamNotFound) -> NotFound:
-        """`NotAStream` for a queue of another kind; asked in a thread, it is an error's path."""
+        """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
         if self._address.amqp_port is None:
             return error
         async with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
@@ -296,15 +369,17 @@ class AsyncStreams:
             return await self._ask(lambda operations: operations.routes(exchange, routing_key))
 
     @contextlib.asynccontextmanager
-    async def _connection(self, use: Use) -> AsyncIterator[AsyncConnection]:
+    async def _connection(self, use: Use) -> AsyncIterator[AsyncSocketConnection]:
         deadline = time.monotonic() + self._timeout_s
         async with self._connections.turn(use, deadline):
-            connection = await self._acquire(deadline, use)
+            connection = await self._acquire_alive(deadline, use)
             try:
                 yield connection
-            except (asyncio.CancelledError, GeneratorExit):
+            # asyncio only:
+            except asyncio.CancelledError:
                 connection.abandon()
                 raise
+            # both:
             finally:
                 await self._release(connection, use)
 
@@ -313,7 +388,7 @@ class AsyncStreams:
         many = ManyReader(Window(ids, window), self._densities)
         begins: dict[str, int] = {}
         async with contextlib.AsyncExitStack() as stack:
-            connection: AsyncConnection | None = None
+            connection: AsyncSocketConnection | None = None
             steps = many.run()
             try:
                 step = next(steps)
@@ -336,7 +411,7 @@ class AsyncStreams:
             finally:
                 steps.close()
                 if connection is not None:
-                    await connection.put_by()
+                    await connection.put_by(self._timeout_s)
 
     async def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
@@ -362,7 +437,10 @@ class AsyncStreams:
             return error
 
     async def chunks(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[Chunk | None, None]:
-        """The chunks of a scan as they come, None when none came for `idle_s`; see `BlockingStreams`."""
+        """The chunks of a scan as they come, None when none came for `idle_s`.
+
+        What a node refuses it refuses before the first chunk; then it is begun anew where the stream is.
+        """
         node, hops = self, 0
         while True:
             try:
@@ -407,7 +485,7 @@ class AsyncStreams:
                 return
             finally:
                 steps.close()
-                await connection.put_by()
+                await connection.put_by(self._timeout_s)
 
     async def batches(
         self, stream: str, scan: Scan, idle_s: float, use: Use

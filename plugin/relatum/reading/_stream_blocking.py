@@ -1,11 +1,10 @@
+# Generated from _stream_asyncio.py by tools/make-twins: edit that, then "make twins".
 """Reading streams over the stream protocol, blocking."""
 
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,20 +12,17 @@ from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
     ConnectionLost,
-    NotAStream,
     NotFound,
     OffsetExpired,
     ReadTimeout,
     RelatumError,
     StreamNotFound,
     StreamNotHere,
-    StreamUnavailable,
     UsedAfterClose,
 )
 from relatum.ids import MessageId
 from relatum.processes import after_fork
 from relatum.reading._address import BrokerAddress
-from relatum.reading._amqp_blocking import BlockingAmqp
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import CONNECT_S_MIN
 from relatum.reading._connections import ASIDE, Connections
@@ -42,27 +38,30 @@ from relatum.reading._leading import (
 )
 from relatum.reading._many import ManyReader, Turn
 from relatum.reading._message import Message
+from relatum.reading._missing_streams import name_missing
 from relatum.reading._once import lost_questions
+from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import (
     Scan,
     StreamOperations,
+    batches_of,
     is_inside,
     not_there,
     proven_not_there,
 )
 from relatum.reading._plan import Density
-from relatum.reading._socket import HEARTBEAT_S, SocketConnection, login_for
+from relatum.reading._socket import SocketConnection
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
-from relatum.waiting import Patience, left_s
-from relatum.wire import Broker, Chunk, Steps, split
+from relatum.waiting import Keeper, Patience, left_s
+from relatum.wire import Broker, Chunk, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
 
 
-class BlockingStreams:
+class Streams:
     """The blocking face over the stream protocol. Threads may share it: each call has a connection to itself.
 
     Args:
@@ -70,7 +69,7 @@ class BlockingStreams:
         timeout_s: Seconds until a call that got no answer ends as `ReadTimeout`.
         heartbeat_s: Seconds of heartbeat asked for.
         cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
-        connect_s: Seconds for the connection that is opened here; None: `timeout_s`.
+        connect_s: Seconds for the connection that `open` opens; None: `timeout_s`.
         connections: At most how many, or the connections of the reader that asks this node, too.
         node: The node, where another reader's connections are used; None for the one that the address leads to.
     """
@@ -91,45 +90,46 @@ class BlockingStreams:
     ) -> None:
         self._address = address
         self._limit_s = timeout_s
+        self._connect_s = connect_s
         self._login = login_for(address, heartbeat_s, cluster_name)
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._node = node
         self._densities: dict[str, Density] = {}
-        self._nodes: dict[Broker, BlockingStreams] = {}
+        self._nodes: dict[Broker, Streams] = {}
         self._leaders = Leaders(time.monotonic, self._losses_of)
         self.losses = 0
         self._out_of_reach: dict[Broker, float] = {}
         self._is_closed = False
+        self._keeper: Keeper | None = None
+        self.server_properties: dict[str, str] = {}
         self._lock = threading.Lock()
-        # Begun below, once there is something to keep.
-        self._beats = True
-        deadline = time.monotonic() + timeout_s
-        with self._connections.turn(Use.ANSWER, deadline):
-            connection = self._acquire(deadline, Use.ANSWER, connect_s or timeout_s)
-            self._release(connection, Use.ANSWER)
-        self.server_properties = connection.session.server_properties
-        self._closing = threading.Event()
-        self._begin_beating()
-        after_fork(self, BlockingStreams._renew)
-
-    def _begin_beating(self) -> None:
-        self._beats = True
-        # Other nodes' connections are kept with those of the reader that asks them.
-        if self._login.heartbeat_s and self._node is None:
-            arguments = (weakref.ref(self), self._closing, self._login.heartbeat_s / 4)
-            threading.Thread(target=_beat, args=arguments, name="relatum-heartbeats", daemon=True).start()
+        after_fork(self, Streams._renew)
 
     def _renew(self) -> None:
         """In a child: connections and the thread are the parent's; the next question opens and starts others."""
-        self._lock, self._closing = threading.Lock(), threading.Event()
-        self._nodes = {}
-        self._beats = False
+        self._lock, self._keeper, self._nodes = threading.Lock(), None, {}
+
+    def open(self) -> None:
+        """Connect once, so that what is wrong shows at once."""
+        deadline = time.monotonic() + self._timeout_s
+        with self._connections.turn(Use.ANSWER, deadline):
+            connection = self._acquire(deadline, Use.ANSWER, self._connect_s or self._timeout_s)
+            self._release(connection, Use.ANSWER)
+        self.server_properties = connection.session.server_properties
+
+    def _keep(self) -> None:
+        """Exchange heartbeats on idle connections from now on."""
+        # Other nodes' connections are kept with those of the reader that asks them.
+        if not self._login.heartbeat_s or self._node is not None:
+            return
+        with self._lock:
+            if self._keeper is None and not self._is_closed:
+                every_s = self._login.heartbeat_s / 4
+                self._keeper = Keeper(self, Streams.beat, every_s=every_s, name="relatum-heartbeats")
 
     def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> SocketConnection:
         if self._is_closed:
             raise UsedAfterClose("the reader was closed: open another one")
-        if not self._beats:
-            self._begin_beating()
         connection = self._connections.take(self._node, use)
         if connection is not None:
             connection.has_received = False
@@ -141,6 +141,7 @@ class BlockingStreams:
             self._connections.drop(use)
             raise
         self._connections.note_opened()
+        self._keep()
         return connection
 
     def _acquire_alive(self, deadline: float, use: Use) -> SocketConnection:
@@ -152,6 +153,10 @@ class BlockingStreams:
             except ConnectionLost:
                 self._release(connection, use)
                 continue
+            except BaseException:
+                connection.abandon()
+                self._release(connection, use)
+                raise
             return connection
 
     def _release(self, connection: SocketConnection, use: Use) -> None:
@@ -172,10 +177,13 @@ class BlockingStreams:
             if taken is None:
                 return
             node, connection = taken
-            with contextlib.suppress(RelatumError):
-                connection.wait(0.0)
             holder = self._nodes.get(node, self) if isinstance(node, Broker) else self
-            holder._release(connection, Use.ANSWER)
+            try:
+                connection.wait(0.0)
+            except RelatumError:
+                pass  # It is abandoned, and dropped below.
+            finally:
+                holder._release(connection, Use.ANSWER)
 
     def statistics(self) -> ReaderStatistics:
         """The connections, of all nodes."""
@@ -183,12 +191,26 @@ class BlockingStreams:
 
     def close(self) -> None:
         """Close all idle connections; those in use close when they are given back."""
-        self._is_closed = True
-        self._closing.set()
+        with self._lock:
+            self._is_closed = True
+        if self._keeper is not None:
+            self._keeper.end()
         for node in list(self._nodes.values()):
             node._is_closed = True
         for connection in self._connections.end():
             connection.close()
+
+    def link(self, node: Broker | None) -> SocketConnection:
+        """A connection to a node (None: the connected one), logged in, that is the caller's: it is counted nowhere.
+
+        Raises:
+            OutOfReach: the node cannot be reached from here.
+            BrokerUnavailable, AccessRefused, ConfigurationError: as of `SocketConnection.open`.
+        """
+        if self._is_closed:
+            raise UsedAfterClose("the reader was closed: open another one")
+        there = self._reach(node)
+        return SocketConnection.open(there._address, there._login, connect_left_s(self._limit_s))
 
     def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
         """Run an operation on a node that has the stream."""
@@ -200,7 +222,7 @@ class BlockingStreams:
                 raise
             return node._ask(operation)
 
-    def _node_with(self, stream: str, asked: "BlockingStreams") -> "BlockingStreams | None":
+    def _node_with(self, stream: str, asked: "Streams") -> "Streams | None":
         """A reader on another node that has the stream and can be reached; None where there is none.
 
         Args:
@@ -212,7 +234,7 @@ class BlockingStreams:
                 return self._reach(broker)
         return None
 
-    def _reach(self, broker: Broker | None) -> "BlockingStreams":
+    def _reach(self, broker: Broker | None) -> "Streams":
         """The reader on a node; this one for None.
 
         Raises:
@@ -226,7 +248,7 @@ class BlockingStreams:
         if time.monotonic() < self._out_of_reach.get(broker, 0.0):
             raise OutOfReach(message)
         try:
-            node = BlockingStreams(
+            node = Streams(
                 replace(self._address, stream_host=broker.host, stream_port=broker.port),
                 timeout_s=self._limit_s,
                 heartbeat_s=self._login.heartbeat_s,
@@ -236,6 +258,7 @@ class BlockingStreams:
                 connections=self._connections,
                 node=broker,
             )
+            node.open()
         except (BrokerUnavailable, ReadTimeout) as error:
             # That a call ran out of time says nothing of the node.
             check_time()
@@ -268,26 +291,15 @@ class BlockingStreams:
                 self._release(connection, Use.ANSWER)
 
     def _named(self, error: StreamNotFound) -> NotFound:
+        """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
+        if self._address.amqp_port is None:
+            return error
         with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
             self._connections.take(ASIDE, Use.ANSWER)
             try:
                 return name_missing(error, self._address, self._timeout_s)
             finally:
                 self._connections.drop(Use.ANSWER)
-
-    def link(self, node: Broker | None) -> SocketConnection:
-        """A connection to a node (None: the connected one), logged in, that is the caller's: it is counted nowhere.
-
-        Raises:
-            OutOfReach: the node cannot be reached from here.
-            BrokerUnavailable, AccessRefused, ConfigurationError: as of `SocketConnection.open`.
-        """
-        if self._is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
-        there = self._reach(node)
-        return SocketConnection.open(there._address, there._login, connect_left_s(self._limit_s))
-
-    # --- single questions ---------------------------------------------------------------------------------
 
     def read(self, stream: str, offset: int) -> Message:
         message = self._ask_about(stream, lambda operations: operations.find(stream, offset))
@@ -347,13 +359,21 @@ class BlockingStreams:
         with lost_questions.once(self._address, exchange):
             return self._ask(lambda operations: operations.routes(exchange, routing_key))
 
-    # --- many messages ------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def _connection(self, use: Use) -> Iterator[SocketConnection]:
+        deadline = time.monotonic() + self._timeout_s
+        with self._connections.turn(use, deadline):
+            connection = self._acquire_alive(deadline, use)
+            try:
+                yield connection
+            finally:
+                self._release(connection, use)
 
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Iterator[Result]:
+    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]:
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         many = ManyReader(Window(ids, window), self._densities)
         begins: dict[str, int] = {}
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             connection: SocketConnection | None = None
             steps = many.run()
             try:
@@ -365,8 +385,9 @@ class BlockingStreams:
                         continue
                     if isinstance(step, Turn):
                         stack.close()
-                        connection = stack.enter_context(self._connection(use)) if step is Turn.TAKE else None
-                        if connection is not None:
+                        connection = None
+                        if step is Turn.TAKE:
+                            connection = stack.enter_context(self._connection(use))
                             many.use(connection.operations)
                     else:
                         yield step if isinstance(step, Message) else self._settled(step, begins)
@@ -401,18 +422,6 @@ class BlockingStreams:
         except (NotFound, AccessRefused) as error:
             return error
 
-    # --- many chunks --------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _connection(self, use: Use) -> Iterator[SocketConnection]:
-        deadline = time.monotonic() + self._timeout_s
-        with self._connections.turn(use, deadline):
-            connection = self._acquire_alive(deadline, use)
-            try:
-                yield connection
-            finally:
-                self._release(connection, use)
-
     def chunks(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[Chunk | None, None, None]:
         """The chunks of a scan as they come, None when none came for `idle_s`.
 
@@ -421,7 +430,8 @@ class BlockingStreams:
         node, hops = self, 0
         while True:
             try:
-                yield from node._chunks_here(stream, scan, idle_s, use)
+                with contextlib.closing(node._chunks_here(stream, scan, idle_s, use)) as chunks:
+                    yield from chunks
             except (LedElsewhere, NotSettled):
                 # Where it is read is where its end is known.
                 bounds = self.bounds(stream)
@@ -466,51 +476,5 @@ class BlockingStreams:
             for chunk in chunks:
                 if chunk is None:
                     yield None
-                else:
-                    yield from batches_of(stream, chunk, scan)
-
-
-def _beat(reference: "weakref.ref[BlockingStreams]", closing: threading.Event, interval_s: float) -> None:
-    """Keep a reader's idle connections until it is closed or forgotten."""
-    while not closing.wait(interval_s):
-        streams = reference()
-        if streams is None:
-            return
-        streams.beat()
-        del streams
-
-
-def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
-    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
-    begin = scan.begin.offset
-    for first, records in split(chunk):
-        end = first + len(records)
-        if scan.stop is not None and end > scan.stop:
-            records, end = records[: max(0, scan.stop - first)], scan.stop
-        if first < begin:
-            records, first = records[begin - first :], begin
-        if records:
-            yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
-
-
-def name_missing(error: StreamNotFound, address: BrokerAddress, timeout_s: float) -> NotFound:
-    """What a stream that a node does not know is: `NotAStream` for a queue of another kind, as AMQP 0.9.1 says.
-
-    One question, which the queue itself answers: two would find a stream that is deleted and declared again missing
-    first, and there then, like a queue.
-
-    Raises:
-        StreamUnavailable: There is such a stream after all, or it cannot be said yet.
-    """
-    if address.amqp_port is None:
-        return error
-    try:
-        with contextlib.closing(BlockingAmqp(address, timeout_s=timeout_s)) as amqp:
-            amqp.probe(error.stream)
-    except NotAStream as found:
-        return found
-    except StreamUnavailable:
-        raise
-    except RelatumError:
-        return error
-    raise StreamUnavailable(f"The stream {error.stream!r} was declared just now.", stream=error.stream)
+                    continue
+                yield from batches_of(stream, chunk, scan)

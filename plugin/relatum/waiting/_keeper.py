@@ -4,6 +4,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import TypeVar
 
 _Owner = TypeVar("_Owner")
@@ -38,7 +39,9 @@ class AsyncKeeper:
     """As `Keeper`, in a task of the event loop that runs; a call under way is cancelled when it is ended."""
 
     def __init__(self, owner: _Owner, call: Callable[[_Owner], Awaitable[None]], *, every_s: float, name: str) -> None:
-        self._task = asyncio.create_task(_repeat_in_task(weakref.ref(owner), call, every_s), name=name)
+        repeated = _repeat_in_task(weakref.ref(owner), call, every_s)
+        # In a context of its own, as a thread has one: the deadline of the call under way is not for what comes later.
+        self._task = asyncio.create_task(repeated, name=name, context=Context())
 
     async def end(self) -> None:
         """Call it no more."""

@@ -34,7 +34,7 @@ def read_slice(
     while expected < wanted.stop:
         # A scan ends where the stream ended when it began; before the stop more may have come meanwhile.
         batches = reader.batches(wanted.stream, expected, stop=wanted.stop, follow=False, idle_s=poll_timeout_s)
-        with contextlib.closing(batches):  # type: ignore[type-var]
+        with contextlib.closing(batches):
             for batch in batches:
                 if batch is None:
                     raise ReadTimeout(f"the stream {wanted.stream!r} gave nothing for {poll_timeout_s:g} s")

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Generator
-from typing import Final, cast
+from typing import Final
 
 from pika import BasicProperties
 
@@ -22,7 +22,7 @@ from relatum.contexts.placement._entries import (
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.publishing import DIRECT_TIMEOUT_S as TIMEOUT_S
 from relatum.publishing import DirectPublisher
-from relatum.reading import BrokerAddress, Message, RecordBatch, StreamReader
+from relatum.reading import BrokerAddress, Message, StreamReader
 
 IDLE_S: Final = TIMEOUT_S
 """Seconds without anything from a stream that has more, after which a search ends as `ReadTimeout`."""
@@ -55,7 +55,7 @@ def scan(
     # Up to where it was read: a replica may have less than its leader has confirmed.
     read_to = from_offset - 1
     found = reader.batches(stream, from_offset, follow=False, idle_s=IDLE_S)
-    with contextlib.closing(cast("Generator[RecordBatch | None]", found)) as batches:
+    with contextlib.closing(found) as batches:
         for batch in batches:
             if batch is None:
                 raise ReadTimeout(f"the stream {stream!r} gave nothing for {IDLE_S:g} s")

@@ -1,0 +1,140 @@
+"""Bytes to and from a broker: a socket there, an asyncio stream here. What stream connections stand on."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from typing import Final, Self
+
+RECEIVE_BYTES: Final = 256 << 10
+"""Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
+
+SEND_S_MIN: Final = 0.5
+"""Seconds a send may take at least, however short the wait for an answer is."""
+
+GOODBYE_S: Final = 1.0
+"""Seconds for the last bytes to leave."""
+
+
+class Channel:
+    """A socket. One thread at a time may send, and one receive.
+
+    Args:
+        stream: A connected socket.
+    """
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._socket = stream
+        self._buffer = bytearray(RECEIVE_BYTES)
+        self._view = memoryview(self._buffer)
+
+    @classmethod
+    def open(cls, host: str, port: int, tls: ssl.SSLContext | None, name: str | None, timeout_s: float) -> Self:
+        """Connect.
+
+        Args:
+            host: Where to.
+            port: Where to.
+            tls: The context; None for no TLS.
+            name: The name that the server's certificate is compared with; None where the context compares none.
+            timeout_s: Seconds for all of it.
+
+        Raises:
+            OSError: nobody answers, or not in time, or TLS failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        stream = socket.create_connection((host, port), timeout_s)
+        try:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if tls is not None:
+                stream.settimeout(max(SEND_S_MIN, deadline - time.monotonic()))
+                stream = tls.wrap_socket(stream, server_hostname=name)
+        except BaseException:
+            stream.close()
+            raise
+        return cls(stream)
+
+    def send(self, data: bytes, timeout_s: float) -> None:
+        """Send all of it.
+
+        Raises:
+            TimeoutError: it took longer than allowed, half a second at least; how much has left is not known.
+            OSError: the connection ended.
+        """
+        self._socket.settimeout(max(timeout_s, SEND_S_MIN))
+        self._socket.sendall(data)
+
+    def receive(self, timeout_s: float) -> bytes | memoryview:
+        """What has come, valid until the next call; nothing where the other side hung up.
+
+        Args:
+            timeout_s: Seconds to wait; 0 takes what is there.
+
+        Raises:
+            TimeoutError: nothing came.
+            OSError: the connection ended.
+        """
+        self._socket.settimeout(timeout_s)
+        try:
+            return self._view[: self._socket.recv_into(self._buffer)]
+        except (BlockingIOError, ssl.SSLWantReadError) as error:
+            raise TimeoutError("nothing has come") from error
+
+    def hand_over(self) -> socket.socket:
+        """The socket, not blocking from now on, for a loop of somebody else's."""
+        self._socket.setblocking(False)
+        return self._socket
+
+    def abort(self) -> None:
+        """Close it without a word."""
+        self._socket.close()
+
+    def close(self) -> None:
+        """Close it once what was sent has left, as the system does."""
+        self._socket.close()
+
+
+class AsyncChannel:
+    """As `Channel`, for tasks."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, host: str, port: int, tls: ssl.SSLContext | None, name: str | None, timeout_s: float) -> Self:
+        """Connect; see `Channel.open`."""
+        # asyncio asks for a name where there is TLS; with an empty one none is sent, and none compared.
+        server_name = (name or "") if tls is not None else None
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=tls, server_hostname=server_name, limit=RECEIVE_BYTES
+            )
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return cls(reader, writer)
+
+    async def send(self, data: bytes, timeout_s: float) -> None:
+        """Send it; see `Channel.send`."""
+        async with asyncio.timeout(max(timeout_s, SEND_S_MIN)):
+            self._writer.write(data)
+            await self._writer.drain()
+
+    async def receive(self, timeout_s: float) -> bytes | memoryview:
+        """What has come; see `Channel.receive`."""
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            return await self._reader.read(RECEIVE_BYTES)
+
+    def abort(self) -> None:
+        """Close it without a word."""
+        # The event loop may have ended before us.
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close it once what was sent has left."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.close()
+            async with asyncio.timeout(GOODBYE_S):
+                await self._writer.wait_closed()

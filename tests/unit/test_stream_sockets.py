@@ -1,0 +1,49 @@
+"""A stream connection whose other side takes nothing any more, through both faces."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from relatum.errors import ConnectionLost
+from relatum.reading import _channels
+from relatum.reading._async_socket import AsyncSocketConnection
+from relatum.reading._channels import AsyncChannel, Channel
+from relatum.reading._socket import SocketConnection
+from relatum.wire._session import Login
+
+LOGIN = Login("guest", "guest", "/")
+MORE_THAN_FITS = b"\0" * (16 << 20)
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """A connected socket whose other side never reads."""
+    monkeypatch.setattr(_channels, "SEND_S_MIN", 0.05)
+    near, far = socket.socketpair()
+    with near, far:
+        yield near
+
+
+def test_what_cannot_be_sent_in_time_ends_the_connection(near: socket.socket) -> None:
+    """Part of a frame may have left: the connection is lost, and not taken for one on which nothing came."""
+    connection = SocketConnection(Channel(near), LOGIN)
+    connection.session.send(MORE_THAN_FITS)
+    with pytest.raises(ConnectionLost):
+        connection.wait(0.0)
+    assert not connection.is_usable
+
+
+def test_what_a_task_cannot_send_in_time_ends_the_connection(near: socket.socket) -> None:
+    """The asyncio face does the same."""
+
+    async def send() -> bool:
+        reader, writer = await asyncio.open_connection(sock=near)
+        connection = AsyncSocketConnection(AsyncChannel(reader, writer), LOGIN)
+        connection.session.send(MORE_THAN_FITS)
+        with pytest.raises(ConnectionLost):
+            await connection.wait(0.0)
+        return connection.is_usable
+
+    assert not asyncio.run(send())
