@@ -1,4 +1,4 @@
-"""`relatum spark`: each command on a session of its own; the first as it is installed, the others in one process."""
+"""`relatum spark`, as it is installed: each command on a session of its own."""
 
 import csv
 import json
@@ -21,10 +21,6 @@ LEFT, RIGHT = 6, 4
 pytestmark = pytest.mark.timeout(900)
 
 
-MASTER = ("--master", "local[2]", "--conf", "spark.driver.memory=512m")
-COMMANDS = Path(__file__).with_name("_spark_commands.py")
-
-
 class Spark:
     """The command with this test's servers, and two streams."""
 
@@ -32,32 +28,20 @@ class Spark:
         self._relatum = relatum
         self.left = left
         self.right = right
-        pipe, words = subprocess.PIPE, [sys.executable, str(COMMANDS)]
-        self._process = subprocess.Popen(
-            words, env=relatum.environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-        )
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run it to its end, which must be of that code; return what it printed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(["spark", *arguments, *MASTER]) + "\n")
-        self._process.stdin.flush()
-        ended, printed, complained = json.loads(self._process.stdout.readline())
-        assert ended == code, complained
-        return str(printed)
-
-    def run_installed(self, *arguments: str) -> str:
-        """The same as a user does, in a process and a JVM of its own."""
-        words = [COMMAND, "spark", *arguments, *MASTER]
-        environment = self._relatum.environment
-        ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        assert ended.returncode == 0, ended.stderr
+        master = ["--master", "local[2]", "--conf", "spark.driver.memory=512m"]
+        ended = subprocess.run(
+            [COMMAND, "spark", *arguments, *master],
+            env=self._relatum.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert ended.returncode == code, ended.stderr
         return ended.stdout
 
-    def close(self) -> None:
-        """End the process of the commands."""
-        self._process.communicate(timeout=LIMIT_S)
+    def refused(self, *arguments: str) -> None:
+        """Run it without a JVM of its own: it must end as a wrong use, before Spark starts."""
+        assert self._relatum.run("spark", *arguments, "--master", "local[2]").returncode == ExitCode.USAGE
 
     def lines(self, *arguments: str) -> list[Any]:
         """The documents it prints."""
@@ -73,16 +57,14 @@ def spark(amqp_url: str, stream_url: str, database_url: str) -> Any:
     for name, count in ((left, LEFT), (right, RIGHT)):
         declare_stream(amqp_url, name)
         publish_plain(amqp_url, name, [(b"%d" % number, {"order_id": f"o{number}"}) for number in range(count)])
-    made = Spark(relatum, left, right)
-    yield made
-    made.close()
+    yield Spark(relatum, left, right)
     for name in (left, right):
         delete_stream(amqp_url, name)
 
 
 def test_the_commands_do_what_they_say(spark: Spark, tmp_path: Path) -> None:
     """Back-fill, compare, pair, match in time, find what is unmatched and connected, and read places of a file."""
-    filled = json.loads(spark.run_installed("backfill", spark.left, spark.right, "--json"))
+    filled = json.loads(spark.run("backfill", spark.left, spark.right, "--json"))
     assert [(report["stream"], report["rows"]) for report in filled] == [(spark.left, LEFT), (spark.right, RIGHT)]
     compared = json.loads(spark.run("verify", spark.left, spark.right, "--json"))
     assert compared["ok"]
@@ -133,12 +115,12 @@ def places_of(nearest: Path, directory: Path) -> Path:
 def test_mistakes_end_with_their_codes(spark: Spark, tmp_path: Path) -> None:
     """Usage is refused before Spark starts; a name that is not there is told as everywhere."""
     sides = (spark.left, spark.right, "--on", "order_id")
-    spark.run("pairs", *sides, "--within", "soon", code=ExitCode.USAGE)
-    spark.run("pairs", *sides, "--output", str(tmp_path / "rows.txt"), code=ExitCode.USAGE)
-    spark.run("pairs", *sides, "--conf", "master", code=ExitCode.USAGE)
+    spark.refused("pairs", *sides, "--within", "soon")
+    spark.refused("pairs", *sides, "--output", str(tmp_path / "rows.txt"))
+    spark.refused("pairs", *sides, "--conf", "master")
     for command in (("pairs", *sides), ("as-of", *sides), ("unmatched", *sides)):
-        spark.run(*command, "--payloads", "--output", str(tmp_path / "rows.csv"), code=ExitCode.USAGE)
-    spark.run("resolve", str(tmp_path / "none.csv"), code=ExitCode.USAGE)
+        spark.refused(*command, "--payloads", "--output", str(tmp_path / "rows.csv"))
+    spark.refused("resolve", str(tmp_path / "none.csv"))
     spark.run("pairs", spark.left, "no-such-stream", "--on", "order_id", code=ExitCode.NOT_THERE)
 
 
