@@ -7,14 +7,20 @@ from contextlib import suppress
 import aio_pika
 import pika
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 import relatum
 from relatum import metrics
+from relatum.collecting import ExecutorOptions, Failure, MessageCollector
 from relatum.errors import ConfigurationError, PublishNacked, PublishUnroutable
+from relatum.following import Follower
+from relatum.reading import Message
 from relatum.superstreams import Layout
-from tests.support import broker_connection, unique_name
+from tests.support import broker_connection, publish_plain, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
+from tests.support.following import Taker
+from tests.support.serial_consuming import SerialBed, serial_bed
 from tests.support.super_streams import super_stream
 
 
@@ -138,3 +144,68 @@ def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_u
     assert told("relatum_router_published_total", **labels) == 3
     assert told("relatum_router_known_names", **labels) == 0
     assert told("relatum_router_unnamed_total", **(labels | {"kind": "affinity"})) == 1
+
+
+def test_collectors_count_by_type(amqp_url: str, stream_name: str) -> None:
+    """Collected, each outcome, retries, the time of bulks: of the types that have an executor here, and no others."""
+    name = unique_name()
+    answers = iter([[None, ValueError("once"), Failure("no", retry=False)], [None]])
+    collector = MessageCollector(name)
+    collector.register_executor(
+        "order", lambda bulk: next(answers), ExecutorOptions(bulk_messages=3, max_age_s=0.01, backoff_s=0.01)
+    )
+    orders = pika.BasicProperties(type="order")
+    with collector:
+        assert collector.collect(Message.from_amqp("made", 9, pika.BasicProperties(type="of nobody"), b"")) is False
+        collector.collect_many([Message.from_amqp("made", offset, orders, b"") for offset in range(3)])
+        wait_until(lambda: collector.statistics().held_messages == 0, what="all outcomes")
+        seen = collector.statistics()
+        (orders_seen,) = seen.types.values()
+    assert (seen.passed_over, seen.refused) == (1, 0)
+    assert (orders_seen.collected, orders_seen.outcomes, orders_seen.retries) == (3, {"succeeded": 2, "failed": 1}, 1)
+    assert orders_seen.bulk_s.count == 2
+    of_type = {"collector": name, "type": "order"}
+    assert told("relatum_collector_outcomes_total", **of_type, status="succeeded") == 2
+    assert told("relatum_collector_bulk_seconds_count", **of_type) == 2
+
+
+@pytest.fixture
+def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
+    """A super stream of two partitions."""
+    with serial_bed(amqp_url, engine) as made:
+        yield made
+
+
+def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engine, bed: SerialBed) -> None:
+    """Delivered counts a batch that is given back again, acknowledged does not."""
+    labels = {"super_stream": bed.name, "consumer": "billing"}
+    bed.publish(0, "a", "1", "2")
+    with relatum.SerialConsumer(bed.name, "billing", database=engine, broker=amqp_url, batch_s=0.0) as consumer:
+        batch = consumer.next_batch()
+        assert batch is not None
+        first = len(batch)
+        batch.give_back()
+        acknowledged = 0
+        while acknowledged < 2:
+            batch = consumer.next_batch()
+            assert batch is not None
+            batch.acknowledge()
+            acknowledged += len(batch)
+        seen = consumer.statistics()
+        assert (seen.delivered, seen.acknowledged, seen.held_messages) == (2 + first, 2, 0)
+        wait_until(lambda: told("relatum_serial_partitions", **labels) == 2, what="both partitions")
+    assert told("relatum_serial_acknowledged_total", **labels) == 2
+    assert told("relatum_serial_partitions", **labels) == 0
+
+
+def test_followers_count_what_they_give(amqp_url: str, stream_name: str) -> None:
+    """Records, and streams as long as they are followed."""
+    growth = Growth()
+    publish_plain(amqp_url, stream_name, [(b"%d" % number, {}) for number in range(5)])
+    with Taker(Follower(amqp_url)) as taker:
+        taker.follower.follow(stream_name, 0)
+        taker.until(lambda: len(taker.offsets(stream_name)) == 5, what="the records")
+        assert taker.follower.statistics().records == 5
+        assert growth.of("relatum_follower_streams") == 1
+    assert growth.of("relatum_follower_records_total") == 5
+    assert growth.of("relatum_follower_streams") == 0

@@ -5,6 +5,7 @@ from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
 from relatum.collecting._collector import MessageCollector
 from relatum.collecting._collector_options import ExecutorOptions, WhenFull
 from relatum.collecting._collector_prune import forget_finished
+from relatum.collecting._collector_statistics import CollectorStatistics, TypeStatistics
 from relatum.collecting._collector_status import CollectorStatus, MemberStatus, SourceStatus, collector_status
 from relatum.outcomes import AsyncOutcomes, Outcome, Outcomes, OutcomeStatus
 
@@ -13,6 +14,7 @@ __all__ = [
     "AsyncOutcomes",
     "Bulk",
     "Collected",
+    "CollectorStatistics",
     "CollectorStatus",
     "ExecutorOptions",
     "Failure",
@@ -23,6 +25,7 @@ __all__ = [
     "OutcomeStatus",
     "Outcomes",
     "SourceStatus",
+    "TypeStatistics",
     "WhenFull",
     "collector_status",
     "forget_finished",

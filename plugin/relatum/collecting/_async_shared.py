@@ -4,7 +4,6 @@ All of it is used in one event loop: what runs between two waits is not interrup
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_threads
@@ -136,7 +135,7 @@ class AsyncShared(State):
             return
         ours = self.intake.stored(gathered, stored)
         await self.handlers.tell_async(self.collected_outcomes(ours))
-        self.intake.add(gathered, ours, time.monotonic())
+        self.added(gathered, ours)
         self.changed.notify()
 
     async def tell_consumed(self, messages: Sequence[Collected], consumed: Consumed) -> None:

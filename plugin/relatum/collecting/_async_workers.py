@@ -90,13 +90,13 @@ class AsyncWorker:
 
     async def _consume(self, bulk: Bulk) -> None:
         # Cancelled on the way, it stays forwarded in the store: another member takes it over.
-        consumed = Consumed([], None)
+        began, consumed = time.monotonic(), Consumed([], None)
         try:
             consumed = await self._consumed(bulk)
         except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
             undecided(bulk, error)
         await self._shared.tell_consumed(bulk.taken, consumed)
-        self._shared.core.settle(bulk, consumed.results, time.monotonic())
+        self._shared.settled(bulk, consumed, began)
         self._shared.changed.notify()
 
     async def _consumed(self, bulk: Bulk) -> Consumed:

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
 
+from relatum import metrics
 from relatum.checks import (
     SECONDS_MAX,
     checked_callable,
@@ -26,6 +27,7 @@ from relatum.collecting._collector_options import (
 )
 from relatum.collecting._collector_prune import KEEP_S
 from relatum.collecting._collector_state import State, logger
+from relatum.collecting._collector_statistics import CollectorStatistics
 from relatum.collecting._handlers import Handler
 from relatum.collecting._intake import TypeOf, describe, type_of_property
 from relatum.collecting._memory import MemoryStore
@@ -106,6 +108,7 @@ class Collector(ABC, Generic[StateT, ExecutorT]):
         self._executors: dict[str, ExecutorT] = {}
         self._is_started = False
         of_one_process(self, "a collector")
+        metrics.report(self._shared, collector=self.name)
 
     @abstractmethod
     def _prepare(self, store: Store, limits: CollectorLimits, broker: str) -> StateT:
@@ -235,8 +238,13 @@ class Collector(ABC, Generic[StateT, ExecutorT]):
         if self._dead_letters is not None:
             self._dead_letters.close()
         self._shared.store.dispose()
+        metrics.retire(self._shared)
 
     # --- what it knows --------------------------------------------------------------------------------------------
+
+    def statistics(self) -> CollectorStatistics:
+        """What this member has counted, and what it holds. It asks nobody."""
+        return self._shared.statistics()
 
     @property
     def held_messages(self) -> int:

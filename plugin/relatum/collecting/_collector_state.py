@@ -1,13 +1,16 @@
 """What both faces of a collector have: the core, what is on its way into the store, the store, the handlers."""
 
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-from relatum.collecting._bulk import Collected
+from relatum.collecting._bulk import Bulk, Collected
 from relatum.collecting._bulk_steps import Consumed
 from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_options import CollectorLimits
+from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
 from relatum.collecting._handlers import Handlers
 from relatum.collecting._intake import Gathered, Intake
 from relatum.collecting._ports import Store, Stored
@@ -43,7 +46,24 @@ class State:
         self.store = store
         self.handlers = Handlers()
         self.member = 0
+        self.counts: defaultdict[str, TypeCounts] = defaultdict(TypeCounts)
         self.outages = Outages(logger, broker=broker, database=store.server)
+
+    def statistics(self) -> CollectorStatistics:
+        """What this member has counted, and what it holds. It asks nobody."""
+        return statistics_of(self.core, self.intake, self.counts)
+
+    def added(self, gathered: Gathered, ours: Sequence[Collected]) -> None:
+        """Hand messages that are stored to the core."""
+        for message in ours:
+            self.counts[message.type].collected += 1
+        self.intake.add(gathered, ours, time.monotonic())
+
+    def settled(self, bulk: Bulk, consumed: Consumed, began: float) -> None:
+        """Let go of a bulk that was taken at that moment, as far as it is done with."""
+        now = time.monotonic()
+        self.counts[bulk.type].settled(consumed.results, now - began)
+        self.core.settle(bulk, consumed.results, now)
 
     def who(self, does: str) -> str:
         """Who does something, as the log names it where it has to wait."""

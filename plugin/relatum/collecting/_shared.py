@@ -1,7 +1,6 @@
 """What the threads of a collector share: its state under a lock, and how they wait."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -94,7 +93,7 @@ class Shared(State):
             ours = self.intake.stored(gathered, stored)
         self.handlers.tell(self.collected_outcomes(ours))
         with self.changed:
-            self.intake.add(gathered, ours, time.monotonic())
+            self.added(gathered, ours)
             self.changed.notify_all()
 
     # --- out of it ------------------------------------------------------------------------------------------------

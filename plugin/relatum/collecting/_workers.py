@@ -93,7 +93,7 @@ class Worker:
                 shared.changed.wait(WAIT_S)
 
     def _consume(self, bulk: Bulk) -> None:
-        consumed = Consumed([], None)
+        began, consumed = time.monotonic(), Consumed([], None)
         # What is abandoned stays forwarded in the store: another member takes it over.
         with suppress(Abandoned):
             try:
@@ -102,7 +102,7 @@ class Worker:
                 undecided(bulk, error)
         self._shared.tell_consumed(bulk.taken, consumed)
         with self._shared.changed:
-            self._shared.core.settle(bulk, consumed.results, time.monotonic())
+            self._shared.settled(bulk, consumed, began)
             self._shared.changed.notify_all()
 
     def _consumed(self, bulk: Bulk) -> Consumed:

@@ -2,24 +2,27 @@
 
 import logging
 import threading
+from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
+from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.client_logs import own_connection
 from relatum.errors import UsedAfterClose
 from relatum.following._channels import Channels
 from relatum.following._desk import Desk, Names
-from relatum.following._events import Event
+from relatum.following._events import Event, Failed, Hole, Records, Replaced
 from relatum.following._followed import Followed
 from relatum.following._helpers import Questions
 from relatum.following._links import Links
 from relatum.following._loop import Loop
 from relatum.following._shelf import Shelves
 from relatum.limits import INTEGER_MAX
+from relatum.metrics import Counter, Gauge, reported
 from relatum.processes import of_one_process
 from relatum.reading import BrokerAddress, Position, StreamReader
 from relatum.waiting import Outages
@@ -57,9 +60,10 @@ class FollowerOptions:
         checked_count("heartbeat_s", self.heartbeat_s, least=0)
 
 
-@dataclass(frozen=True, slots=True)
+@reported("follower")
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerStatistics:
-    """How a follower stands.
+    """How a follower stands, and what it has given.
 
     Attributes:
         followed: Streams that are followed.
@@ -67,13 +71,21 @@ class FollowerStatistics:
         connections: Connections that they are read over.
         held: Chunks, or groups of deliveries, that the taker is not done with.
         held_bytes: Their bytes.
+        records: Records given.
+        holes: Times that retention had taken what was to be read.
+        replaced: Streams that were not what had been read of them.
+        failures: Tries that have failed, and were repeated.
     """
 
-    followed: int
-    attached: int
-    connections: int
-    held: int
-    held_bytes: int
+    followed: Annotated[int, Gauge("relatum_follower_streams", "Streams that are followed")]
+    attached: Annotated[int, Gauge("relatum_follower_attached_streams", "Streams that are read now")]
+    connections: Annotated[int, Gauge("relatum_follower_connections", "Connections that streams are read over")]
+    held: Annotated[int, Gauge("relatum_follower_held_chunks", "Chunks read and not done with")]
+    held_bytes: Annotated[int, Gauge("relatum_follower_held_bytes", "Bytes read and not done with")]
+    records: Annotated[int, Counter("relatum_follower_records_total", "Records read and given")]
+    holes: Annotated[int, Counter("relatum_follower_holes_total", "Times that retention was faster")]
+    replaced: Annotated[int, Counter("relatum_follower_replaced_total", "Streams found deleted or cut off")]
+    failures: Annotated[int, Counter("relatum_follower_failures_total", "Failed tries to follow a stream")]
 
 
 class Follower:
@@ -120,8 +132,11 @@ class Follower:
         self._current: dict[str, Followed] = {}
         self._numbers = count(1)
         self._is_closing = False
+        self._records = 0
+        self._told: Counts[type[Event]] = Counts()
         self._thread: threading.Thread | None = None
         of_one_process(self, "a follower")
+        metrics.report(self)
 
     def open(self) -> Self:
         """Begin; it waits for nothing."""
@@ -193,7 +208,13 @@ class Follower:
         Returns:
             About 4 MiB of records at most, or one piece; nothing where nothing came in time, or it was closed.
         """
-        return self._shelves.take(timeout_s)
+        events = self._shelves.take(timeout_s)
+        for event in events:
+            if isinstance(event, Records):
+                self._records += len(event.batch)
+            else:
+                self._told[type(event)] += 1
+        return events
 
     def done(self, *events: Event) -> None:
         """Hold records no more, and let their streams have more. From any thread, in any order."""
@@ -224,6 +245,10 @@ class Follower:
             connections=0 if transport is None else transport.connections,
             held=self._shelves.count,
             held_bytes=self._shelves.bytes,
+            records=self._records,
+            holes=self._told[Hole],
+            replaced=self._told[Replaced],
+            failures=self._told[Failed],
         )
 
     # --- end ----------------------------------------------------------------------------------------------------------
@@ -237,6 +262,7 @@ class Follower:
         self._loop.add_callback(lambda: None)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        metrics.retire(self)
 
     def __enter__(self) -> Self:
         return self.open()

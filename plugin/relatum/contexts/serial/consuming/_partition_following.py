@@ -254,6 +254,11 @@ class Following:
     # --- what is read -----------------------------------------------------------------------------------------------
 
     @property
+    def held(self) -> tuple[int, int]:
+        """Messages that wait for the end of a hold, and their bytes."""
+        return len(self._held), self._held_bytes
+
+    @property
     def has_room(self) -> bool:
         """Whether more is to be read ahead."""
         options = self._options

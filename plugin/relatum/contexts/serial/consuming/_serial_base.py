@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from relatum import metrics
 from relatum.checks import checked_callable
 from relatum.contexts.serial.consuming._partition_following import Pause
 from relatum.contexts.serial.consuming._serial_batch import BatchBase
@@ -21,6 +22,7 @@ from relatum.contexts.serial.consuming._serial_options import (
     Start,
     check_name,
 )
+from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.contexts.serial.consuming._serial_status import SerialStatus, read_status
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import ConfigurationError, UsedAfterClose
@@ -85,6 +87,7 @@ class ConsumerBase(Generic[BatchT]):
         )
         self._is_started = self._is_closed = False
         of_one_process(self, "a serial consumer")
+        metrics.report(self._member.shared, super_stream=super_stream, consumer=name)
 
     def _tell_gained(self, stream: str) -> None:
         if self._on_gained is not None:
@@ -108,6 +111,10 @@ class ConsumerBase(Generic[BatchT]):
             raise UsedAfterClose("the consumer was closed: make another one")
         with StreamReader.open(self._address) as reader:
             return read_status(self._store, reader, self.pauses)
+
+    def statistics(self) -> SerialStatistics:
+        """What this member has counted, and what it has. It asks nobody."""
+        return self._member.shared.statistics()
 
     @property
     def partitions(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from relatum import metrics
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._partition_reading import PartitionReader
@@ -156,6 +157,7 @@ class Member:
         if any(thread.is_alive() for thread in threads):
             return False
         self.store.dispose()
+        metrics.retire(self.shared)
         return True
 
     # --- its keeper -------------------------------------------------------------------------------------------------

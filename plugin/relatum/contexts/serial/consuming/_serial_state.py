@@ -11,7 +11,9 @@ from typing import Final
 
 from relatum.contexts.serial.consuming._partition_following import Following, Pause, Step
 from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
+from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.errors import AccessRefused, ConfigurationError
+from relatum.metrics import Histogram
 from relatum.waiting import Outages, log_failure
 
 logger = logging.getLogger("relatum.serial")
@@ -46,8 +48,23 @@ class Shared:
         self.listeners: list[Callable[[], None]] = []
         self.pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self.holds_changed = False
+        self._delivered = self._acknowledged = 0
+        self._pause_s = Histogram()
         self._followings: dict[int, Following] = {}
         self._refused: AccessRefused | ConfigurationError | None = None
+
+    def statistics(self) -> SerialStatistics:
+        """What this member has counted, and what it has. It asks nobody."""
+        with self.changed:
+            held = [following.held for following in self._followings.values()]
+            return SerialStatistics(
+                partitions=len(held),
+                delivered=self._delivered,
+                acknowledged=self._acknowledged,
+                held_messages=sum(messages for messages, _ in held),
+                held_bytes=sum(bytes_ for _, bytes_ in held),
+                pause_s=self._pause_s.observed(),
+            )
 
     @property
     def followings(self) -> list[Following]:
@@ -125,6 +142,7 @@ class Shared:
                     # Behind the others, so that each has its turn.
                     self._followings[following.partition_id] = self._followings.pop(following.partition_id)
                     step = following.take(now)
+                    self._delivered += len(step.messages)
                     self.room.notify_all()
                     self._look(following)
                     return following, step
@@ -151,6 +169,9 @@ class Shared:
         """Note that a step is stored."""
         with self.changed:
             following.committed(step, time.monotonic())
+            self._acknowledged += len(step.messages)
+            for pause in following.pauses:
+                self._pause_s.observe(pause.seconds)
             self.pauses.extend(following.pauses)
             following.pauses.clear()
             if step.is_closed:
