@@ -2,10 +2,11 @@
 
 `Relations` is blocking, `AsyncRelations` is for asyncio; both have the same methods. An `Answer` is a sequence of
 messages with a `Status`. What their methods for groups take and give is here, too; all of it is in
-`relatum_consumer.grouping`.
+`relatum_consumer.groups`.
 """
 
 from relatum_consumer._async_relations import AsyncRelations
+from relatum_consumer._lookup_statistics import LookupStatistics
 from relatum_consumer._relations import Relations
 from relatum_consumer.groups import (
     AsyncOpenGroup,
@@ -34,6 +35,7 @@ __all__ = [
     "IncompleteGroupReport",
     "Lacking",
     "LeftOut",
+    "LookupStatistics",
     "OpenGroup",
     "Relations",
     "SharedGroup",

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from relatum import metrics
 from relatum.checks import checked_count, checked_seconds
 from relatum.errors import (
     AccessRefused,
@@ -30,12 +31,12 @@ from relatum.reading import (
     AuthMechanism,
     BrokerAddress,
     Message,
-    ReaderStatistics,
     async_agreement,
     check_limit,
 )
 from relatum.steps import async_run
 from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
+from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.groups import AsyncGroupMethods, GroupLookups
 from relatum_consumer.lookups import (
     CLOSED,
@@ -96,7 +97,7 @@ class AsyncRelations(AsyncGroupMethods):
         self._asking: set[Deadline] = set()
         self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
         check_limit(connections_max)
-        self._connections_max = connections_max
+        self._counts = LookupCounts(connections_max)
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
@@ -109,6 +110,7 @@ class AsyncRelations(AsyncGroupMethods):
         self._reader: AsyncStreamReader | None = None
         self._is_closed = False
         after_fork(self, AsyncRelations._renew)
+        metrics.report(self._counts, owner=self)
 
     def _renew(self) -> None:
         """In a child: threads, reader and groups under way are the parent's, and of its event loop."""
@@ -229,7 +231,7 @@ class AsyncRelations(AsyncGroupMethods):
     # --- carrying out -------------------------------------------------------------------------------------
 
     async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
-        with within(self._timeout_s + waits_s):
+        with within(self._timeout_s + waits_s), self._counts.counted():
             return await async_run(steps, self._carry_out)
 
     async def _carry_out(self, request: LookupRequest) -> Any:
@@ -300,10 +302,10 @@ class AsyncRelations(AsyncGroupMethods):
         assert self._reader is not None, "it was opened"
         return self._reader
 
-    def statistics(self) -> ReaderStatistics:
+    def statistics(self) -> LookupStatistics:
         """The connections to the broker. See `Relations.statistics`."""
         reader = self._reader
-        return ReaderStatistics.of_none(self._connections_max) if reader is None else reader.statistics()
+        return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
 
     async def close(self) -> None:
         """Close all connections. Calls under way in other tasks may fail; shared groups are given back."""
@@ -319,6 +321,7 @@ class AsyncRelations(AsyncGroupMethods):
             deadline.end_in(0)
         await asyncio.to_thread(self._threads.shutdown)
         self._database.close()
+        metrics.retire(self._counts)
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+from relatum import metrics
 from relatum.checks import checked_count, checked_seconds
 from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, UsedAfterClose
 from relatum.ids import MessageId
@@ -20,13 +21,13 @@ from relatum.reading import (
     AuthMechanism,
     BrokerAddress,
     Message,
-    ReaderStatistics,
     StreamReader,
     agreement,
     check_limit,
 )
 from relatum.steps import run
 from relatum.waiting import left_s, within
+from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.groups import GroupLookups, GroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
@@ -103,7 +104,7 @@ class Relations(GroupMethods):
         checked_count("pool_size", pool_size, most=POOL_MAX)
         self._database = Database(database, pool_size=pool_size)
         check_limit(connections_max)
-        self._connections_max = connections_max
+        self._counts = LookupCounts(connections_max)
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
@@ -117,6 +118,7 @@ class Relations(GroupMethods):
         self._reader: StreamReader | None = None
         self._is_closed = False
         after_fork(self, Relations._renew)
+        metrics.report(self._counts, owner=self)
 
     def _renew(self) -> None:
         """In a child: no other thread asks, and groups under way are the parent's. The rest sees to itself."""
@@ -345,7 +347,7 @@ class Relations(GroupMethods):
     # --- carrying out -------------------------------------------------------------------------------------
 
     def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
-        with within(self._timeout_s + waits_s):
+        with within(self._timeout_s + waits_s), self._counts.counted():
             return run(steps, self._carry_out)
 
     def _carry_out(self, request: LookupRequest) -> Any:
@@ -401,10 +403,10 @@ class Relations(GroupMethods):
                 self._lock.release()
         return reader
 
-    def statistics(self) -> ReaderStatistics:
-        """How many connections to the broker are in use, idle and waited for, and how many there may be."""
+    def statistics(self) -> LookupStatistics:
+        """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
         reader = self._reader
-        return ReaderStatistics.of_none(self._connections_max) if reader is None else reader.statistics()
+        return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
 
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may fail; shared groups are given back."""
@@ -416,6 +418,7 @@ class Relations(GroupMethods):
         if reader is not None:
             reader.close()
         self._database.close()
+        metrics.retire(self._counts)
 
     def __enter__(self) -> Self:
         return self

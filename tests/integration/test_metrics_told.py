@@ -11,15 +11,18 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 import relatum
-from relatum import metrics
+from relatum import GROUP_KEY, metrics
 from relatum.collecting import ExecutorOptions, Failure, MessageCollector
-from relatum.errors import ConfigurationError, PublishNacked, PublishUnroutable
+from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, PublishUnroutable
 from relatum.following import Follower
 from relatum.reading import Message
 from relatum.superstreams import Layout
-from tests.support import broker_connection, publish_plain, unique_name, wait_until
+from relatum_consumer import Relations
+from tests.support import broker_connection, publish_plain, recording, unique_name, wait_recorded, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.following import Taker
+from tests.support.groups import whole_group
+from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import SerialBed, serial_bed
 from tests.support.super_streams import super_stream
 
@@ -209,3 +212,47 @@ def test_followers_count_what_they_give(amqp_url: str, stream_name: str) -> None
         assert growth.of("relatum_follower_streams") == 1
     assert growth.of("relatum_follower_records_total") == 5
     assert growth.of("relatum_follower_streams") == 0
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_lookups_count_what_was_asked(
+    face: str, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Each look-up, how long it took, how it failed; the connections are the reader's to tell, once."""
+    growth = Growth()
+    publish_plain(amqp_url, stream_name, [(b"", {"order_id": "1"})])
+    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
+        wait_recorded(amqp_url, engine, stream_name)
+    with open_relations(face, amqp_url, database_url) as relations:
+        assert len(relations.find("order_id", "1")) == 1
+        with pytest.raises(KeyNotDefined):
+            relations.find("nobody's", "1")
+        seen = relations.statistics()
+        assert (seen.lookup_s.count, seen.errors) == (2, {"KeyNotDefined": 1})
+        assert seen.opened >= 1
+        assert growth.of("relatum_reader_connections_opened_total") >= seen.opened
+    assert growth.of("relatum_lookup_seconds_count") == 2
+    assert growth.of("relatum_lookup_errors_total", error="KeyNotDefined") == 1
+    assert growth.of("relatum_reader_connections_idle") == 0
+
+
+def test_consumers_of_groups_count_groups(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """Given, acknowledged once however often that is said, and held until then."""
+    name = unique_name()
+    publish_plain(amqp_url, stream_name, [*whole_group(1, 2), *whole_group(2, 2)])
+    with recording(amqp_url, engine, stream_name, keys=[GROUP_KEY]):
+        wait_recorded(amqp_url, engine, stream_name)
+    with Relations(amqp_url, database_url) as relations:
+        with relations.groups(stream_name, consumer=name) as groups:
+            first, _ = next(groups), next(groups)
+            first.acknowledge()
+            first.acknowledge()
+            seen = groups.statistics()
+            assert (seen.given, seen.redelivered, seen.acknowledged, seen.held) == (2, 0, 1, 1)
+            assert told("relatum_group_consumer_held_groups", consumer=name) == 1
+        with relations.groups(stream_name, consumer=name) as groups:
+            next(groups)
+            assert groups.statistics().given == 1
+    assert told("relatum_group_consumer_given_total", consumer=name) == 3

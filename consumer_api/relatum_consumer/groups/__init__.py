@@ -13,6 +13,7 @@ from relatum_consumer.groups.reading._groups import GroupMethods, OpenGroup
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroup, AsyncSharedGroups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroup, SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer
+from relatum_consumer.groups.sharing._sharing_statistics import SharedGroupsStatistics
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, GroupMemberStatus, GroupSourceStatus
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "OpenGroup",
     "SharedGroup",
     "SharedGroups",
+    "SharedGroupsStatistics",
 ]

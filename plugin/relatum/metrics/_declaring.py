@@ -174,7 +174,8 @@ def fields_of(statistics: type[Any], component: str, labels: tuple[str, ...]) ->
         found = _fields[statistics, labels] = [
             (name, mark if isinstance(mark, Each) else _metric(mark, component, labels))
             for name, hint in get_type_hints(statistics, include_extras=True).items()
-            if get_origin(hint) is Annotated
+            # What is inherited is told by whoever it is of.
+            if name in vars(statistics)["__annotations__"] and get_origin(hint) is Annotated
             for mark in hint.__metadata__
             if isinstance(mark, _Marked | Each)
         ]

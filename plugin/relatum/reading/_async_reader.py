@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
+from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
 
 # blocking only:
@@ -80,6 +81,7 @@ class AsyncStreamReader:
         # asyncio only:
         of_one_process(self, "a reader for asyncio")
         # both:
+        metrics.report(self)
 
     @classmethod
     async def open(
@@ -336,6 +338,7 @@ class AsyncStreamReader:
     async def close(self) -> None:
         """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
         await self._transport.close()
+        metrics.retire(self)
 
     async def __aenter__(self) -> Self:
         return self

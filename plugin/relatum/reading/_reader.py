@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
+from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
 from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
 from relatum.ids import MessageId
@@ -60,6 +61,7 @@ class StreamReader:
         self._transport = transport
         self._timeout_s = timeout_s
         self.transport: Literal["stream", "amqp"] = name
+        metrics.report(self)
 
     @classmethod
     def open(
@@ -306,6 +308,7 @@ class StreamReader:
     def close(self) -> None:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
         self._transport.close()
+        metrics.retire(self)
 
     def __enter__(self) -> Self:
         return self

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
-from typing import Final
+from typing import Annotated, Final
 
 from relatum.checks import checked_count
 from relatum.errors import ConnectionsInUse
+from relatum.metrics import Counter, Gauge, reported
 
 CONNECTIONS_MAX: Final = 16
 """Connections a reader has at most unless the caller says otherwise: about what keeps one broker node busy."""
@@ -43,6 +44,7 @@ class Use(Enum):
     """Following a stream: it lasts until its caller ends it, so it takes no turn. There are as many as are followed."""
 
 
+@reported("reader")
 @dataclass(frozen=True, slots=True)
 class ReaderStatistics:
     """The connections of a reader to the broker, of all its nodes.
@@ -58,12 +60,12 @@ class ReaderStatistics:
         opened: How many were opened so far.
     """
 
-    limit: int
-    in_use: int
-    idle: int
-    waiting: int
-    following: int
-    opened: int
+    limit: Annotated[int, Gauge("relatum_reader_connections_limit", "Connections that may be in use or kept at once")]
+    in_use: Annotated[int, Gauge("relatum_reader_connections_in_use", "Connections to the broker in use")]
+    idle: Annotated[int, Gauge("relatum_reader_connections_idle", "Connections to the broker kept and not used")]
+    waiting: Annotated[int, Gauge("relatum_reader_waiting_calls", "Calls that wait for a connection")]
+    following: Annotated[int, Gauge("relatum_reader_followed_streams", "Streams followed, a connection each")]
+    opened: Annotated[int, Counter("relatum_reader_connections_opened_total", "Connections opened to the broker")]
 
     @classmethod
     def of_none(cls, limit: int) -> "ReaderStatistics":

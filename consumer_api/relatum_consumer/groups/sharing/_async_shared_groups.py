@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from relatum import metrics
 from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing import DeadLetters
@@ -18,6 +19,7 @@ from relatum.waiting import AsyncKeeper, Outages, ended
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
+from relatum_consumer.groups.sharing._sharing_statistics import SharedGroupsCounts, SharedGroupsStatistics
 from relatum_consumer.groups.sharing._sharing_steps import SharedReading
 from relatum_consumer.lookups import Catalog
 
@@ -49,7 +51,10 @@ class AsyncSharedGroup(Group):
                 done with it is done again.
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
-        await self._shared._run(self._shared._reading.claims.acknowledge(self._claim))
+        shared = self._shared
+        is_first = shared._reading.claims.has(self._claim)
+        await shared._run(shared._reading.claims.acknowledge(self._claim))
+        shared._counts.acknowledged += is_first
 
 
 class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
@@ -81,6 +86,8 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         self._keeper: AsyncKeeper | None = None
         self._renew_s = renewal_s(consumer.lease_s)
         of_one_process(self, "a consumer of groups")
+        self._counts = SharedGroupsCounts()
+        metrics.report(self, consumer=self._name)
 
     async def __anext__(self) -> AsyncSharedGroup:
         """Give the next group.
@@ -99,6 +106,8 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
                 raise StopAsyncIteration
             if isinstance(outcome, Given):
                 group, claim = outcome.group, outcome.claim
+                self._counts.given += 1
+                self._counts.redelivered += claim.number > 1
                 return AsyncSharedGroup(
                     group.group_id,
                     group.messages,
@@ -115,6 +124,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         try:
             await self._tell(outcome)
             await self._run(self._reading.given_up(outcome))
+            self._counts.given_up += 1
         except Exception as error:
             if not await self._run(self._reading.not_given_up(outcome, error)):
                 raise
@@ -132,6 +142,17 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         elif outcome.messages:
             assert self._letters is not None, "the options were checked"
             await asyncio.to_thread(_publish, self._letters, outcome)
+
+    def statistics(self) -> SharedGroupsStatistics:
+        """What this member has counted, and how many groups it holds. It asks nobody."""
+        counts = self._counts
+        return SharedGroupsStatistics(
+            given=counts.given,
+            redelivered=counts.redelivered,
+            acknowledged=counts.acknowledged,
+            given_up=counts.given_up,
+            held=len(self._reading.claims.held),
+        )
 
     def _keep(self) -> None:
         """See that leases are renewed."""
@@ -162,6 +183,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
         except RelatumError as error:
             text = "groups of the consumer %r could not be given back, and are free when their lease has run out: %s"
             logger.info(text, self._name, ended(error))
+        metrics.retire(self)
 
     async def __aenter__(self) -> Self:
         return self

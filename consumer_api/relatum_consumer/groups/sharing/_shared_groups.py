@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from relatum import metrics
 from relatum.errors import RelatumError, Transient
 from relatum.processes import new_holder, of_one_process
 from relatum.publishing import DeadLetters
@@ -16,6 +17,7 @@ from relatum.waiting import Keeper, Outages, ended
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.sharing._claim_outcomes import Claim, Given, GivenUp
 from relatum_consumer.groups.sharing._sharing_options import SharedOptions
+from relatum_consumer.groups.sharing._sharing_statistics import SharedGroupsCounts, SharedGroupsStatistics
 from relatum_consumer.groups.sharing._sharing_steps import SharedReading
 from relatum_consumer.lookups import Catalog
 
@@ -47,7 +49,10 @@ class SharedGroup(Group):
                 done with it is done again.
             DatabaseUnavailable: PostgreSQL does not answer; acknowledging again is safe.
         """
-        self._shared._run(self._shared._reading.claims.acknowledge(self._claim))
+        shared = self._shared
+        is_first = shared._reading.claims.has(self._claim)
+        shared._run(shared._reading.claims.acknowledge(self._claim))
+        shared._counts.acknowledged += is_first
 
 
 class SharedGroups(Iterator[SharedGroup]):
@@ -70,6 +75,8 @@ class SharedGroups(Iterator[SharedGroup]):
         self._keeper: Keeper | None = None
         self._renew_s = renewal_s(consumer.lease_s)
         of_one_process(self, "a consumer of groups")
+        self._counts = SharedGroupsCounts()
+        metrics.report(self, consumer=self._name)
 
     def __next__(self) -> SharedGroup:
         """Give the next group.
@@ -88,6 +95,8 @@ class SharedGroups(Iterator[SharedGroup]):
                 raise StopIteration
             if isinstance(outcome, Given):
                 group, claim = outcome.group, outcome.claim
+                self._counts.given += 1
+                self._counts.redelivered += claim.number > 1
                 return SharedGroup(
                     group.group_id,
                     group.messages,
@@ -104,6 +113,7 @@ class SharedGroups(Iterator[SharedGroup]):
         try:
             self._tell(outcome)
             self._run(self._reading.given_up(outcome))
+            self._counts.given_up += 1
         except Exception as error:
             if not self._run(self._reading.not_given_up(outcome, error)):
                 raise
@@ -115,6 +125,17 @@ class SharedGroups(Iterator[SharedGroup]):
         elif outcome.messages:
             assert self._letters is not None, "the options were checked"
             _publish(self._letters, outcome)
+
+    def statistics(self) -> SharedGroupsStatistics:
+        """What this member has counted, and how many groups it holds. It asks nobody."""
+        counts = self._counts
+        return SharedGroupsStatistics(
+            given=counts.given,
+            redelivered=counts.redelivered,
+            acknowledged=counts.acknowledged,
+            given_up=counts.given_up,
+            held=len(self._reading.claims.held),
+        )
 
     def _keep(self) -> None:
         """See that leases are renewed."""
@@ -145,6 +166,7 @@ class SharedGroups(Iterator[SharedGroup]):
         except RelatumError as error:
             text = "groups of the consumer %r could not be given back, and are free when their lease has run out: %s"
             logger.info(text, self._name, ended(error))
+        metrics.retire(self)
 
     def __enter__(self) -> Self:
         return self
