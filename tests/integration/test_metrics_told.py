@@ -256,3 +256,30 @@ def test_consumers_of_groups_count_groups(
             next(groups)
             assert groups.statistics().given == 1
     assert told("relatum_group_consumer_given_total", consumer=name) == 3
+
+
+def test_each_metric_is_told_by_something(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, layout: Layout
+) -> None:
+    """With a component of each kind there is each name, but of what is counted by reason, if there was any."""
+    collector = MessageCollector(unique_name())
+    collector.register_executor("order", lambda bulk: None)
+    with (
+        broker_connection(amqp_url) as connection,
+        recording(amqp_url, engine, stream_name),
+        relatum.ContextRouter(layout.super_stream, database_url) as router,
+        relatum.SerialConsumer(layout.super_stream, "billing", database=engine, broker=amqp_url),
+        Taker(Follower(amqp_url)),
+        Relations(amqp_url, database_url) as relations,
+        collector,
+    ):
+        relatum.intercept(connection)
+        router.open(connection)
+        wait_recorded(amqp_url, engine, stream_name)
+        with relations.groups(stream_name, consumer="billing"):
+            families = {family.name for family in text_string_to_metric_families(metrics.exposition())}
+        relatum.release(connection)
+    names = {each.name for each in metrics.declared() if not each.name.startswith("relatum_tried")}
+    by_reason = {"relatum_publisher_errors_total", "relatum_publisher_skipped_values_total"}
+    by_reason |= {"relatum_skipped_values_total", "relatum_lookup_errors_total", "relatum_collector_outcomes_total"}
+    assert {name.removesuffix("_total") for name in names - by_reason} <= families

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from inspect import isasyncgen
+from inspect import isasyncgen, iscoroutine
 from typing import Any
 
 from relatum_consumer import AsyncRelations, Relations
@@ -23,7 +23,9 @@ class OnLoop:
 
         def call(*args: Any, **options: Any) -> Any:
             result = method(*args, **options)
-            return self._runner.run(_collected(result) if isasyncgen(result) else result)
+            if isasyncgen(result):
+                return self._runner.run(_collected(result))
+            return self._runner.run(result) if iscoroutine(result) else result
 
         return call
 

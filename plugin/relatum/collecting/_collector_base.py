@@ -182,6 +182,8 @@ class Collector(ABC, Generic[StateT, ExecutorT]):
             raise ConfigurationError("a collector in memory has no transaction to join: give it a database")
         self._check_executor(executor)
         self._shared.core.register(type, options)
+        # Told from the start, as 0.
+        self._shared.counts[type]
         self._executors[type] = executor
 
     def register_result_handler(

@@ -1,0 +1,84 @@
+"""The names of metrics: they follow the rules, the page has them all, and the board shows what there is."""
+
+import json
+import pkgutil
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relatum
+import relatum_consumer
+from relatum.metrics import Kind, Metric, declared
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
+BOARD = json.loads((ROOT / "docker" / "grafana" / "relatum.json").read_text())
+NAME = re.compile(r"\brelatum_\w+")
+GROUPED = re.compile(r"by \(([^)]*)\) \((?:rate\()?(relatum_\w+)")
+OF_PROMETHEUS = {"le", "instance", "job"}
+
+
+@pytest.fixture(scope="module")
+def metrics() -> list[Metric]:
+    """All metrics of all rooms."""
+    for package in (relatum, relatum_consumer):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.endswith("_statistics") or module.name.endswith(("_follower", "_turns")):
+                import_module(module.name)
+    return [metric for metric in declared() if not metric.name.startswith("relatum_tried")]
+
+
+def test_names_follow_the_rules(metrics: list[Metric]) -> None:
+    """One meaning for a name; the unit is last, but for the `_total` of counters."""
+    names = [metric.name for metric in metrics]
+    assert len(set(names)) == len(names)
+    for metric in metrics:
+        assert re.fullmatch(r"relatum(_[a-z]+)+", metric.name), metric
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric
+        assert metric.kind is not Kind.HISTOGRAM or metric.unit == "seconds", metric
+
+
+def test_the_page_has_each_metric_as_it_is(metrics: list[Metric]) -> None:
+    """Name, type, labels, unit and meaning; no metric is missing, and none is made up."""
+    rows = {
+        f"| `{metric.name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels) or '–'} "
+        f"| {metric.unit or '–'} | {metric.meaning} |"
+        for metric in metrics
+    }
+    assert {line for line in PAGE.splitlines() if line.startswith("| `relatum_")} == rows
+
+
+def expressions(panels: list[dict[str, Any]]) -> Iterator[str]:
+    """What the board asks Prometheus."""
+    for panel in panels:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+        yield from expressions(panel.get("panels", []))
+
+
+def test_the_board_shows_what_there_is(metrics: list[Metric]) -> None:
+    """Each name it asks for exists, with the labels it groups by; and each metric is somewhere on it."""
+    by_series = {series: metric for metric in metrics for series in metric.series}
+    asked = list(expressions(BOARD["panels"]))
+    shown = {by_series[name].name for expression in asked for name in NAME.findall(expression)}
+    assert shown == {metric.name for metric in metrics}
+    for expression in asked:
+        for labels, name in GROUPED.findall(expression):
+            known = OF_PROMETHEUS.union(by_series[name].labels)
+            assert known.issuperset(labels.replace(" ", "").split(",")), expression
+
+
+def test_the_boards_panels_do_not_overlap() -> None:
+    """It is shown as it is laid out: ids are unique, rows are full."""
+    panels = BOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        taken |= cells
