@@ -6,6 +6,7 @@
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between rooms, twins, and the house in figures
 #   make twins         write the blocking faces that are generated from asyncio ones
+#   make docs          the documentation as a site, in .venv/site
 #   make bench         the table of speeds                                 (BENCH="--help")
 #   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
 #   make clean         remove what was made here
@@ -21,6 +22,7 @@ SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
 bin := .venv/bin
 made := .venv/.made
 spark := .venv/.made-spark
+site := .venv/docs/.made
 
 # Nothing is written outside the checkout.
 export TMPDIR := $(CURDIR)/.venv/tmp
@@ -29,7 +31,7 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-docker check twins bench bench-spark clean rabbitmq java pgbouncer
+.PHONY: demo test test-long test-docker check docs twins bench bench-spark clean rabbitmq java pgbouncer
 .DELETE_ON_ERROR:
 
 demo: $(made) rabbitmq
@@ -54,6 +56,11 @@ check: $(spark)
 
 twins: $(made)
 	$(bin)/python tools/make-twins
+
+# Links and anchors are checked. To read it with its search: .venv/docs/bin/python -m http.server --directory .venv/site
+docs: $(site)
+	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet
+	@echo "The site is in .venv/site/index.html"
 
 bench: $(made) rabbitmq
 	$(bin)/python -m benchmarks $(BENCH)
@@ -83,3 +90,9 @@ $(spark): pyproject.toml tools/make-environment
 	@mkdir -p .venv/tmp
 	@tools/make-environment .venv spark
 	@touch $(made) $@
+
+# mkdocs reads the sources and imports nothing of them, so it has an environment of its own.
+$(site): pyproject.toml tools/make-environment
+	@mkdir -p .venv/tmp
+	@tools/make-environment .venv/docs --group docs
+	@touch $@

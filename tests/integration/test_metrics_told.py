@@ -1,8 +1,12 @@
 """What each component counts is what happened, and is told to Prometheus under its labels."""
 
 import asyncio
+import re
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import aio_pika
 import pika
@@ -15,6 +19,7 @@ from relatum import GROUP_KEY, metrics
 from relatum.collecting import ExecutorOptions, Failure, MessageCollector
 from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, PublishUnroutable
 from relatum.following import Follower
+from relatum.local._identity import free_port
 from relatum.reading import Message
 from relatum.superstreams import Layout
 from relatum_consumer import Relations
@@ -283,3 +288,21 @@ def test_each_metric_is_told_by_something(
     by_reason = {"relatum_publisher_errors_total", "relatum_publisher_skipped_values_total"}
     by_reason |= {"relatum_skipped_values_total", "relatum_lookup_errors_total", "relatum_collector_outcomes_total"}
     assert {name.removesuffix("_total") for name in names - by_reason} <= families
+
+
+def test_what_the_page_shows_runs(amqp_url: str) -> None:
+    """Each Python block of docs/metrics.md, one after the other: the page is served, and has what was counted."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    port = free_port()
+    with broker_connection(amqp_url) as connection:
+        names: dict[str, Any] = {"connection": relatum.intercept(connection), "relatum": relatum}
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            # The process's own registry is for its other tests, too; and the port is a free one.
+            here = block.replace("import REGISTRY", "import CollectorRegistry; REGISTRY = CollectorRegistry()")
+            here = here.replace("metrics.serve(9400)", f"end = metrics.serve({port})")
+            exec(compile(here, "docs/metrics.md", "exec"), names)
+        relatum.release(connection)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=90) as answer:
+        assert "relatum_publisher_published_total" in answer.read().decode()
+    assert "relatum_publisher_published_total" in names["page"]
+    names["end"]()

@@ -9,10 +9,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BLOCK = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
 """`py` marks what a page's examples begin with: URLs and connections, which tests of the page have of their own."""
+
+
+NOT_RUN = re.compile(r"<!-- not run: [^>]+ -->\n```python\n")
+"""What marks a block that only its reader can run, and why."""
+
+RUN = {
+    "README.md": ["acceptance/test_readme.py"],
+    "docs/affinity.md": ["integration/test_affinity_page.py"],
+    "docs/collector.md": ["integration/test_collector_page.py"],
+    "docs/contexts.md": ["integration/test_contexts_publishing_page.py", "integration/test_contexts_consuming_page.py"],
+    "docs/groups.md": ["integration/test_groups_page.py", "integration/test_groups_getting_page.py"],
+    "docs/metrics.md": ["integration/test_metrics_told.py"],
+    "docs/spark.md": ["integration/spark/test_page.py"],
+    "docs/sql.md": ["integration/spark/test_relationships.py"],
+    "docs/super-streams.md": ["integration/test_super_streams_page.py"],
+}
+"""Pages, and the tests that run their blocks of Python."""
 
 
 def blocks(page: Path) -> Iterator[tuple[int, str]]:
@@ -49,3 +66,14 @@ def test_blocks_compile_and_introduce_their_names(page: Path) -> None:
         known |= introduced(tree)
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert used <= known, f"{page.name}, line {line}: {sorted(used - known)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_are_run_or_say_why_not(page: Path) -> None:
+    """A page with Python has a test that reads the page and runs it; or each block says why it is not run."""
+    text = page.read_text()
+    tests = RUN.get(str(page.relative_to(ROOT)), [])
+    for test in tests:
+        assert page.name in (ROOT / "tests" / test).read_text(), f"{test} does not read {page.name}"
+    unmarked = len(re.findall(r"```python\n", text)) - len(NOT_RUN.findall(text))
+    assert bool(unmarked) == bool(tests), f"{page.name}: {unmarked} blocks to be run, by {tests}"

@@ -1,6 +1,6 @@
 """The metrics as Prometheus reads them. Its client is imported here alone, by whoever asks for them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +50,15 @@ def registry(source: Reports | None = None) -> "CollectorRegistry":
     return made
 
 
-def serve(port: int, host: str = "127.0.0.1") -> None:
+def serve(port: int, host: str = "127.0.0.1") -> Callable[[], None]:
     """Serve the metrics of this process on `http://host:port/metrics`, by a thread that ends with the process.
 
     Args:
         port: The port.
         host: The address; by default this machine's own programs alone can ask.
+
+    Returns:
+        What ends it before.
 
     Raises:
         ConfigurationError: nothing can be served there.
@@ -63,9 +66,16 @@ def serve(port: int, host: str = "127.0.0.1") -> None:
     from prometheus_client import start_http_server
 
     try:
-        start_http_server(port, addr=host, registry=registry())
+        server, thread = start_http_server(port, addr=host, registry=registry())
     except OSError as error:
         raise ConfigurationError(f"no metrics can be served on {host}:{port}: {error.strerror}") from error
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return end
 
 
 def _family(metric: Metric, values: dict[tuple[str, ...], Any]) -> Any:

@@ -1,0 +1,149 @@
+"""What mkdocs is told beyond mkdocs.yml: pages from outside of docs/, one page for each public room, all decisions.
+
+README, CONTRIBUTING and CHANGELOG stay where people look for them, and links between them and docs/ are written as they
+work in the repository. On the site they are pages like any other: here links are turned, and what they name outside of
+docs/ (examples, the board) comes along as a file. So `mkdocs build --strict` checks each of them.
+"""
+
+import ast
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any, Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT: Final = Path(__file__).parents[1]
+
+PAGES: Final = {"README.md": "first-steps.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+"""Pages beside docs/, and what they are on the site."""
+
+ROOMS: Final = {
+    "relatum": "plugin",
+    "relatum.errors": "plugin",
+    "relatum.keys": "plugin",
+    "relatum.reading": "plugin",
+    "relatum.recording": "plugin",
+    "relatum.publishing": "plugin",
+    "relatum.collecting": "plugin",
+    "relatum.outcomes": "plugin",
+    "relatum.superstreams": "plugin",
+    "relatum.contexts": "plugin",
+    "relatum.metrics": "plugin",
+    "relatum.local": "plugin",
+    "relatum_consumer": "consumer_api",
+    "relatum_consumer.groups": "consumer_api",
+    "relatum_migrations": "migrations",
+    "relatum_spark": "spark_connectors",
+}
+"""What users import, and the source root it is in."""
+
+FETCHED: Final = re.compile(r"""<(?:script|img|iframe|link)[^>]+(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+"""What a browser would fetch from elsewhere when it shows a page."""
+
+LINK: Final = re.compile(r"(\]\()([^)\s]+)(\))")
+FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Complete the navigation: a page for each room, and the decisions in their order."""
+    for entry in config.nav or []:
+        if "Reference" in entry:
+            entry["Reference"] = [{room: f"reference/{room}.md"} for room in ROOMS]
+        if "Decisions" in entry:
+            entry["Decisions"] = [f"adr/{page.name}" for page in sorted((ROOT / "docs" / "adr").glob("*.md"))]
+        if "Working on it" in entry and (ROOT / "docs" / "architecture.md").exists():
+            entry["Working on it"].insert(1, "architecture.md")
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages beside docs/, and those of the rooms."""
+    for name in PAGES:
+        files.append(File.generated(config, PAGES[name], abs_src_path=str(ROOT / name)))
+    for room, source in ROOMS.items():
+        files.append(File.generated(config, f"reference/{room}.md", content=_reference(room, source)))
+    for name in _named_outside():
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links that leave docs/, or come from outside of it, into links on the site."""
+    source = page.file.src_uri
+    here = next((page for page, on_site in PAGES.items() if on_site == source), f"docs/{source}")
+    if source.startswith("reference/"):
+        return markdown
+
+    def turned(match: re.Match[str]) -> str:
+        where = _target(here, match[2])
+        return match[0] if where is None else f"{match[1]}{_on_site(source, *where)}{match[3]}"
+
+    # What is in a code block is no link.
+    parts = FENCE.split(markdown)
+    return "".join(part if part.startswith("```") else LINK.sub(turned, part) for part in parts)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Refuse what needs a network to be read."""
+    if fetched := FETCHED.findall(output):
+        raise PluginError(f"{page.file.src_uri} is not read without a network: {', '.join(fetched)}")
+    return output
+
+
+def _target(here: str, link: str) -> tuple[str, str] | None:
+    """Where a link of a file leads, from the repository's root, and its anchor; None for elsewhere."""
+    path, hash_, anchor = link.partition("#")
+    if not path or "://" in path or path.startswith("mailto:"):
+        return None
+    return normpath(str(PurePosixPath(here).parent / path)), hash_ + anchor
+
+
+def _on_site(source: str, target: str, anchor: str) -> str:
+    """The link from a page of the site to what lies there in the repository."""
+    on_site = PAGES.get(target, target.removeprefix("docs/"))
+    if on_site == "adr":
+        on_site = f"adr/{sorted((ROOT / 'docs' / 'adr').glob('*.md'))[0].name}"
+    return relpath(on_site, str(PurePosixPath(source).parent)) + anchor
+
+
+def _named_outside() -> list[str]:
+    """The files outside of docs/ that pages link to, and that are no pages."""
+    found: set[str] = set()
+    for page in [*(ROOT / name for name in PAGES), *(ROOT / "docs").rglob("*.md")]:
+        here = page.relative_to(ROOT).as_posix()
+        for link in LINK.findall(FENCE.sub("", page.read_text())):
+            where = _target(here, link[1])
+            if where is not None and not where[0].startswith("docs/") and where[0] not in PAGES:
+                path = ROOT / where[0]
+                found |= {each.relative_to(ROOT).as_posix() for each in _files_at(path)}
+    return sorted(found)
+
+
+def _files_at(path: Path) -> list[Path]:
+    return [each for each in sorted(path.iterdir()) if each.is_file()] if path.is_dir() else [path]
+
+
+def _reference(room: str, source: str) -> str:
+    """A room's page: its docstring, and what its `__all__` names."""
+    module = ROOT / source / Path(*room.split("."))
+    path = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    tree = ast.parse(path.read_text())
+    names = _public(tree)
+    lines = [f"# {room}", "", ast.get_docstring(tree) or "", ""]
+    # A module among them has a page of its own.
+    lines += [f"::: {room}.{name}\n" for name in names if f"{room}.{name}" not in ROOMS]
+    return "\n".join(lines)
+
+
+def _public(tree: ast.Module) -> list[str]:
+    """The names in `__all__`; of a module without one, its classes and functions."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            names: Any = ast.literal_eval(node.value)
+            return sorted(names, key=str.lower)
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
