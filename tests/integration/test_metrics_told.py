@@ -293,7 +293,7 @@ def test_each_metric_is_told_by_something(
 def test_what_the_page_shows_runs(amqp_url: str) -> None:
     """Each Python block of docs/metrics.md, one after the other: the page is served, and has what was counted."""
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    port = free_port()
+    port = free_port([0])
     with broker_connection(amqp_url) as connection:
         names: dict[str, Any] = {"connection": relatum.intercept(connection), "relatum": relatum}
         for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
