@@ -19,6 +19,7 @@ from relatum.contexts.serial.moving import _move_steps as moving
 from relatum.contexts.serial.moving._controls import ControlStreams
 from relatum.contexts.serial.moving._mover import Mover
 from relatum.headers import CONTEXT_HEADER
+from relatum.processes import new_holder
 from relatum.reading import BrokerAddress
 from relatum.store import context_moves
 from relatum.superstreams import declare_super_stream, delete_super_stream
@@ -170,7 +171,7 @@ def test_a_move_that_is_attended_is_left_alone(
 ) -> None:
     """A mover whose step takes longer than it counts as heard of says meanwhile that it is there."""
     move_id = leave(contexts, amqp_url, stream_url, engine)
-    holder = relatum.ids.new_holder()
+    holder = new_holder()
     assert contexts._moves.take_abandoned(holder) == move_id
     assert contexts._moves.take_abandoned("another") is None
 
