@@ -18,7 +18,7 @@ from tests.support import declare_stream, delete_stream, publish_plain, unique_n
 LIMIT_S = 840
 LEFT, RIGHT = 6, 4
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(3600)
 
 
 class Spark:

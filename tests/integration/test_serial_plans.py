@@ -32,7 +32,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "lost markers": (consuming.lost_markers, OF_PARTITION | AT_END),
     "holds of a partition": (consuming.holds_of, OF_CONSUMER | OF_PARTITION),
     "complete holds": (consuming.complete_holds, OF_CONSUMER | {"of_partitions": [3]}),
-    "the shares": (consuming.shares, OF_CONSUMER),
+    "the shares": (consuming.PARTITIONS.look, {"of_within": 1, "by": "m1", "keys": list(range(1, 201))}),
     "ended moves": (prune.ended_moves, OURS | {"after": 7_000, "most": 50}),
     "forget contexts": (
         prune.forget_contexts,
