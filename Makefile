@@ -2,7 +2,8 @@
 #
 #   make demo          publish, record and look up real data               (DEMO="--all" for its options)
 #   make test          all tests, by three processes with servers of their own (TEST="tests/unit -k chunk": in one)
-#   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release)
+#   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
+#                      it prints the seed of its deaths: TEST="--seed N" has them again)
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between rooms, twins, and the house in figures
 #   make twins         write the blocking faces that are generated from asyncio ones

@@ -71,9 +71,11 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["seed"] = node.config.getoption("--seed")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Say how to run the same again."""
-    return f"seed: {config.getoption('--seed')} (the same deaths again: --seed {config.getoption('--seed')})"
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say how to run the same again, however little is said else."""
+    seed, reporter = session.config.getoption("--seed"), session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and seed != SEED:
+        reporter.write_line(f"seed {seed}: the same deaths again by --seed {seed}")
 
 
 def _is_long(config: pytest.Config) -> bool:
