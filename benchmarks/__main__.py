@@ -16,6 +16,7 @@ from benchmarks import (
     many,
     moving,
     publishing,
+    recorders,
     recording,
     serial,
     sizes,
@@ -39,6 +40,7 @@ GROUPS: Final = {
         grouping,
         collecting,
         lag,
+        recorders,
         sizes,
     )
 }

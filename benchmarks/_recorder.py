@@ -48,14 +48,14 @@ class CatchUp:
 
 
 @contextmanager
-def recorder(broker_url: str, stream_url: str, database_url: str, stream: str) -> Iterator[int]:
-    """Run `relatum record` on a stream; gives its process id. Leaving ends it as a service manager would."""
+def recorder(broker_url: str, stream_url: str, database_url: str, *names: str) -> Iterator[int]:
+    """Run `relatum record` on streams; gives its process id. Leaving ends it as a service manager would."""
     environment = os.environ | {
         "RELATUM_BROKER_URL": broker_url,
         "RELATUM_STREAM_URL": stream_url,
         "RELATUM_DATABASE_URL": database_url,
     }
-    process = subprocess.Popen([*COMMAND, stream], env=environment)
+    process = subprocess.Popen([*COMMAND, *names], env=environment)
     try:
         yield process.pid
         assert process.poll() is None, f"the recorder ended with {process.returncode}"

@@ -8,9 +8,8 @@ import sqlalchemy as sa
 import relatum
 from relatum.errors import CoverageConflict, NothingRecorded, StreamInUse, StreamNotFound
 from relatum.membership import GROUP_KEY
-from relatum.reading import StreamReader
 from relatum.recording import ForgottenStream, backfill, forget, prune, status
-from relatum.recording._opening import open_tail
+from relatum.recording._opening import open_streams
 from relatum.store import Position, TailMove, add_keys, advance_all, current_stream, lock_stream, metadata
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import GroupConsumer, Relations
@@ -149,8 +148,8 @@ def test_who_was_about_to_write_is_refused(amqp_url: str, engine: sa.Engine, str
     with engine.begin() as connection:
         row = current_stream(connection, "/", stream_name)
     assert row is not None
-    with StreamReader.open(amqp_url) as reader:
-        tail = open_tail(engine, reader, row).tail
+    (opened,) = open_streams(engine, [row], over_amqp=False)
+    tail = opened.tail
     forget(engine, [stream_name])
     with engine.connect() as connection:
         with pytest.raises(CoverageConflict):

@@ -20,9 +20,9 @@ from relatum.recording._batch import Batch
 from relatum.recording._commit import Share, commit_shares
 from relatum.recording._embedded import DRAIN_S
 from relatum.recording._extract import Extractor
-from relatum.recording._opening import is_same, open_tail
+from relatum.recording._losing import is_same
 from relatum.recording._ranges import gaps
-from relatum.store import add_keys, coverage_of, ensure_stream, open_range, remove_key, tail_of
+from relatum.store import add_keys, coverage_of, current_stream, ensure_stream, open_range, remove_key, tail_of
 from relatum_consumer import Relations
 from tests.support import (
     broker_connection,
@@ -384,41 +384,26 @@ def test_retention_that_overtakes_the_recorder_is_recorded_as_a_hole(
 def test_what_retention_had_dropped_before_recording_began_is_no_gap(
     amqp_url: str, engine: sa.Engine, database_url: str
 ) -> None:
-    """Nobody has to close it, and it is no hole that was torn while somebody recorded; so after `forget`, too."""
+    """Nobody has to close it, and it is no hole that was torn while somebody recorded."""
     name = unique_name()
     declare_stream(amqp_url, name, x_max_length_bytes=200_000, x_stream_max_segment_size_bytes=50_000)
     add_keys(engine, ["order_id"])
     try:
         publish_plain(amqp_url, name, [(b"x" * 10_000, {"order_id": f"big{n}"}) for n in range(100)])
-        with StreamReader.open(amqp_url) as reader, engine.begin() as connection:
-            row = ensure_stream(connection, "/", name)
-            connection.commit()
-            opened = open_tail(engine, reader, row)
+        with recording(amqp_url, engine, name) as recorder:
+            wait_recorded(amqp_url, engine, name)
+            assert recorder.metrics.get_sample_value("relatum_hole_offsets", {"stream": name}) == 0
+        (seen,) = status(amqp_url, engine, [name])
+        assert seen.first is not None
+        assert seen.first > 0
         with engine.connect() as connection:
-            covering = coverage_of(connection, [row.stream_id])
-        assert opened.tail.to_offset > 0
-        assert gaps(covering, opened.stream.first_offset or 0) == []
-        assert opened.holes == []
+            stream = current_stream(connection, "/", name)
+            assert stream is not None
+            covering = coverage_of(connection, [stream.stream_id])
+        assert stream.first_offset is not None
+        assert (gaps(covering, stream.first_offset), seen.gaps, seen.holes, seen.events) == ([], [], [], [])
     finally:
         delete_stream(amqp_url, name)
-
-
-def test_who_stands_by_says_so_once_and_each_says_that_it_has_ended(
-    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """So an operator who looks at a log that is silent knows why."""
-    caplog.set_level("INFO", "relatum.recorder")
-
-    def said(part: str) -> int:
-        return sum(part in record.getMessage() for record in caplog.records)
-
-    with recording(amqp_url, engine, stream_name, keys=["order_id"]):
-        wait_until(lambda: said(f"recording stream {stream_name!r}") == 1, what="one that records")
-        with recording(amqp_url, engine, stream_name):
-            wait_until(lambda: said(f"records stream {stream_name!r}"), what="one that stands by")
-        assert said("the recorder has ended, as it was told to") == 1
-    assert said("standing by: ") == 1
-    assert said("the recorder has ended, as it was told to") == 2
 
 
 def test_times_switched_off_for_a_stream_are_not_recorded(

@@ -142,6 +142,7 @@ class Follower:
         """Begin; it waits for nothing."""
         with self._lock:
             if self._thread is None and not self._is_closing:
+                self._loop.open()
                 self._thread = threading.Thread(target=self._run, name="relatum-follower", daemon=True)
                 self._thread.start()
         return self
@@ -154,6 +155,9 @@ class Follower:
             except Exception:
                 logger.exception("following of streams has a defect, and goes on")
                 threading.Event().wait(AFTER_DEFECT_S)
+        self._release()
+
+    def _release(self) -> None:
         self._desk.close(self._options.timeout_s)
         self._loop.close()
 
@@ -260,7 +264,9 @@ class Follower:
             thread = self._thread
         self._shelves.close()
         self._loop.add_callback(lambda: None)
-        if thread is not None and thread is not threading.current_thread():
+        if thread is None:
+            self._release()
+        elif thread is not threading.current_thread():
             thread.join()
         metrics.retire(self)
 

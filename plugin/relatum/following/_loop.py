@@ -42,16 +42,21 @@ class Loop:
     ERROR: Final = 8
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
         self._handlers: dict[int, Handler] = {}
         self._calls: deque[Callable[[], object]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = count()
+        self._is_awake = True
+        self._is_open = False
+
+    def open(self) -> None:
+        """Take what it needs of the system; to be closed."""
+        self._selector = selectors.DefaultSelector()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._is_awake = True
         self._selector.register(self._reader, selectors.EVENT_READ)
+        self._is_open = True
 
     # --- what pika calls ----------------------------------------------------------------------------------------------
 
@@ -151,7 +156,9 @@ class Loop:
                 twin.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Release its own sockets; handlers' are their owners'."""
+        """Release its own sockets, if it was opened; handlers' are their owners'."""
+        if not self._is_open:
+            return
         self._selector.close()
         self._reader.close()
         self._writer.close()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 from relatum.recording._backfill import Plan, edges_of, plan_backfill
 from relatum.recording._extract import Extractor
 from relatum.recording._fill import Filler, Pace
-from relatum.recording._opening import is_same
+from relatum.recording._losing import is_same
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.recording._verify import (
     Comparison,

@@ -35,6 +35,7 @@ class Committer:
         self._ready: list[Writer] = []
         self._held_up: list[Writer] = []
         self._held_up_at = 0.0
+        self._committing = 0
         self._is_stopping = False
         self._thread: threading.Thread | None = None
 
@@ -46,6 +47,10 @@ class Committer:
                 self._thread.start()
             self._ready.append(writer)
             self._changed.notify()
+
+    def busy(self) -> int:
+        """How many streams have something to commit, about."""
+        return len(self._ready) + self._committing
 
     def stop(self, timeout_s: float) -> None:
         """End the thread, when what was submitted is committed."""
@@ -64,6 +69,7 @@ class Committer:
             pairs = [(writer, share) for writer, share in taken if share is not None]
             if not pairs:
                 continue
+            self._committing = len(pairs)
             begun = time.perf_counter()
             more = self._commit(pairs)
             self._metrics.batch_s.observe(time.perf_counter() - begun)
@@ -101,7 +107,7 @@ class Committer:
         more = []
         for writer, share in pairs:
             if share.is_committed:
-                if writer.committed(share):
+                if _is_more(writer, share):
                     more.append(writer)
             elif share.is_held_up:
                 with self._changed:
@@ -110,6 +116,14 @@ class Committer:
             else:
                 writer.end(_lost(writer.stream, share))
         return more
+
+
+def _is_more(writer: Writer, share: Share) -> bool:
+    try:
+        return writer.committed(share)
+    except Exception as error:  # noqa: BLE001 - a defect of one stream, or of who waits for it, stops no other
+        writer.end(error)
+        return False
 
 
 def _lost(stream: str, share: Share) -> CoverageConflict:

@@ -198,7 +198,7 @@ class EmbeddedRecorder:
         if not subjects or self._stop.is_set():
             return True
         try:
-            reader = self._group.reader.get()
+            reader = self._group.reader()
             for subject in subjects:
                 if self._stop.is_set():
                     return True

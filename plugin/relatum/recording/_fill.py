@@ -19,7 +19,7 @@ from relatum.recording._again import replace_rows
 from relatum.recording._batch import Batch, readable
 from relatum.recording._commit import write_rows
 from relatum.recording._extract import Extractor
-from relatum.recording._opening import is_same, note
+from relatum.recording._losing import is_same, note
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
     TIME,

@@ -16,12 +16,12 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.errors import CoverageConflict, StreamNotFound
+from relatum.following import Follower
 from relatum.recording._fill import Filler
 from relatum.recording._holes import late_holes
-from relatum.recording._housekeeping import Housekeeping, Place
 from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, gaps
-from relatum.recording._readers import SharedReader
+from relatum.recording._track import Track, Tracks
 from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, Outages, backoff
 
@@ -38,8 +38,8 @@ class GapCloser:
 
     Args:
         engine: The database.
-        reader: The broker.
-        keeper: Which streams this process records.
+        follower: Its reader asks and reads.
+        tracks: The streams this process records.
         outages: Where to tell what is away.
         stop: Ends it, after the transaction under way.
     """
@@ -47,14 +47,14 @@ class GapCloser:
     def __init__(
         self,
         engine: sa.Engine,
-        reader: SharedReader,
-        keeper: Housekeeping,
+        follower: Follower,
+        tracks: Tracks,
         outages: Outages,
         stop: threading.Event,
     ) -> None:
         self._engine = engine
-        self._reader = reader
-        self._keeper = keeper
+        self._follower = follower
+        self._tracks = tracks
         self._outages = outages
         self._stop = stop
         self._seen: dict[tuple[int, Range], float] = {}
@@ -76,9 +76,6 @@ class GapCloser:
             if self._stop.is_set():
                 return
             try:
-                if self._reader.may_return and self._reader.return_to_streams():
-                    logger.info("the stream protocol answers: AMQP 0.9.1 is used no more")
-                    pauses = backoff(QUESTION_S)
                 if self._look():
                     pauses = backoff(QUESTION_S)
             except Exception as error:  # noqa: BLE001 - said once, and tried again
@@ -88,46 +85,45 @@ class GapCloser:
 
     def _look(self) -> bool:
         """Close what has been open for long enough; True where something was closed, or is to be soon."""
-        held = {place.row.stream_id: place for place in self._keeper.held() if place.row is not None}
-        if not held:
+        recorded = self._tracks.recorded()
+        if not recorded:
             return False
+        ranges: dict[int, list[CoverageRow]] = {row.stream_id: [] for _, row, _ in recorded}
         with translated_errors(), self._engine.begin() as connection:
-            covering = coverage_of(connection, sorted(held))
+            for row in coverage_of(connection, sorted(ranges)):
+                ranges[row.stream_id].append(row)
         open_now: dict[tuple[int, Range], float] = {}
         has_work = False
-        for stream_id, place in held.items():
-            rows = [row for row in covering if row.stream_id == stream_id]
-            writer = place.writer
-            if writer is None:
-                continue
+        for track, stream, writer in recorded:
+            rows = ranges[stream.stream_id]
             for gap in gaps(rows, writer.first_offset):
-                seen_at = self._seen.get((stream_id, gap), time.monotonic())
-                open_now[stream_id, gap] = seen_at
+                seen_at = self._seen.get((stream.stream_id, gap), time.monotonic())
+                open_now[stream.stream_id, gap] = seen_at
                 if time.monotonic() - seen_at >= UNTOUCHED_S:
-                    has_work |= self._for(place, partial(self._close, gap))
+                    has_work |= self._for(track, stream, partial(self._close, gap))
                 else:
                     has_work = True
             for range_ in again(rows, writer.first_offset):
-                has_work |= self._for(place, partial(self._read_again, range_))
+                has_work |= self._for(track, stream, partial(self._read_again, range_))
             if self._stop.is_set():
                 break
         self._seen = open_now
         return has_work
 
-    def _for(self, place: Place, work: Callable[[Filler, StreamRow], bool]) -> bool:
+    def _for(self, track: Track, stream: StreamRow, work: Callable[[Filler, StreamRow], bool]) -> bool:
         """Do something for a stream; False where it could not be done now."""
-        row = place.row
-        reader = self._reader.get()
-        if row is None or self._stop.is_set():
+        reader = self._follower.reader()
+        if self._stop.is_set():
             return False
         with translated_errors(), self._engine.begin() as connection:
             definitions = key_definitions(connection)
-        filler = Filler(self._engine, reader, row, definitions, stop=self._stop)
+        filler = Filler(self._engine, reader, stream, definitions, stop=self._stop)
         with suppress(CoverageConflict, StreamNotFound):
             # Somebody else works on it, or it is another stream now, which its recorder notices.
-            has_done = work(filler, row)
+            has_done = work(filler, stream)
             with translated_errors(), self._engine.begin() as connection:
-                place.progress.lost(late_holes(connection, row.stream_id))
+                holes = late_holes(connection, [stream.stream_id])
+            track.progress.lost(holes.get(stream.stream_id, []))
             return has_done
         return False
 
@@ -138,7 +134,7 @@ class GapCloser:
         return filler.read_again(range_)
 
     def _close(self, gap: Range, filler: Filler, row: StreamRow) -> bool:
-        reader = self._reader.get()
+        reader = self._follower.reader()
         key_ids = filler.key_ids | ({TIME} if indexes_time(row, reader) else set())
         if not key_ids:
             return False

@@ -1,25 +1,30 @@
-"""Recorders of single streams in one process: they start and stop together, and share what costs others something."""
+"""The recorder of any number of streams in one process: what owns its threads, and how they hang together."""
 
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
 from relatum import metrics
 from relatum.errors import NotFound, RelatumError
+from relatum.following import Follower
+from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording._committer import Committer
 from relatum.recording._gaps import GapCloser
-from relatum.recording._housekeeping import Housekeeping
+from relatum.recording._intake import Intake
+from relatum.recording._keeper import Keeper
 from relatum.recording._metrics import RecorderMetrics
-from relatum.recording._readers import SharedReader
+from relatum.recording._opener import Opener
+from relatum.recording._opening import Opened
 from relatum.recording._statistics import RecorderStatistics
-from relatum.recording._tail import Shared, TailRecorder
-from relatum.recording._writer import RecordedListener
-from relatum.store import LEASE_S, component_engine, database_name
-from relatum.waiting import Deadline, Outages, ended
+from relatum.recording._track import Missing, State, Then, Track, Tracks
+from relatum.recording._writer import RecordedListener, Writer
+from relatum.store import LEASE_S, RECORDERS, Member, component_engine, database_name
+from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -37,17 +42,15 @@ DRAIN_LOOK_S: Final = 0.002
 
 
 class RecorderGroup:
-    """Recorders of single streams, each followed in a thread of its own.
-
-    However many there are: one thread renews all leases, one commits, and one reader is shared,
-    with one connection to the broker for each stream that is followed.
+    """Records streams, with so many threads and connections, whatever their number. See docs/adr/0015.
 
     Args:
         address: The broker.
         engine: The database.
+        name: Members of one name share their streams. None: it shares with nobody, and takes what nobody has.
         on_recorded: Called after each commit that holds receipts.
-        holder: Who takes the leases; by default a name made of host and process.
-        lease_s: How long a lease holds without renewal.
+        holder: The member's own name; by default one made of host and process.
+        lease_s: How long its lease holds without renewal.
     """
 
     def __init__(
@@ -55,24 +58,29 @@ class RecorderGroup:
         address: BrokerAddress,
         engine: sa.Engine,
         *,
+        name: str | None = None,
         on_recorded: RecordedListener | None = None,
         holder: str | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
         self._address = address
+        self._on_recorded = on_recorded
         self._stop = threading.Event()
         self._ending = Deadline(None)
         engine = component_engine(engine, self._ending)
         names = {"broker": str(address), "database": database_name(engine)}
         self.outages = Outages(logger, stop=self._stop, **names)
         self.metrics = RecorderMetrics(self.outages)
-        self.reader = SharedReader(address)
-        self._keeper = Housekeeping(engine, address.vhost, holder, lease_s, self.outages)
+        self.follower = Follower(address, outages=self.outages, who="reading of stream {!r}".format)
+        self._tracks = Tracks(self.follower)
         self._committer = Committer(engine, self.metrics)
-        self._gaps = GapCloser(engine, self.reader, self._keeper, self.outages, self._stop)
-        shared = (self.reader, self._keeper, self._committer, self.outages, self.metrics, on_recorded)
-        self._shared = Shared(engine, *shared)
-        self._running: dict[str, tuple[TailRecorder, threading.Thread]] = {}
+        self._opener = Opener(engine, self._tracks, self.follower, self._writer_of, self.outages, self._stop)
+        member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
+        self._keeper = Keeper(engine, address.vhost, member, self._tracks, self._opener, self.outages)
+        self._intake = Intake(self.follower, self._tracks, self.outages, self._stop)
+        self._gaps = GapCloser(engine, self.follower, self._tracks, self.outages, self._stop)
+        self._tracks.closed, self._tracks.woken = self._closed, self._keeper.wake
+        self._has_begun = False
         metrics.report(self)
 
     @property
@@ -84,41 +92,108 @@ class RecorderGroup:
         """What was recorded, and how far behind each stream is."""
         return self.metrics.statistics()
 
+    def reader(self) -> StreamReader:
+        """The reader for questions, the follower's.
+
+        Raises:
+            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
+        """
+        return self.follower.reader()
+
     def add(self, stream: str, super_stream: str | None = None) -> None:
         """Record a stream from now on; nothing happens where it is recorded already."""
-        if stream in self._running or self._stop.is_set():
-            return
-        if not self._running:
-            self._keeper.start()
-            self._gaps.start()
-        recorder = TailRecorder(self._shared, stream, super_stream)
-        thread = threading.Thread(target=recorder.run, args=[self._stop], name=f"relatum-{stream}", daemon=True)
-        self._running[stream] = recorder, thread
-        self._shared.streams = len(self._running)
-        thread.start()
+        with self._tracks.changed:
+            if stream in self._tracks or self._stop.is_set():
+                return
+            self._tracks.add(Track(stream, super_stream, self.metrics.stream(stream)))
+            self._keeper.wake()
+            if self._has_begun:
+                return
+            self._has_begun = True
+        self.follower.open()
+        for part in (self._intake, self._opener, self._keeper, self._gaps):
+            part.start()
+
+    # --- writers --------------------------------------------------------------------------------------------------
+
+    def _writer_of(self, track: Track, opened: Opened) -> Writer:
+        return Writer(
+            opened,
+            submit=self._committer.submit,
+            done=self.follower.done,
+            ended=partial(self._ended, track),
+            goes_on=partial(self.outages.over, track.who),
+            busy=self._committer.busy,
+            progress=track.progress,
+            on_recorded=self._on_recorded,
+        )
+
+    def _ended(self, track: Track, writer: Writer, error: Exception | None) -> None:
+        """A writer has committed all it had, or failed."""
+        with self._tracks.changed:
+            if track.writer is not writer:
+                return
+            track.progress.stop()
+            track.writer = None
+            if writer.recorded_to >= writer.started_at:
+                track.pauses = backoff(QUESTION_S)
+            if error is None:
+                self._closed(track)
+                return
+            self.follower.leave(track.name)
+            track.following = 0
+            if track.state is State.OPEN or not isinstance(track.after, Then):
+                # What was not committed is read again, and with it what came then.
+                track.state, track.after = State.HELD, Then.OPEN
+                self._opener.failed(track, error)
+            else:
+                self._closed(track)
+
+    def _closed(self, track: Track) -> None:
+        """What was read of a stream is committed; the lock is held."""
+        after = track.after
+        if after is Then.LOST:
+            track.state = State.WANTED
+        elif after is Then.RELEASE:
+            track.state = State.WANTED
+            self._keeper.release(track)
+        elif isinstance(after, Missing):
+            self._keeper.release(track)
+            if track.row is not None:
+                self._opener.missing(track, track.row, after)
+            track.row, track.after = None, Then.OPEN
+            if track.is_there:
+                self._tracks.found(track)
+            elif track.following:
+                track.state = State.ASKED
+            else:
+                self._tracks.ask(track)
+        else:
+            track.state = State.HELD
+            self._opener.submit(track)
+
+    # --- the end --------------------------------------------------------------------------------------------------
 
     def drain(self, until: float) -> None:
-        """Wait until what is in the streams now is recorded, as far as these recorders are about to record it.
+        """Wait until what is in the streams now is recorded, as far as this process is about to record it.
 
         Args:
             until: When to give up, by the monotonic clock.
         """
-        recorders = {stream: recorder for stream, (recorder, _) in self._running.items()}
+        tracks = {track.name: track for track in self._tracks.all()}
         try:
             # A reader of its own, which gives up in time.
             with StreamReader.open(self._address, timeout_s=max(0.1, until - time.monotonic())) as reader:
-                ends = {stream: _end_of(reader, stream) for stream in recorders}
+                ends = {stream: _end_of(reader, stream) for stream in tracks}
         except RelatumError as error:
             logger.info("not drained: %s", ended(error))
             return
-        while time.monotonic() < until and any(
-            end >= 0 and recorders[stream].lacks(end) for stream, end in ends.items()
-        ):
+        while time.monotonic() < until and any(end >= 0 and tracks[stream].lacks(end) for stream, end in ends.items()):
             time.sleep(DRAIN_LOOK_S)
 
     def left(self) -> dict[str, int | None]:
         """How many messages of which streams are not recorded; None where that is not known yet. Asks nobody."""
-        counts = {stream: recorder.left for stream, (recorder, _) in list(self._running.items())}
+        counts = {track.name: track.left for track in self._tracks.all()}
         return {stream: count for stream, count in counts.items() if count != 0}
 
     def end(self) -> None:
@@ -129,16 +204,16 @@ class RecorderGroup:
         self.outages.wake()
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Finish the batches under way, give the leases back and end all threads, in so many seconds at most."""
+        """Finish the batches under way, let others have the streams and end all threads, in so many seconds at most."""
         until = time.monotonic() + timeout_s
         self.end()
-        for _, thread in list(self._running.values()):
-            thread.join(max(0.0, until - time.monotonic()))
-        self._committer.stop(max(0.0, until - time.monotonic()))
-        if self._running:
+        self.follower.close()
+        if self._has_begun:
+            for part in (self._intake, self._opener):
+                part.join(max(0.0, until - time.monotonic()))
+            self._committer.stop(max(0.0, until - time.monotonic()))
             self._gaps.join(max(0.0, until - time.monotonic()))
             self._keeper.stop()
-        self.reader.close()
         metrics.retire(self)
 
 

@@ -1,5 +1,6 @@
 """What retention took before it was recorded, lately: for the metrics, so that somebody is told of it."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import sqlalchemy as sa
@@ -14,17 +15,22 @@ increase.
 """
 
 _MOST: Final = 1000
-"""Holes looked at, the newest."""
+"""Holes looked at of one stream, the newest."""
 
 
-def late_holes(connection: sa.Connection, stream_id: int) -> list[tuple[float, int]]:
-    """The holes noticed within `LATELY_S`: how many seconds ago, and how many offsets each has."""
+def late_holes(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, list[tuple[float, int]]]:
+    """The holes noticed within `LATELY_S`, by stream: how many seconds ago, and how many offsets each has."""
     age_s = sa.extract("epoch", sa.func.now() - events.c.at)
     rows = connection.execute(
-        sa.select(age_s, events.c.to_offset - events.c.from_offset)
-        .where(events.c.stream_id == stream_id, events.c.kind == "hole", events.c.to_offset.is_not(None))
+        sa.select(events.c.stream_id, age_s, events.c.to_offset - events.c.from_offset)
+        .where(events.c.stream_id == sa.any_(sa.literal(sorted(stream_ids), sa.ARRAY(sa.Integer))))
+        .where(events.c.kind == "hole", events.c.to_offset.is_not(None))
         .where(events.c.at > sa.func.now() - sa.func.make_interval(0, 0, 0, 0, 0, 0, LATELY_S))
         .order_by(events.c.event_id.desc())
-        .limit(_MOST)
     )
-    return [(float(age), int(offsets)) for age, offsets in rows]
+    found: dict[int, list[tuple[float, int]]] = {}
+    for stream_id, age, offsets in rows:
+        of_stream = found.setdefault(stream_id, [])
+        if len(of_stream) < _MOST:
+            of_stream.append((float(age), int(offsets)))
+    return found

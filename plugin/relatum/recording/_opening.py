@@ -1,90 +1,100 @@
-"""Opening a stream for recording: is it the one we know, where does the tail go on, what was lost meanwhile.
+"""Opening streams for recording, any number of them at once: where the tail of each goes on, and by what it is known.
 
-RabbitMQ does not fsync streams, moves a reader that fell behind retention forward without a word, and starts a stream
-that is declared again at offset 0. So nothing is concluded from offsets alone: what lies at the last recorded offset
-is compared with what lay there.
+The broker is asked nothing here: that a stream is the one that was recorded is told by the message at the position by
+which it is known, which the follower reads first.
 """
 
-import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from relatum.errors import CoverageConflict, StreamUnavailable
 from relatum.keys import KeyDefinition
-from relatum.reading import Agreement, StreamBounds, StreamReader, agreement
+from relatum.reading import StreamReader
 from relatum.recording._holes import late_holes
 from relatum.store import (
     CoverageRow,
+    NewTail,
     Position,
     StreamRow,
-    add_hole,
-    checkpoints,
-    close_tail,
-    coverage,
+    close_tails,
     coverage_of,
-    events,
-    group_scans,
     key_definitions,
     last_position,
-    lock_stream,
-    open_range,
-    receipts,
-    relationships,
+    open_tails,
     streams,
-    tail_of,
     time_blocks,
     translated_errors,
 )
 
-logger = logging.getLogger("relatum.recorder")
-
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A stream ready to be recorded from `tail.to_offset` on; its last message was `last` just now."""
+    """A stream ready to be recorded from `tail.to_offset` on.
+
+    Attributes:
+        stream: Its row.
+        tail: Its tail.
+        definitions: The keys it is recorded by.
+        high_us: The greatest time recorded of it lately.
+        known: What was recorded last, by which the stream is known; None where nothing was.
+        holes: Those noticed lately, see `late_holes`.
+    """
 
     stream: StreamRow
     tail: CoverageRow
     definitions: tuple[KeyDefinition, ...]
     high_us: int | None
-    last: int | None
+    known: Position | None
     holes: list[tuple[float, int]]
-    """Those noticed lately, see `late_holes`."""
 
 
-def open_tail(engine: sa.Engine, reader: StreamReader, stream: StreamRow) -> Opened:
-    """Find where recording goes on, after making sure that the stream is the one that was recorded.
+def open_streams(engine: sa.Engine, rows: Sequence[StreamRow], *, over_amqp: bool) -> list[Opened]:
+    """Find where recording goes on: by the tails that are there, or new ones where other keys are in force.
 
     Args:
         engine: The database.
-        reader: An open reader.
-        stream: The stream's present generation.
+        rows: The streams' present generations.
+        over_amqp: Whether they are going to be read over AMQP 0.9.1.
 
-    Raises:
-        StreamNotFound: the broker has no such stream.
-        CoverageConflict: another recorder works on it; try again.
+    Returns:
+        Those that were opened; not those whose tail another recorder opened or moved at this moment.
     """
-    bounds = reader.bounds(stream.name)
+    by_id = {row.stream_id: row for row in rows}
+    ids = sorted(by_id)
     with translated_errors(), engine.begin() as connection:
-        tail = tail_of(connection, stream.stream_id)
+        ranges: dict[int, list[CoverageRow]] = {stream_id: [] for stream_id in ids}
+        for row in coverage_of(connection, ids):
+            ranges[row.stream_id].append(row)
         # Of all ranges: a stream that was only back-filled has nothing in its tail to be known by.
-        position = last_position(coverage_of(connection, [stream.stream_id]))
-    if tail is not None and position is not None and not is_same(reader, stream.name, position, bounds):
-        stream, tail = _after_loss(engine, reader, stream, tail, bounds)
-    with translated_errors(), engine.begin() as connection:
+        known = {stream_id: last_position(of_stream) for stream_id, of_stream in ranges.items()}
         definitions = tuple(key_definitions(connection))
-        reads = _Reads(indexes_time(stream, reader), reader.transport == "amqp")
-        tail = _continued(connection, stream, tail, definitions, bounds, reads)
-        _set_bounds(connection, stream, bounds)
-        high_us = _latest_time(connection, stream.stream_id)
-        holes = late_holes(connection, stream.stream_id)
-    if stream.first_offset is None:
-        # Of one that was never opened: what retention had dropped before is no gap that somebody has to close.
-        stream = replace(stream, first_offset=bounds.first)
-    return Opened(stream, tail, definitions, high_us, bounds.last, holes)
+        key_ids = tuple(sorted(key.key_id for key in definitions))
+        tails = {row.stream_id: row for of_stream in ranges.values() for row in of_stream if row.is_tail}
+        with_time = {row.stream_id: row.record_time and not over_amqp for row in rows}
+        kept = {
+            stream_id: tail
+            for stream_id, tail in tails.items()
+            if (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, with_time[stream_id], over_amqp)
+        }
+        closed = close_tails(connection, [tail for stream_id, tail in tails.items() if stream_id not in kept])
+        new = [
+            NewTail(stream_id, tails[stream_id].to_offset, with_time[stream_id], tails[stream_id].position)
+            for stream_id in sorted(closed)
+        ]
+        new += [NewTail(stream_id, 0, with_time[stream_id]) for stream_id in ids if stream_id not in tails]
+        kept |= {row.stream_id: row for row in open_tails(connection, new, key_ids, over_amqp=over_amqp)}
+        connection.execute(
+            sa.update(streams)
+            .where(_among(streams.c.stream_id, kept), streams.c.state != "recording")
+            .values(state="recording")
+        )
+        times = _latest_times(connection, kept)
+        holes = late_holes(connection, kept)
+    return [
+        Opened(by_id[stream_id], tail, definitions, times.get(stream_id), known[stream_id], holes.get(stream_id, []))
+        for stream_id, tail in kept.items()
+    ]
 
 
 def indexes_time(stream: StreamRow, reader: StreamReader) -> bool:
@@ -95,288 +105,19 @@ def indexes_time(stream: StreamRow, reader: StreamReader) -> bool:
     return stream.record_time and reader.transport == "stream"
 
 
-class _Reads(NamedTuple):
-    """What a range says of how it is recorded."""
-
-    with_time: bool
-    over_amqp: bool
+def _among(column: "sa.Column[int]", stream_ids: Iterable[int]) -> sa.ColumnElement[bool]:
+    return column == sa.any_(sa.literal(sorted(stream_ids), sa.ARRAY(sa.Integer)))
 
 
-def is_same(reader: StreamReader, stream: str, position: Position, bounds: StreamBounds) -> bool:
-    """Whether the stream still holds, at an offset, what lay there. True where retention has taken the offset.
-
-    Raises:
-        StreamUnavailable: nobody can say now, as at a node that lags; wait and ask again, and conclude nothing.
-    """
-    if bounds.first is not None and position.offset < bounds.first:
-        return True
-    # Asked also where the bounds end before it: they may be older than the position.
-    found = agreement(reader, stream, position)
-    if found is Agreement.UNKNOWN:
-        raise StreamUnavailable(
-            f"whether the stream {stream!r} is as it was at offset {position.offset} cannot be told now: no node that "
-            "has it can be asked",
-            stream=stream,
-        )
-    return found in (Agreement.SAME, Agreement.EXPIRED)
-
-
-def _after_loss(
-    engine: sa.Engine, reader: StreamReader, stream: StreamRow, tail: CoverageRow, bounds: StreamBounds
-) -> tuple[StreamRow, CoverageRow | None]:
-    """The stream is not what was recorded: cut back to where both agree, or begin a new generation."""
-    agreed = _last_agreement(engine, reader, stream, bounds)
-    if agreed is None:
-        return _replaced(engine, stream), None
-    return stream, _cut_back(engine, stream, tail, agreed)
-
-
-_OFFSET_MAX: Final = (1 << 63) - 1
-"""PostgreSQL's greatest bigint, past any offset."""
-
-
-def _last_agreement(
-    engine: sa.Engine, reader: StreamReader, stream: StreamRow, bounds: StreamBounds
-) -> Position | None:
-    """The last checkpoint, or end of a range, that the stream agrees with; by halving, since agreement is a prefix."""
-    if bounds.first is None or bounds.last is None:
-        return None
-    # What one node knows of the end is no reason to go back further: what lies behind it is asked, and waited for.
-    end = bounds.last if bounds.is_proven else _OFFSET_MAX
-    with translated_errors(), engine.begin() as connection:
-        rows = connection.execute(
-            sa.select(checkpoints.c.last_offset, checkpoints.c.fingerprint, checkpoints.c.chunk_ms)
-            .where(checkpoints.c.stream_id == stream.stream_id)
-            .where(checkpoints.c.last_offset.between(bounds.first, end))
-        ).all()
-        ranges = coverage_of(connection, [stream.stream_id])
-    known = {row.last_offset: Position(*row) for row in rows}
-    ends = [row.position for row in ranges if row.position is not None]
-    known |= {position.offset: position for position in ends if bounds.first <= position.offset <= end}
-    positions = [known[offset] for offset in sorted(known)]
-    low, high = 0, len(positions)
-    while low < high:
-        middle = (low + high) // 2
-        if is_same(reader, stream.name, positions[middle], bounds):
-            low = middle + 1
-        else:
-            high = middle
-    return positions[low - 1] if low else None
-
-
-def _replaced(engine: sa.Engine, stream: StreamRow) -> StreamRow:
-    """Begin a new generation: no row of the old one can answer for the new stream."""
-    extra = {"stream": stream.name, "generation": stream.generation + 1}
-    logger.warning("stream %r was deleted and declared again: recorded from its begin", stream.name, extra=extra)
-    with translated_errors(), engine.begin() as connection:
-        retired = connection.execute(
-            sa.update(streams)
-            .where(streams.c.stream_id == stream.stream_id, streams.c.replaced_at.is_(None))
-            .values(replaced_at=sa.func.now(), state="replaced", lease_holder=None, lease_expires_at=None)
-            .returning(streams.c.lease_holder)
-        )
-        if retired.rowcount != 1:
-            raise CoverageConflict("another recorder began the stream's new generation", stream=stream.name)
-        new = connection.execute(
-            sa.insert(streams)
-            .values(
-                vhost=stream.vhost,
-                name=stream.name,
-                super_stream=stream.super_stream,
-                generation=stream.generation + 1,
-                record_time=stream.record_time,
-            )
-            .returning(*[streams.c[name] for name in StreamRow.__dataclass_fields__])
-        ).one()
-        note(connection, new.stream_id, "replaced", detail=f"generation {new.generation} begins")
-    return StreamRow(**new._mapping)
-
-
-def _cut_back(engine: sa.Engine, stream: StreamRow, tail: CoverageRow, agreed: Position) -> CoverageRow:
-    """Forget everything behind the last agreement, so that it is recorded again as the stream has it now."""
-    with translated_errors(), engine.begin() as connection:
-        # Whoever else opens or back-fills this stream waits here.
-        lock_stream(connection, stream.stream_id)
-        # Consumers of groups that count a part as scanned have done so before the cut, or see the coverage behind it.
-        connection.execute(sa.text("LOCK TABLE relatum.group_scans IN SHARE ROW EXCLUSIVE MODE"))
-        now = tail_of(connection, stream.stream_id)
-        if now is None or (now.coverage_id, now.to_offset) != (tail.coverage_id, tail.to_offset):
-            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
-        cut = _cut_offset(connection, stream.stream_id, agreed.offset + 1)
-        for table, column in _FORGOTTEN:
-            connection.execute(sa.delete(table).where(table.c.stream_id == stream.stream_id, column >= cut))
-        scanned = group_scans.c.stream_id == stream.stream_id
-        connection.execute(sa.delete(group_scans).where(scanned, group_scans.c.from_offset >= cut))
-        connection.execute(sa.update(group_scans).where(scanned, group_scans.c.to_offset > cut).values(to_offset=cut))
-        of_stream = coverage.c.stream_id == stream.stream_id
-        connection.execute(sa.delete(coverage).where(of_stream, (coverage.c.from_offset >= cut) | coverage.c.is_tail))
-        if tail.from_offset < cut:
-            connection.execute(sa.insert(coverage).values(_closed_range(tail, cut)))
-        connection.execute(sa.update(coverage).where(of_stream, coverage.c.to_offset > cut).values(to_offset=cut))
-        # What lay behind the cut is not what the stream is known by any more.
-        unknown = {"last_offset": None, "last_fingerprint": None, "last_chunk_ms": None}
-        connection.execute(sa.update(coverage).where(of_stream, coverage.c.last_offset >= cut).values(unknown))
-        position = agreed if cut == agreed.offset + 1 else None
-        new = open_range(
-            connection,
-            stream.stream_id,
-            cut,
-            tail.key_ids,
-            with_time=tail.with_time,
-            is_tail=True,
-            position=position,
-            over_amqp=tail.over_amqp,
-        )
-        note(
-            connection, stream.stream_id, "tail_lost", (cut, tail.to_offset), "recorded again as the stream has it now"
-        )
-    extra = {"stream": stream.name, "from": cut, "to": tail.to_offset}
-    logger.warning("stream %r has lost its end: recorded again from %d on", stream.name, cut, extra=extra)
-    return new
-
-
-_FORGOTTEN = (
-    (relationships, relationships.c.stream_offset),
-    (time_blocks, time_blocks.c.last_offset),
-    (receipts, receipts.c.stream_offset),
-    (checkpoints, checkpoints.c.last_offset),
-)
-
-
-def _cut_offset(connection: sa.Connection, stream_id: int, cut: int) -> int:
-    """The cut, moved back to where no block of the time index lies on both sides of it."""
-    straddling = sa.select(sa.func.min(time_blocks.c.first_offset)).where(
-        time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < cut, time_blocks.c.last_offset >= cut
-    )
-    while (first := connection.execute(straddling).scalar_one()) is not None:
-        cut = first
-        straddling = sa.select(sa.func.min(time_blocks.c.first_offset)).where(
-            time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < cut, time_blocks.c.last_offset >= cut
-        )
-    return cut
-
-
-def _closed_range(tail: CoverageRow, cut: int) -> dict[str, object]:
-    return {
-        "stream_id": tail.stream_id,
-        "from_offset": tail.from_offset,
-        "to_offset": cut,
-        "key_ids": list(tail.key_ids),
-        "with_time": tail.with_time,
-        "kind": "recorded",
-        "over_amqp": tail.over_amqp,
-    }
-
-
-def _continued(
-    connection: sa.Connection,
-    stream: StreamRow,
-    tail: CoverageRow | None,
-    definitions: Sequence[KeyDefinition],
-    bounds: StreamBounds,
-    reads: _Reads,
-) -> CoverageRow:
-    """The tail to go on with: the old one, or a new one behind a hole or for other keys."""
-    key_ids = tuple(sorted(definition.key_id for definition in definitions))
-    first = bounds.first or 0
-    if tail is None:
-        return _new_tail(connection, stream, first, key_ids, reads)
-    hole = tail.to_offset < first
-    if not hole and (tail.key_ids, tail.with_time, tail.over_amqp) == (key_ids, *reads):
-        return tail
-    close_tail(connection, tail)
-    start = tail.to_offset
-    if hole:
-        start = first
-        if tail.position is not None:
-            add_hole(connection, stream.stream_id, (tail.to_offset, first))
-            note(connection, stream.stream_id, "hole", (tail.to_offset, first), "retention was faster than recording")
-            extra = {"stream": stream.name, "from": tail.to_offset, "to": first}
-            text = "retention dropped offsets %d to %d of stream %r before they were recorded"
-            logger.warning(text, tail.to_offset, first - 1, stream.name, extra=extra)
-    return _new_tail(connection, stream, start, key_ids, reads, tail.position)
-
-
-def _new_tail(
-    connection: sa.Connection,
-    stream: StreamRow,
-    start: int,
-    key_ids: Sequence[int],
-    reads: _Reads,
-    position: Position | None = None,
-) -> CoverageRow:
-    return open_range(
-        connection,
-        stream.stream_id,
-        start,
-        key_ids,
-        with_time=reads.with_time,
-        is_tail=True,
-        position=position,
-        over_amqp=reads.over_amqp,
-    )
-
-
-def pass_over(engine: sa.Engine, stream: StreamRow, to_offset: int, reason: str) -> None:
-    """Go on behind messages that cannot be unpacked here, and leave them uncovered: a gap that is tried again.
-
-    Raises:
-        CoverageConflict: another recorder moved the tail meanwhile; nothing was written.
-    """
-    with translated_errors(), engine.begin() as connection:
-        tail = tail_of(connection, stream.stream_id)
-        if tail is None or tail.to_offset >= to_offset:
-            raise CoverageConflict("another recorder moved the tail meanwhile", stream=stream.name)
-        close_tail(connection, tail)
-        open_range(
-            connection,
-            stream.stream_id,
-            to_offset,
-            tail.key_ids,
-            with_time=tail.with_time,
-            is_tail=True,
-            position=tail.position,
-            over_amqp=tail.over_amqp,
-        )
-        last = sa.select(sa.func.max(events.c.event_id)).where(events.c.stream_id == stream.stream_id).scalar_subquery()
-        grown = connection.execute(
-            sa.update(events)
-            .where(events.c.event_id == last, events.c.kind == "unreadable", events.c.to_offset == tail.to_offset)
-            .values(to_offset=to_offset)
-        )
-        if grown.rowcount == 0:
-            note(connection, stream.stream_id, "unreadable", (tail.to_offset, to_offset), reason)
-            extra = {"stream": stream.name, "from": tail.to_offset, "to": to_offset, "reason": reason}
-            text = "offsets %d to %d of stream %r are not recorded, and cannot be unpacked here: %s"
-            logger.warning(text, tail.to_offset, to_offset - 1, stream.name, reason, extra=extra)
-
-
-def _set_bounds(connection: sa.Connection, stream: StreamRow, bounds: StreamBounds) -> None:
-    connection.execute(
-        sa.update(streams)
-        .where(streams.c.stream_id == stream.stream_id)
-        .values(first_offset=bounds.first, state="recording")
-    )
-
-
-def _latest_time(connection: sa.Connection, stream_id: int) -> int | None:
-    """The greatest time of the last few blocks. Only how small the index is depends on it, not what it finds."""
+def _latest_times(connection: sa.Connection, stream_ids: Iterable[int]) -> dict[int, int]:
+    """The greatest time of the last few blocks of each. How small the index is depends on it, not what it finds."""
     latest = (
         sa.select(time_blocks.c.max_us)
-        .where(time_blocks.c.stream_id == stream_id)
+        .where(time_blocks.c.stream_id == streams.c.stream_id)
         .order_by(time_blocks.c.first_offset.desc())
         .limit(8)
-        .subquery()
+        .lateral("latest")
     )
-    greatest: int | None = connection.execute(sa.select(sa.func.max(latest.c.max_us))).scalar_one()
-    return greatest
-
-
-def note(
-    connection: sa.Connection, stream_id: int, kind: str, offsets: tuple[int, int] | None = None, detail: str = ""
-) -> None:
-    """Write down what happened to a stream, for `relatum status`."""
-    start, end = offsets or (None, None)
-    connection.execute(
-        sa.insert(events).values(stream_id=stream_id, kind=kind, from_offset=start, to_offset=end, detail=detail)
-    )
+    query = sa.select(streams.c.stream_id, sa.func.max(latest.c.max_us)).join(latest, sa.true())
+    query = query.where(_among(streams.c.stream_id, stream_ids)).group_by(streams.c.stream_id)
+    return {row[0]: row[1] for row in connection.execute(query)}

@@ -71,12 +71,13 @@ class Progress:
 
         Args:
             recorded: The last offset recorded; -1 for none.
-            end: The stream's last offset; None where it is empty.
+            end: The stream's last offset; None where it is not known yet.
             unwritten: Tells when the oldest message was written that is read and not recorded yet; None for none.
         """
         with self._lock:
-            self.is_standby, self.recorded, self._unwritten = False, recorded, unwritten
-        self.show(end)
+            self.is_standby, self.recorded, self._unwritten, self.end = False, recorded, unwritten, None
+        if end is not None:
+            self.show(end)
 
     def stop(self) -> None:
         """Note that recording has ended, for whatever reason."""
@@ -153,5 +154,5 @@ class Progress:
         read = self._unwritten()
         if read is not None:
             return read
-        behind = self.end is not None and self.recorded is not None and self.end > self.recorded
+        behind = self.end is None or self.recorded is None or self.end > self.recorded
         return self._whole_at if behind else None

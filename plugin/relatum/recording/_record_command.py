@@ -41,7 +41,9 @@ def record(
     metrics_host: Annotated[str, typer.Option(help="The address the metrics are served on.")] = "127.0.0.1",
     holder: Annotated[
         str | None,
-        typer.Option(help="This recorder's name in `relatum status`; host and process by default.", show_default=False),
+        typer.Option(
+            help="This recorder's own name in `relatum status`; host and process by default.", show_default=False
+        ),
     ] = None,
     database_connections: Annotated[
         int, typer.Option(help="Connections to PostgreSQL at most, whatever the number of streams.", min=1)
@@ -54,8 +56,8 @@ def record(
 ) -> None:
     """Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.
 
-    Both signals finish the batch at hand. Broker and database may go away and come back. Several recorders of one
-    stream are safe: one works, another takes over within seconds when it dies.
+    Both signals finish the batch at hand. Broker and database may go away and come back. Several recorders of the
+    same streams share them: what one has that dies, the others take over within seconds.
     """
     set_up_logging(log_format, log_level)
     address = BrokerAddress.parse(require_broker(broker), stream_url)

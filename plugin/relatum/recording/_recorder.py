@@ -45,6 +45,8 @@ _KEYS: Final = "reading the definitions of keys"
 class Recorder:
     """Records streams and super streams until it is told to stop.
 
+    Recorders that are told to record the same names, in one process or many, share the streams evenly.
+
     Args:
         broker: The broker's URL or address.
         database: PostgreSQL's URL, or an engine, whose pool then says how many connections there are.
@@ -55,10 +57,11 @@ class Recorder:
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
             broker's URL says, or PLAIN.
         keys: Keys to define before recording, where they are not defined yet.
-        holder: Who takes the leases; by default a name made of host and process.
+        holder: This member's own name; by default one made of host and process.
         database_connections_max: Connections to PostgreSQL at most, whatever the number of streams; at least 1. Who
             needs one while all are busy waits.
-        lease_s: Seconds a lease holds without renewal: a recorder that dies is replaced after one to two of them.
+        lease_s: Seconds its lease holds without renewal: what it has when it dies others take over after one to two of
+            them.
     """
 
     def __init__(
@@ -85,12 +88,9 @@ class Recorder:
         self._owns_engine = not isinstance(database, sa.Engine)
         self._engine = engine_of(database, database_connections_max)
         self._keys = as_definitions(keys)
-        self._group = RecorderGroup(
-            self._address,
-            self._engine,
-            holder=holder,
-            lease_s=lease_s,
-        )
+        # Those that were told to record the same share it.
+        name = f"{self._address.vhost} {','.join(sorted(set(self._names)))}"
+        self._group = RecorderGroup(self._address, self._engine, name=name, holder=holder, lease_s=lease_s)
         self._group.metrics.named(self._names)
         self._plain: set[str] = set()
         """Names that are streams, and no super streams: a broker writes an error to its log when it is asked that."""
@@ -155,7 +155,7 @@ class Recorder:
     def _ask_broker(self) -> None:
         """See whether the broker answers: by a question about a stream, which asks nothing of it while it starts."""
         try:
-            reader = self._group.reader.get()
+            reader = self._group.reader()
             with suppress(NotFound):
                 reader.bounds(self._names[0])
         except (ConfigurationError, AccessRefused):
@@ -169,7 +169,7 @@ class Recorder:
     def _find_streams(self) -> bool:
         """Start a recorder for each stream and each partition; False where a name is not known for what it is yet."""
         try:
-            reader = self._group.reader.get()
+            reader = self._group.reader()
             for name in self._names:
                 if name not in self._plain:
                     self._find(reader, name)

@@ -10,78 +10,101 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from relatum.following import Records
 from relatum.reading import RecordBatch
-from relatum.recording._batch import Batch
+from relatum.recording._batch import BATCH_BYTES_MAX, Batch
 from relatum.recording._commit import CHECKPOINT_OFFSETS, Share
 from relatum.recording._extract import Extractor
 from relatum.recording._opening import Opened
 from relatum.recording._progress import Progress
-from relatum.store import CoverageRow, StreamRow
 
 RecordedListener = Callable[[str, list[tuple[str, int]]], None]
 """Called after a commit with the stream's name and the (AMQP `message_id`, offset) pairs somebody waits for."""
+
+BATCH_BYTES_LEAST: Final = 16 << 10
+"""Bytes of COPY lines a stream's batch may have, at least, however many streams are busy."""
 
 _CHECKPOINT_S: Final = 30.0
 """Seconds between two checkpoints of a slow stream."""
 
 
 class Writer:
-    """Takes what the reader of one stream hands it, and has it committed.
+    """Takes what is read of one stream, and has it committed.
 
     Args:
         opened: Where recording goes on.
         submit: Has it committed, soon.
-        progress: Where to tell how far it is, and to count.
+        done: Told of the records that need not be held any more.
+        ended: Told once, when all is committed that was put before `finish`, or of the error that ends it.
+        goes_on: Told of the first commit.
+        busy: Tells how many streams have something to commit.
+        progress: Where to tell how far it is.
         on_recorded: Called after each commit that holds receipts.
     """
 
     def __init__(
         self,
         opened: Opened,
+        *,
         submit: Callable[["Writer"], None],
+        done: Callable[..., None],
+        ended: Callable[["Writer", Exception | None], None],
+        goes_on: Callable[[], None],
+        busy: Callable[[], int],
         progress: Progress,
         on_recorded: RecordedListener | None,
     ) -> None:
-        self._stream: StreamRow = opened.stream
-        self._row: CoverageRow = opened.tail
+        self._row = opened.tail
+        self._with_time = opened.stream.record_time
         self._key_ids = [key.key_id for key in opened.definitions]
         self._high_us = opened.high_us
         self._extractor = Extractor(opened.definitions)
         self._submit = submit
+        self._done = done
+        self._ended = ended
+        self._goes_on = goes_on
+        self._busy = busy
         self._progress = progress
         self._on_recorded = on_recorded
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._filling = self._new_batch()
         self._taken: Batch | None = None
         """What is being committed, or could not be."""
-        self._is_submitted = False
-        self._error: Exception | None = None
+        self._held: list[Records] = []
+        """What was put when the batch was full: more of the stream is asked for once there is room again."""
+        self._is_submitted = self._is_finishing = self._has_ended = False
         self._checkpoint_offset = -1
         self._checkpoint_at = 0.0
         self.stream = opened.stream.name
-        self.stream_id = opened.stream.stream_id
+        self.over_amqp = opened.tail.over_amqp
+        self.started_at = opened.tail.to_offset
         self.first_offset = opened.stream.first_offset or 0
-        self.must_reopen = False
         self.recorded_to = opened.tail.to_offset - 1
 
     def _new_batch(self) -> Batch:
-        return Batch(self._stream.stream_id, self._extractor, with_time=self._row.with_time)
+        return Batch(self._row.stream_id, self._extractor, with_time=self._row.with_time)
 
-    def put(self, records: RecordBatch) -> None:
-        """Take the records of a chunk; waits while a full batch waits to be committed.
-
-        Raises:
-            RelatumError: what went wrong with a commit; nothing after it will be written.
-        """
-        with self._changed:
-            while self._filling.is_full and self._error is None:
-                self._changed.wait()
-            self._raise_error()
-            # Extraction happens under the lock: a committer only takes it for a moment, to swap batches.
-            self._filling.add(records)
-            is_new, self._is_submitted = not self._is_submitted, True
+    def put(self, event: Records, parts: Sequence[RecordBatch]) -> None:
+        """Take what came; more of the stream is asked for when there is room."""
+        is_new, has_room = False, True
+        with self._lock:
+            if parts and not self._has_ended:
+                # Extraction happens under the lock: the committer only takes it for a moment, to swap batches.
+                for part in parts:
+                    self._filling.add(part)
+                is_new, self._is_submitted = not self._is_submitted, True
+                has_room = not self._is_full()
+                if not has_room:
+                    self._held.append(event)
+        if has_room:
+            self._done(event)
         if is_new:
             self._submit(self)
+
+    def _is_full(self) -> bool:
+        return self._filling.is_full or self._filling.line_bytes >= max(
+            BATCH_BYTES_LEAST, BATCH_BYTES_MAX // max(1, self._busy())
+        )
 
     def unwritten(self) -> float | None:
         """When the oldest message was written that was put and is not committed; None where all is. Takes no lock."""
@@ -90,45 +113,42 @@ class Writer:
                 return batch.oldest_at
         return None
 
-    def check(self) -> None:
-        """Raise what went wrong with a commit, or what `end` was told."""
-        with self._changed:
-            self._raise_error()
-
     def finish(self) -> None:
-        """Wait until what was put is committed. Errors of a commit are raised here too."""
-        with self._changed:
-            while self._is_submitted and self._error is None:
-                self._changed.wait()
-            self._raise_error()
+        """Take no more; `ended` is told when what was put is committed, or could not be."""
+        with self._lock:
+            self._is_finishing = True
+            if self._is_submitted or self._has_ended:
+                return
+            self._has_ended = True
+        self._ended(self, None)
 
     def end(self, error: Exception) -> None:
-        """Commit nothing more; the reader meets the error at its next step."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
+        """Commit nothing more."""
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            held, self._held = self._held, []
+        self._done(*held)
+        self._ended(self, error)
 
-    def check_same(self, key_ids: Sequence[int], with_time: bool | None) -> None:
-        """Open anew where other keys are in force now, or times are recorded no more, or again."""
-        if list(key_ids) != self._key_ids or with_time != self._stream.record_time:
-            self.must_reopen = True
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def is_as(self, key_ids: Sequence[int], with_time: bool | None) -> bool:
+        """Whether it records by the keys, and the time, that are in force now."""
+        return list(key_ids) == self._key_ids and with_time == self._with_time
 
     # --- the committer's thread -----------------------------------------------------------------------------------
 
     def take(self) -> Share | None:
         """What is to be committed, the same as the last time where that was held up; None where there is nothing."""
-        with self._changed:
-            if self._error is not None:
-                self._is_submitted = False
+        with self._lock:
+            if self._has_ended:
                 return None
             if self._taken is None:
                 self._taken, self._filling = self._filling, self._new_batch()
-                self._changed.notify_all()
+            held, self._held = self._held, []
             batch = self._taken
+        if held:
+            self._done(*held)
         return Share(self._row, batch, self._high_us, checkpoint=self._is_checkpoint_due(batch))
 
     def committed(self, share: Share) -> bool:
@@ -137,16 +157,24 @@ class Writer:
         self._row, self._high_us = share.row, share.high_us
         if share.checkpoint:
             self._checkpoint_offset, self._checkpoint_at = batch.last_offset, time.monotonic()
-        self.recorded_to = batch.last_offset
-        self._progress.written(batch.last_offset, batch.newest_at)
         self._progress.count(batch)
+        with self._lock:
+            self._taken = None
+            if self._has_ended:
+                return False
+            is_first = self.recorded_to < self.started_at
+            self.recorded_to = batch.last_offset
+            self._progress.written(batch.last_offset, batch.newest_at)
+            self._is_submitted = bool(self._filling.messages)
+            is_more = self._is_submitted
+            self._has_ended = is_over = self._is_finishing and not is_more
+        if is_first:
+            self._goes_on()
         if self._on_recorded is not None and batch.receipts:
             self._on_recorded(self.stream, batch.receipts)
-        with self._changed:
-            self._taken = None
-            self._is_submitted = bool(self._filling.messages) and self._error is None
-            self._changed.notify_all()
-            return self._is_submitted
+        if is_over:
+            self._ended(self, None)
+        return is_more
 
     def _is_checkpoint_due(self, batch: Batch) -> bool:
         return (

@@ -8,6 +8,7 @@ from relatum.store._catalog import (
     check_keys,
     current_stream,
     ensure_stream,
+    ensure_streams,
     key_definitions,
     lock_stream,
     remove_key,
@@ -20,11 +21,8 @@ from relatum.store._coverage import (
     CoverageRow,
     Filled,
     Range,
-    TailMove,
     add_filled,
     add_hole,
-    advance_all,
-    close_tail,
     coverage_of,
     covered,
     last_position,
@@ -90,6 +88,7 @@ from relatum.store._tables import (
     streams,
     time_blocks,
 )
+from relatum.store._tails import NewTail, TailMove, advance_all, close_tail, close_tails, open_tails
 from relatum.store._translation import REFUSALS, translated_errors
 from relatum.store._waiting import NoAnswerInTime
 from relatum.wire import Position
@@ -109,6 +108,7 @@ __all__ = [
     "DatabaseAddress",
     "Filled",
     "Member",
+    "NewTail",
     "NoAnswerInTime",
     "Position",
     "Range",
@@ -126,6 +126,7 @@ __all__ = [
     "checkpoints",
     "close_engine",
     "close_tail",
+    "close_tails",
     "collected_messages",
     "collector_members",
     "collector_sources",
@@ -142,6 +143,7 @@ __all__ = [
     "current_stream",
     "database_name",
     "ensure_stream",
+    "ensure_streams",
     "events",
     "forget_settlements",
     "from_now",
@@ -167,6 +169,7 @@ __all__ = [
     "moved_contexts",
     "needs_escape",
     "open_range",
+    "open_tails",
     "parse_database",
     "placement_epochs",
     "placements",

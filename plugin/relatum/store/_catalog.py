@@ -1,7 +1,7 @@
 """Key definitions and streams as the database holds them, so that everybody agrees on them."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -180,6 +180,61 @@ def ensure_stream(connection: sa.Connection, vhost: str, name: str, super_stream
     return found
 
 
+def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping[str, str | None]) -> list[StreamRow]:
+    """As `ensure_stream`, of many: by name, the super stream each is a partition of. One that is forgotten is left out.
+
+    In one order, so that two that see the same streams first do not wait for each other.
+    """
+    if not super_streams:
+        return []
+    names = sorted(super_streams)
+    values = {"of_vhost": vhost, "names": names, "supers": [super_streams[name] for name in names]}
+    found = streams_named(connection, vhost, names, partitions=False)
+    if len(found) < len(names):
+        connection.execute(_ADD_STREAMS, values)
+        found = streams_named(connection, vhost, names, partitions=False)
+    if any(super_streams[row.name] not in (None, row.super_stream) for row in found):
+        connection.execute(_SET_SUPER_STREAMS, values)
+        found = streams_named(connection, vhost, names, partitions=False)
+    return found
+
+
+_named: Final = (
+    sa.func.unnest(sa.bindparam("names", type_=sa.ARRAY(sa.Text)), sa.bindparam("supers", type_=sa.ARRAY(sa.Text)))
+    .table_valued(sa.column("name", sa.Text), sa.column("super_stream", sa.Text))
+    .render_derived("named")
+)
+_before: Final = streams.alias("before")
+_of_vhost: Final = sa.bindparam("of_vhost", type_=sa.Text)
+_ADD_STREAMS: Final = (
+    insert(streams)
+    .from_select(
+        ["vhost", "name", "super_stream", "generation"],
+        sa.select(
+            _of_vhost,
+            _named.c.name,
+            _named.c.super_stream,
+            # Rows of one that was forgotten may still be there.
+            sa.select(sa.func.coalesce(sa.func.max(_before.c.generation), 0) + 1)
+            .where(_before.c.vhost == _of_vhost, _before.c.name == _named.c.name)
+            .scalar_subquery(),
+        ).order_by(_named.c.name),
+    )
+    .on_conflict_do_nothing(index_elements=["vhost", "name"], index_where=streams.c.replaced_at.is_(None))
+)
+_SET_SUPER_STREAMS: Final = (
+    sa.update(streams)
+    .where(
+        streams.c.vhost == _of_vhost,
+        streams.c.name == _named.c.name,
+        streams.c.replaced_at.is_(None),
+        streams.c.super_stream.is_distinct_from(_named.c.super_stream),
+        _named.c.super_stream.is_not(None),
+    )
+    .values(super_stream=_named.c.super_stream)
+)
+
+
 def lock_stream(connection: sa.Connection, stream_id: int) -> None:
     """Let nobody else back-fill, cut, repair or forget this stream until the transaction ends. Live recording goes on.
 
@@ -193,11 +248,22 @@ def lock_stream(connection: sa.Connection, stream_id: int) -> None:
         raise CoverageConflict("the stream was forgotten meanwhile; nothing was written", stream=name)
 
 
-def streams_named(connection: sa.Connection, vhost: str, names: Sequence[str] | None) -> list[StreamRow]:
-    """Present generations of the named streams and of the partitions of named super streams; all where None."""
+def streams_named(
+    connection: sa.Connection, vhost: str, names: Sequence[str] | None, *, partitions: bool = True
+) -> list[StreamRow]:
+    """Present generations of the named streams and of the partitions of named super streams; all where None.
+
+    Args:
+        connection: The database.
+        vhost: The virtual host.
+        names: The names.
+        partitions: False leaves out the partitions of super streams that are not named themselves.
+    """
     query = sa.select(*_STREAM_COLUMNS).where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
     if names is not None:
-        query = query.where(streams.c.name.in_(names) | streams.c.super_stream.in_(names))
+        wanted = sa.any_(sa.literal(list(names), sa.ARRAY(sa.Text)))
+        is_named = streams.c.name == wanted
+        query = query.where(is_named | (streams.c.super_stream == wanted) if partitions else is_named)
     return [StreamRow(**row._mapping) for row in connection.execute(query.order_by(streams.c.name))]
 
 

@@ -1,9 +1,9 @@
 """Coverage: which offsets of a stream are recorded, for which keys. Offsets in ranges are [from, to)."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -53,10 +53,10 @@ class CoverageRow:
         return not self.over_amqp and self.holds(key_id)
 
 
-_COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
+COLUMNS = [coverage.c[name] for name in CoverageRow.__dataclass_fields__]
 
 
-def _row(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
+def row_of(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
     values = dict(row._mapping)
     values["key_ids"] = tuple(values["key_ids"])
     return CoverageRow(**values)
@@ -64,19 +64,19 @@ def _row(row: sa.Row[tuple[object, ...]]) -> CoverageRow:
 
 def coverage_of(connection: sa.Connection, stream_ids: Sequence[int]) -> list[CoverageRow]:
     """Every range of the streams, by stream and offset."""
-    query = sa.select(*_COLUMNS).where(
+    query = sa.select(*COLUMNS).where(
         coverage.c.stream_id == sa.any_(sa.literal(list(stream_ids), sa.ARRAY(sa.Integer)))
     )
     rows = connection.execute(query.order_by(coverage.c.stream_id, coverage.c.from_offset, coverage.c.coverage_id))
-    return [_row(row) for row in rows]
+    return [row_of(row) for row in rows]
 
 
 def tail_of(connection: sa.Connection, stream_id: int) -> CoverageRow | None:
     """The range that grows as the stream grows; None where the stream was never recorded."""
     row = connection.execute(
-        sa.select(*_COLUMNS).where(coverage.c.stream_id == stream_id, coverage.c.is_tail)
+        sa.select(*COLUMNS).where(coverage.c.stream_id == stream_id, coverage.c.is_tail)
     ).one_or_none()
-    return _row(row) if row else None
+    return row_of(row) if row else None
 
 
 def last_position(rows: Iterable[CoverageRow]) -> Position | None:
@@ -116,126 +116,12 @@ def open_range(
             over_amqp=over_amqp,
         )
         .on_conflict_do_nothing()
-        .returning(*_COLUMNS)
+        .returning(*COLUMNS)
     )
     row = connection.execute(statement).one_or_none()
     if row is None:
         raise CoverageConflict("another recorder opened the stream's tail first", stream="")
-    return _row(row)
-
-
-@dataclass(frozen=True, slots=True)
-class TailMove:
-    """One stream's part of a commit of many: its tail, as it was left, grows up to an offset."""
-
-    row: CoverageRow
-    to_offset: int
-    position: Position
-
-    @property
-    def moved(self) -> CoverageRow:
-        """The tail once it has grown."""
-        at = self.position
-        return replace(
-            self.row,
-            to_offset=self.to_offset,
-            last_offset=at.offset,
-            last_fingerprint=at.fingerprint,
-            last_chunk_ms=at.chunk_ms,
-        )
-
-
-def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[set[int], set[int]]:
-    """Move the ends of many tails, each by a compare-and-set of its own: the heart of promise 2.
-
-    Who loses one race loses nothing else.
-
-    Rows are locked in one order, and those that somebody else has locked are left for the next time: two recorders that
-    fight over the same streams do not wait for each other, and a long transaction about one stream holds up no other.
-
-    Args:
-        connection: The transaction that then writes the rows of those that were moved, and of no others.
-        moves: At most one for each tail.
-
-    Returns:
-        The ids of the tails that were moved; and of those that stand where they stood, and are locked just now. All
-        others were moved, closed or replaced by another recorder.
-    """
-    columns = {
-        "ids": [move.row.coverage_id for move in moves],
-        "expected": [move.row.to_offset for move in moves],
-        "ends": [move.to_offset for move in moves],
-        "offsets": [move.position.offset for move in moves],
-        "fingerprints": [move.position.fingerprint for move in moves],
-        "chunks_ms": [move.position.chunk_ms for move in moves],
-    }
-    moved = set(connection.execute(_ADVANCE_ALL, columns).scalars())
-    left = [move for move in moves if move.row.coverage_id not in moved]
-    if not left:
-        return moved, set()
-    ids = sa.literal([move.row.coverage_id for move in left], sa.ARRAY(sa.BigInteger))
-    query = sa.select(coverage.c.coverage_id, coverage.c.to_offset).where(
-        coverage.c.coverage_id == sa.any_(ids), coverage.c.is_tail
-    )
-    now = {row.coverage_id: row.to_offset for row in connection.execute(query)}
-    return moved, {move.row.coverage_id for move in left if now.get(move.row.coverage_id) == move.row.to_offset}
-
-
-def _numbers(name: str) -> sa.BindParameter[Any]:
-    return sa.bindparam(name, type_=sa.ARRAY(sa.BigInteger))
-
-
-_moves: Final = (
-    sa.func.unnest(*map(_numbers, ("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms")))
-    .table_valued(
-        *[
-            sa.column(name, sa.BigInteger)
-            for name in ("id", "expected", "to_offset", "last_offset", "last_fingerprint", "last_chunk_ms")
-        ]
-    )
-    .render_derived("moves")
-)
-
-_free: Final = (
-    sa.select(coverage.c.coverage_id)
-    .where(coverage.c.coverage_id == sa.any_(_numbers("ids")))
-    .order_by(coverage.c.coverage_id)
-    .with_for_update(skip_locked=True)
-    .cte("free")
-    .prefix_with("MATERIALIZED")
-)
-
-_ADVANCE_ALL: Final = (
-    sa.update(coverage)
-    .where(
-        coverage.c.coverage_id == _moves.c.id,
-        coverage.c.coverage_id.in_(sa.select(_free.c.coverage_id)),
-        coverage.c.to_offset == _moves.c.expected,
-        coverage.c.is_tail,
-    )
-    .values(
-        to_offset=_moves.c.to_offset,
-        last_offset=_moves.c.last_offset,
-        last_fingerprint=_moves.c.last_fingerprint,
-        last_chunk_ms=_moves.c.last_chunk_ms,
-        recorded_at=sa.func.clock_timestamp(),
-    )
-    .returning(coverage.c.coverage_id)
-)
-
-
-def close_tail(connection: sa.Connection, row: CoverageRow) -> None:
-    """Make the tail an ordinary range, or drop it where it holds nothing, so that a new tail can follow it.
-
-    Raises:
-        CoverageConflict: another recorder moved it meanwhile.
-    """
-    mine = (coverage.c.coverage_id == row.coverage_id) & (coverage.c.to_offset == row.to_offset) & coverage.c.is_tail
-    statement: sa.Delete | sa.Update = sa.update(coverage).where(mine).values(is_tail=False)
-    if row.from_offset == row.to_offset:
-        statement = sa.delete(coverage).where(mine)
-    if connection.execute(statement).rowcount != 1:
-        raise CoverageConflict("another recorder moved the tail first; nothing was written", stream="")
+    return row_of(row)
 
 
 def add_hole(connection: sa.Connection, stream_id: int, hole: Range) -> None:

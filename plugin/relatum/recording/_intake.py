@@ -1,0 +1,140 @@
+"""The thread that takes what the follower read: keys go into batches, and what is odd is dealt with elsewhere."""
+
+import logging
+import threading
+from typing import Final
+
+from relatum.errors import AccessRefused, NotFound
+from relatum.following import Attached, CaughtUp, Event, Failed, Follower, Hole, Records, Replaced
+from relatum.reading import RecordBatch
+from relatum.recording._batch import readable
+from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks
+from relatum.recording._writer import Writer
+from relatum.waiting import Outages
+
+logger = logging.getLogger("relatum.recorder")
+
+IDLE_S: Final = 1.0
+"""Seconds after which it looks whether it should end; it is woken when the follower is closed."""
+
+
+class Intake:
+    """Hands what is read to the writers of the streams.
+
+    Args:
+        follower: What reads.
+        tracks: The streams.
+        outages: Told of streams that go on.
+        stop: Ends it.
+    """
+
+    def __init__(self, follower: Follower, tracks: Tracks, outages: Outages, stop: threading.Event) -> None:
+        self._follower = follower
+        self._tracks = tracks
+        self._outages = outages
+        self._stop = stop
+        self._thread = threading.Thread(target=self._run, name="relatum-intake", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for event in self._follower.take(IDLE_S):
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if event.stream is None:
+            # The broker as a whole: who asks what is left does not wait for it.
+            with self._tracks.changed:
+                for each in self._tracks.all():
+                    each.is_refused = each.is_refused or each.writer is None
+                    each.progress.stop()
+            return
+        with self._tracks.changed:
+            track = self._tracks.of(event.stream, event.following)
+            writer = track.writer if track is not None else None
+        if track is None:
+            self._follower.done(event)
+        elif isinstance(event, Records):
+            self._put(track, writer, event)
+        else:
+            self._note(track, event)
+
+    def _put(self, track: Track, writer: Writer | None, event: Records) -> None:
+        batch = event.batch
+        if writer is None:
+            # Of one that is asked for, or has failed just now: it is read again from where its coverage ends.
+            self._follower.done(event)
+        elif (batch.messages is not None) != writer.over_amqp:
+            logger.info("recording of stream %r goes on by another transport", track.name)
+            self._close(track, Then.OPEN)
+            self._follower.done(event)
+        else:
+            try:
+                self._extract(track, writer, event)
+            except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
+                self._follower.done(event)
+                writer.end(error)
+
+    def _extract(self, track: Track, writer: Writer, event: Records) -> None:
+        parts: list[RecordBatch] = []
+        for part, reason in readable(event.batch):
+            if reason is not None:
+                writer.put(event, parts)
+                self._close(track, PassOver(part.last_offset + 1, reason))
+                return
+            parts.append(part)
+            track.progress.read(part.last_offset)
+        writer.put(event, parts)
+
+    def _note(self, track: Track, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
+        match event:
+            case Attached():
+                self._attached(track)
+            case CaughtUp():
+                track.progress.show(event.next_offset - 1)
+                if track.writer is not None and track.writer.unwritten() is None:
+                    self._outages.over(track.who)
+            case Hole() if track.state is State.OPEN:
+                self._close(track, event)
+            case Replaced() if track.state is not State.OPEN:
+                self._attached(track)
+            case Replaced():
+                self._close(track, event)
+            case Failed():
+                track.progress.stop()
+                if isinstance(event.error, NotFound | AccessRefused):
+                    track.progress.show(None)
+                    track.is_refused = True
+                    self._close(track, Missing(event.error))
+
+    def _attached(self, track: Track) -> None:
+        with self._tracks.changed:
+            if track.state is State.ASKED or isinstance(track.after, Missing):
+                self._tracks.found(track)
+                return
+            writer = track.writer
+            if writer is None or track.state is not State.OPEN:
+                return
+            if writer.over_amqp != (self._follower.transport == "amqp"):
+                # What is recorded says how it was read.
+                self._tracks.close(track, Then.OPEN)
+                return
+            start = writer.recorded_to + 1
+            if not track.progress.is_recording:
+                track.progress.begin(start - 1, None, writer.unwritten)
+        track.was_missing = track.is_refused = False
+        logger.info(
+            "recording stream %r from offset %d on", track.name, start, extra={"stream": track.name, "from": start}
+        )
+
+    def _close(self, track: Track, after: Hole | Replaced | PassOver | Missing | Then) -> None:
+        with self._tracks.changed:
+            if track.state is State.OPEN:
+                self._tracks.close(track, after)

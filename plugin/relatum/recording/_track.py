@@ -1,0 +1,207 @@
+"""A stream as one process records it: where it stands, and what comes next. All are changed under one lock."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from relatum.following import Follower, Hole, Replaced
+from relatum.recording._progress import Progress
+from relatum.recording._writer import Writer
+from relatum.store import StreamRow
+from relatum.waiting import QUESTION_S, backoff
+
+LOOK_S: Final = 30.0
+"""How often a stream is asked where it begins and ends: for the metrics, and to prune what retention dropped."""
+
+
+class State(Enum):
+    """Where a stream stands."""
+
+    NEW = auto()
+    """The database is asked next whether it knows the stream."""
+
+    ASKED = auto()
+    """The follower waits for the broker to say that there is such a stream, and that this user may read it."""
+
+    WANTED = auto()
+    """The database knows it; this member does not have it."""
+
+    HELD = auto()
+    """This member has it, and opens it next, or after a pause."""
+
+    OPEN = auto()
+    """It is followed and recorded."""
+
+    CLOSING = auto()
+    """It is followed no more; what was read of it is committed, then comes `Track.after`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassOver:
+    """Go on behind messages that cannot be unpacked here."""
+
+    to_offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The broker has no such stream, says the error, or it is not to be read: ask until it is."""
+
+    error: Exception
+
+
+class Then(Enum):
+    """What comes after a stream was closed."""
+
+    OPEN = auto()
+    """Open it again: other keys are in force, another transport is in use, or something failed."""
+
+    RELEASE = auto()
+    """Let another member have it."""
+
+    LOST = auto()
+    """Another member has it."""
+
+
+After = Then | Hole | Replaced | PassOver | Missing
+
+
+class Track:
+    """One stream. Changed under the lock of its `Tracks`.
+
+    Args:
+        name: The stream's name.
+        super_stream: The super stream it is a partition of.
+        progress: Where to tell how far it is.
+    """
+
+    def __init__(self, name: str, super_stream: str | None, progress: Progress) -> None:
+        self.name = name
+        self.super_stream = super_stream
+        self.progress = progress
+        self.who = who_records(name)
+        self.state = State.NEW
+        self.row: StreamRow | None = None
+        self.is_there = False
+        """Whether the broker has said that it is a stream, and lets this user read it: only then it gets a row."""
+        self.is_refused = False
+        """Whether another member has it, or it could not be recorded, the last time that was tried."""
+        self.writer: Writer | None = None
+        self.following = 0
+        self.after: After = Then.OPEN
+        self.was_missing = False
+        self.pauses: Iterator[float] = backoff(QUESTION_S)
+        self.look_at = next_look()
+        self.pruned_to = 0
+
+    def lacks(self, offset: int) -> bool:
+        """Whether the offset is not recorded yet, and this process is about to do it."""
+        writer = self.writer
+        return not self.is_refused if writer is None else writer.recorded_to < offset
+
+    @property
+    def left(self) -> int | None:
+        """Messages that are not recorded, of those that this process knows of; None where it has not looked yet.
+
+        0 also where another process records the stream, or an error was told that keeps this one from it.
+        """
+        if self.progress.is_standby or (self.is_refused and self.writer is None):
+            return 0
+        return self.progress.lag_offsets
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this member has it."""
+        return self.state in (State.HELD, State.OPEN, State.CLOSING)
+
+
+def next_look() -> float:
+    """When a stream is asked for its ends the next time; those of many streams are spread."""
+    return time.monotonic() + LOOK_S * (0.5 + random.random())  # noqa: S311 - nothing secret
+
+
+def who_records(stream: str) -> str:
+    """By which name a stream's recording is told to wait."""
+    return f"recording of stream {stream!r}"
+
+
+class Tracks:
+    """All streams of a process, with the lock under which they change.
+
+    Args:
+        follower: Follows them.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self.changed = threading.Condition()
+        self._follower = follower
+        self._by_name: dict[str, Track] = {}
+        self.closed: Callable[[Track], None] = lambda track: None
+        """Told of each that was closed; called under the lock."""
+        self.woken: Callable[[], None] = lambda: None
+        """Told that the database is to be asked about one; called under the lock."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def add(self, track: Track) -> None:
+        """One more."""
+        with self.changed:
+            self._by_name[track.name] = track
+            self.changed.notify_all()
+
+    def all(self) -> list[Track]:
+        """All of them, as they were added."""
+        with self.changed:
+            return list(self._by_name.values())
+
+    def recorded(self) -> list[tuple[Track, StreamRow, Writer]]:
+        """Those that are recorded now."""
+        with self.changed:
+            return [
+                (track, track.row, track.writer)
+                for track in self._by_name.values()
+                if track.state is State.OPEN and track.row is not None and track.writer is not None
+            ]
+
+    def of(self, stream: str, following: int) -> Track | None:
+        """The stream that a follower's event is about; None where the event is of an earlier following."""
+        track = self._by_name.get(stream)
+        return track if track is not None and track.following == following else None
+
+    def ask(self, track: Track) -> None:
+        """Have the follower wait for the broker's word of a stream; the lock is held."""
+        track.state = State.ASKED
+        track.following = self._follower.follow(track.name, 0)
+
+    def found(self, track: Track) -> None:
+        """The broker has said that there is such a stream, and that it can be read; the lock is held."""
+        track.is_there = True
+        if track.state is State.ASKED or track.writer is None:
+            self._follower.leave(track.name)
+            track.following, track.state = 0, State.NEW
+            self.woken()
+
+    def close(self, track: Track, after: After) -> None:
+        """Read no more of a stream, and commit what was read; the lock is held."""
+        if track.state is State.CLOSING:
+            if isinstance(after, Then) and after is not Then.OPEN:
+                track.after = after
+            return
+        if isinstance(after, Missing):
+            # The follower goes on asking for it.
+            track.is_there = False
+        else:
+            self._follower.leave(track.name)
+            track.following = 0
+        track.state, track.after = State.CLOSING, after
+        writer = track.writer
+        if writer is None:
+            self.closed(track)
+        else:
+            writer.finish()

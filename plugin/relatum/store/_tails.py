@@ -1,0 +1,228 @@
+"""The tails of many streams: moved, opened and closed together, each by a compare-and-set of its own."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from relatum.errors import CoverageConflict
+from relatum.store._coverage import COLUMNS, CoverageRow, row_of
+from relatum.store._tables import coverage
+from relatum.wire import Position
+
+
+@dataclass(frozen=True, slots=True)
+class TailMove:
+    """One stream's part of a commit of many: its tail, as it was left, grows up to an offset."""
+
+    row: CoverageRow
+    to_offset: int
+    position: Position
+
+    @property
+    def moved(self) -> CoverageRow:
+        """The tail once it has grown."""
+        at = self.position
+        return replace(
+            self.row,
+            to_offset=self.to_offset,
+            last_offset=at.offset,
+            last_fingerprint=at.fingerprint,
+            last_chunk_ms=at.chunk_ms,
+        )
+
+
+def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[set[int], set[int]]:
+    """Move the ends of many tails, each by a compare-and-set of its own: the heart of promise 2.
+
+    Who loses one race loses nothing else.
+
+    Rows are locked in one order, and those that somebody else has locked are left for the next time: two recorders that
+    fight over the same streams do not wait for each other, and a long transaction about one stream holds up no other.
+
+    Args:
+        connection: The transaction that then writes the rows of those that were moved, and of no others.
+        moves: At most one for each tail.
+
+    Returns:
+        The ids of the tails that were moved; and of those that stand where they stood, and are locked just now. All
+        others were moved, closed or replaced by another recorder.
+    """
+    columns = {
+        "ids": [move.row.coverage_id for move in moves],
+        "expected": [move.row.to_offset for move in moves],
+        "ends": [move.to_offset for move in moves],
+        "offsets": [move.position.offset for move in moves],
+        "fingerprints": [move.position.fingerprint for move in moves],
+        "chunks_ms": [move.position.chunk_ms for move in moves],
+    }
+    moved = set(connection.execute(_ADVANCE_ALL, columns).scalars())
+    left = [move for move in moves if move.row.coverage_id not in moved]
+    if not left:
+        return moved, set()
+    ids = sa.literal([move.row.coverage_id for move in left], sa.ARRAY(sa.BigInteger))
+    query = sa.select(coverage.c.coverage_id, coverage.c.to_offset).where(
+        coverage.c.coverage_id == sa.any_(ids), coverage.c.is_tail
+    )
+    now = {row.coverage_id: row.to_offset for row in connection.execute(query)}
+    return moved, {move.row.coverage_id for move in left if now.get(move.row.coverage_id) == move.row.to_offset}
+
+
+def _numbers(name: str) -> sa.BindParameter[Any]:
+    return sa.bindparam(name, type_=sa.ARRAY(sa.BigInteger))
+
+
+_moves: Final = (
+    sa.func.unnest(*map(_numbers, ("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms")))
+    .table_valued(
+        *[
+            sa.column(name, sa.BigInteger)
+            for name in ("id", "expected", "to_offset", "last_offset", "last_fingerprint", "last_chunk_ms")
+        ]
+    )
+    .render_derived("moves")
+)
+
+_free: Final = (
+    sa.select(coverage.c.coverage_id)
+    .where(coverage.c.coverage_id == sa.any_(_numbers("ids")))
+    .order_by(coverage.c.coverage_id)
+    .with_for_update(skip_locked=True)
+    .cte("free")
+    .prefix_with("MATERIALIZED")
+)
+
+_ADVANCE_ALL: Final = (
+    sa.update(coverage)
+    .where(
+        coverage.c.coverage_id == _moves.c.id,
+        coverage.c.coverage_id.in_(sa.select(_free.c.coverage_id)),
+        coverage.c.to_offset == _moves.c.expected,
+        coverage.c.is_tail,
+    )
+    .values(
+        to_offset=_moves.c.to_offset,
+        last_offset=_moves.c.last_offset,
+        last_fingerprint=_moves.c.last_fingerprint,
+        last_chunk_ms=_moves.c.last_chunk_ms,
+        recorded_at=sa.func.clock_timestamp(),
+    )
+    .returning(coverage.c.coverage_id)
+)
+
+
+def open_tails(
+    connection: sa.Connection, tails: Sequence["NewTail"], key_ids: Iterable[int], *, over_amqp: bool
+) -> list[CoverageRow]:
+    """New tails of many streams in one statement; those of streams that have one already are left out."""
+    if not tails:
+        return []
+    positions = [tail.position for tail in tails]
+    values = {
+        "streams": [tail.stream_id for tail in tails],
+        "ats": [tail.at for tail in tails],
+        "timed": [tail.with_time for tail in tails],
+        "offsets": [at and at.offset for at in positions],
+        "fingerprints": [at and at.fingerprint for at in positions],
+        "chunks_ms": [at and at.chunk_ms for at in positions],
+        "key_ids": sorted(key_ids),
+        "over_amqp": over_amqp,
+    }
+    return [row_of(row) for row in connection.execute(_OPEN_TAILS, values)]
+
+
+@dataclass(frozen=True, slots=True)
+class NewTail:
+    """A tail to be opened at an offset; `position` is what lies before it."""
+
+    stream_id: int
+    at: int
+    with_time: bool
+    position: Position | None = None
+
+
+_new: Final = (
+    sa.func.unnest(
+        sa.bindparam("streams", type_=sa.ARRAY(sa.Integer)),
+        _numbers("ats"),
+        sa.bindparam("timed", type_=sa.ARRAY(sa.Boolean)),
+        *map(_numbers, ("offsets", "fingerprints", "chunks_ms")),
+    )
+    .table_valued(
+        sa.column("stream_id", sa.Integer),
+        sa.column("at", sa.BigInteger),
+        sa.column("with_time", sa.Boolean),
+        *[sa.column(name, sa.BigInteger) for name in ("last_offset", "last_fingerprint", "last_chunk_ms")],
+    )
+    .render_derived("new_tails")
+)
+
+_OPEN_TAILS: Final = (
+    insert(coverage)
+    .from_select(
+        [
+            "stream_id",
+            "from_offset",
+            "to_offset",
+            "with_time",
+            "last_offset",
+            "last_fingerprint",
+            "last_chunk_ms",
+            "key_ids",
+            "over_amqp",
+            "is_tail",
+        ],
+        sa.select(
+            _new.c.stream_id,
+            _new.c.at,
+            _new.c.at,
+            _new.c.with_time,
+            _new.c.last_offset,
+            _new.c.last_fingerprint,
+            _new.c.last_chunk_ms,
+            sa.bindparam("key_ids", type_=sa.ARRAY(sa.SmallInteger)),
+            sa.bindparam("over_amqp", type_=sa.Boolean),
+            sa.true(),
+        ).order_by(_new.c.stream_id),
+    )
+    .on_conflict_do_nothing()
+    .returning(*COLUMNS)
+)
+
+
+def close_tails(connection: sa.Connection, rows: Sequence[CoverageRow]) -> set[int]:
+    """Make tails ordinary ranges, or drop those that hold nothing; gives the streams of those that were closed.
+
+    The others were moved by another recorder meanwhile.
+    """
+    if not rows:
+        return set()
+    values = {"ids": [row.coverage_id for row in rows], "expected": [row.to_offset for row in rows]}
+    closed = set(connection.execute(_DROP_EMPTY, values).scalars())
+    return closed | set(connection.execute(_CLOSE_TAILS, values).scalars())
+
+
+_left: Final = (
+    sa.func.unnest(_numbers("ids"), _numbers("expected"))
+    .table_valued(sa.column("id", sa.BigInteger), sa.column("expected", sa.BigInteger))
+    .render_derived("left_tails")
+)
+_as_left: Final = (
+    (coverage.c.coverage_id == _left.c.id) & (coverage.c.to_offset == _left.c.expected) & coverage.c.is_tail
+)
+_DROP_EMPTY: Final = (
+    sa.delete(coverage).where(_as_left, coverage.c.from_offset == coverage.c.to_offset).returning(coverage.c.stream_id)
+)
+_CLOSE_TAILS: Final = sa.update(coverage).where(_as_left).values(is_tail=False).returning(coverage.c.stream_id)
+
+
+def close_tail(connection: sa.Connection, row: CoverageRow) -> None:
+    """Make the tail an ordinary range, or drop it where it holds nothing, so that a new tail can follow it.
+
+    Raises:
+        CoverageConflict: another recorder moved it meanwhile.
+    """
+    if not close_tails(connection, [row]):
+        raise CoverageConflict("another recorder moved the tail first; nothing was written", stream="")

@@ -1,0 +1,99 @@
+"""Several `relatum record` of the same streams: one is frozen and comes back, one is killed; each row is there once."""
+
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.recording import verify
+from tests.acceptance._command import Relatum
+from tests.support import declare_stream, delete_stream, publish_plain, rows_of, unique_name, wait_recorded, wait_until
+
+STREAMS = 4
+KEY = "order_id"
+
+
+@pytest.fixture
+def names(amqp_url: str) -> Iterator[list[str]]:
+    """Some streams."""
+    prefix = unique_name("members")
+    names = [f"{prefix}-{n}" for n in range(STREAMS)]
+    for name in names:
+        declare_stream(amqp_url, name)
+    yield names
+    for name in names:
+        delete_stream(amqp_url, name)
+
+
+@contextmanager
+def member(relatum: Relatum, names: list[str], log: Path) -> "Iterator[subprocess.Popen[str]]":
+    """A recorder's process, called by the name of its log."""
+    process = relatum.start("record", *names, "--keys", KEY, "--holder", log.stem, stderr=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def shares(engine: sa.Engine) -> Counter[str]:
+    """How many streams each member has whose lease holds."""
+    query = sa.text(
+        "SELECT lease_holder FROM relatum.streams s JOIN relatum.recorder_members m ON m.holder = s.lease_holder "
+        "WHERE m.lease_expires_at >= clock_timestamp()"
+    )
+    with engine.connect() as connection:
+        return Counter(connection.execute(query).scalars())
+
+
+def test_members_that_are_frozen_or_killed_are_replaced_and_no_row_is_written_twice(
+    amqp_url: str, stream_url: str, database_url: str, engine: sa.Engine, names: list[str], tmp_path: Path
+) -> None:
+    """SIGSTOP for longer than a lease, SIGCONT, SIGKILL: what is published meanwhile is recorded by the others."""
+    relatum = Relatum(amqp_url, stream_url, database_url)
+    published = 0
+
+    def publish() -> None:
+        nonlocal published
+        for name in names:
+            publish_plain(amqp_url, name, [(b"", {KEY: f"o{published + n}"}) for n in range(5)])
+        published += 5
+
+    def all_recorded() -> None:
+        for name in names:
+            wait_recorded(amqp_url, engine, name)
+
+    def share(**expected: int) -> None:
+        wait_until(lambda: shares(engine) == Counter(expected), what=f"shares of {expected}")
+
+    with member(relatum, names, tmp_path / "a.log") as first, member(relatum, names, tmp_path / "b.log") as second:
+        share(a=2, b=2)
+        publish()
+        all_recorded()
+        first.send_signal(signal.SIGSTOP)
+        publish()
+        share(b=4)
+        all_recorded()
+        first.send_signal(signal.SIGCONT)
+        publish()
+        share(a=2, b=2)
+        all_recorded()
+        second.kill()
+        second.wait()
+        killed_at = time.monotonic()
+        publish()
+        share(a=4)
+        all_recorded()
+        assert time.monotonic() - killed_at < 60
+        first.terminate()
+        assert first.wait(60) == 0
+    for name in names:
+        assert [value for _, value, _ in rows_of(engine, name)] == [f"o{n}" for n in range(published)]
+    assert verify(amqp_url, engine, names).ok
