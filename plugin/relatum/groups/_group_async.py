@@ -4,6 +4,7 @@ import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from relatum import publishing
 from relatum.errors import PublishUnroutable
 from relatum.groups._group import GroupBase, OnIncomplete
 from relatum.membership import Membership
@@ -127,9 +128,7 @@ def _grouped(message: "AbstractMessage", place: Membership) -> Any:
 
 def _require_routed(result: Any, place: Membership) -> None:
     """Raise where the message came back: aio-pika then returns it, unless the channel says otherwise."""
-    from relatum.publishing.clients import _aio_pika as _aio_pika
-
-    if isinstance(result, _aio_pika.DeliveredMessage):
+    if publishing.came_back(result):
         raise PublishUnroutable(
             f"message {place.sequence} of group {place.group_id} came back: nothing is bound for it", in_stream=False
         )

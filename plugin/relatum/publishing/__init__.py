@@ -1,15 +1,21 @@
 """The publish path: connections of pika and aio-pika whose messages can be related afterwards."""
 
+from typing import TYPE_CHECKING
+
+from relatum.faces import imported_later
 from relatum.publishing._dead_letters import REASON_CHARACTERS_MAX, Burial, DeadLetters
-from relatum.publishing._direct import DIRECT_TIMEOUT_S, DirectPublisher
 from relatum.publishing._intercept import intercept, release, statistics
 from relatum.publishing._interception import RecorderChoice
-from relatum.publishing._publish import publish, publisher_of
-from relatum.publishing._publish_async import intercepted_exchange, publish_async
 from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._receipt import AsyncReceipt, Receipt
 from relatum.publishing._stamp import OnInvalid, Stamper
+from relatum.publishing.clients._direct_publisher import DIRECT_TIMEOUT_S, DirectPublisher
 from relatum.publishing.clients._pika import OwnProperties, copy_with
+from relatum.publishing.clients._publish import publish, publisher_of
+from relatum.publishing.clients._publish_async import intercepted_exchange, publish_async
+
+if TYPE_CHECKING:
+    from relatum.publishing.clients._aio_pika import came_back
 
 __all__ = [
     "DIRECT_TIMEOUT_S",
@@ -24,6 +30,7 @@ __all__ = [
     "Receipt",
     "RecorderChoice",
     "Stamper",
+    "came_back",
     "copy_with",
     "intercept",
     "intercepted_exchange",
@@ -33,3 +40,6 @@ __all__ = [
     "release",
     "statistics",
 ]
+
+# aio-pika is optional: what imports it waits for somebody who has it.
+__getattr__ = imported_later(__name__, {"came_back": "relatum.publishing.clients._aio_pika"})

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pika import BasicProperties
-
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_DEPTH_MAX
 from relatum.processes import after_fork
-from relatum.publishing._direct import DIRECT_TIMEOUT_S, DirectPublisher, encoded_bytes
+from relatum.publishing.clients._direct_publisher import (
+    DIRECT_TIMEOUT_S,
+    DirectPublisher,
+    encoded_bytes,
+    new_properties,
+)
 from relatum.reading import BrokerAddress, Message
 from relatum.waiting import ended, log_failure, may_be_mended, may_repeat
 
@@ -186,9 +189,9 @@ class _Letter:
             self._given["timestamp"] = int(self._given["timestamp"].timestamp())
         self.left_out = ""
 
-    def properties(self) -> BasicProperties:
+    def properties(self) -> Any:
         """As pika sends them."""
-        return BasicProperties(headers={**self._headers, **self._added}, **self._given)
+        return new_properties({**self._headers, **self._added}, self._given)
 
     def reduce(self, bytes_max: int | None) -> None:
         """Leave out what cannot be encoded, then the largest of the rest until a frame holds it.
@@ -229,7 +232,7 @@ def _size(*, headers: Mapping[str, Any] | None = None, given: Mapping[str, Any] 
     if headers is not None and _is_deep(headers, HEADERS_DEPTH_MAX):
         return None
     try:
-        return encoded_bytes(BasicProperties(headers=headers, **(given or {})))
+        return encoded_bytes(new_properties(headers, given or {}))
     except InvalidInput:
         return None
 

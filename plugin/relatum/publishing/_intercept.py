@@ -1,10 +1,8 @@
 """`intercept` and `release`."""
 
 from collections.abc import Iterable
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import pika
 from sqlalchemy import URL, Engine
 
 from relatum.checks import checked_names
@@ -13,7 +11,7 @@ from relatum.keys import KeyDefinition, as_definitions
 from relatum.publishing._interception import Interception, Options, RecorderChoice, interception_of
 from relatum.publishing._publisher_statistics import PublisherStatistics
 from relatum.publishing._stamp import OnInvalid
-from relatum.publishing.clients import _pika as _pika
+from relatum.publishing.clients._known_clients import client_of
 
 _Connection = TypeVar("_Connection")
 
@@ -82,7 +80,12 @@ def intercept(
         stream_url=stream_url,
         confirm_timeout_s=confirm_timeout_s,
     )
-    client = _client_of(connection)
+    return _intercepted(connection, options)
+
+
+def _intercepted(connection: _Connection, options: Options) -> _Connection:
+    """The same connection, intercepted with these options, or with the same ones before."""
+    client = client_of(connection)
     present = interception_of(connection)
     if present is not None:
         present.check_usable()
@@ -90,7 +93,7 @@ def intercept(
         interception = Interception(options, connection, client.NAME)
         try:
             # An event loop must not wait: the first publishes do, or the next ones raise it.
-            interception.await_agreement(may_wait=isinstance(connection, pika.BlockingConnection))
+            interception.await_agreement(may_wait=client.may_wait(connection))
         except RelatumError:
             interception.release()
             raise
@@ -113,7 +116,7 @@ def release(connection: _Connection) -> _Connection:
     """
     present = interception_of(connection)
     if present is not None:
-        _client_of(connection).release(connection)
+        client_of(connection).release(connection)
         present.release()
     return connection
 
@@ -128,15 +131,3 @@ def statistics(connection: object) -> PublisherStatistics:
     if present is None:
         raise ConfigurationError("this connection is not intercepted: relatum.intercept(connection, …)")
     return present.counts.statistics()
-
-
-def _client_of(connection: Any) -> ModuleType:
-    """The module that knows this kind of connection."""
-    if isinstance(connection, (pika.BlockingConnection, pika.connection.Connection)):
-        return _pika
-    if any(kind.__module__.partition(".")[0] == "aio_pika" for kind in type(connection).__mro__):
-        # Only now: aio-pika is optional, and whoever has such a connection has imported it.
-        from relatum.publishing.clients import _aio_pika as _aio_pika
-
-        return _aio_pika
-    raise ConfigurationError(f"{type(connection).__qualname__} is neither a pika nor an aio-pika connection")

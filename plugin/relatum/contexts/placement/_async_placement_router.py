@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import sqlalchemy as sa
 
+from relatum import publishing
 from relatum.checks import checked_seconds
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._model import PartitionRow
@@ -259,7 +260,7 @@ class AsyncRouter:
         """Publish a message of no name to a partition."""
         exchange = await channel_of(target).get_exchange(self._core.super_stream, ensure=False)
         result = await exchange.publish(message, partition.binding_key, **kwargs)
-        if _is_returned(result):
+        if publishing.came_back(result):
             self._core.forget_layout()
         else:
             self._core.published_unnamed()
@@ -317,7 +318,7 @@ class AsyncRouter:
             sent = Sent(placement.name, placement.stream, request.placed, request.as_of)
             error.settle = partial(self._settle_unknown, error.settle, sent)
             raise
-        if _is_returned(result):
+        if publishing.came_back(result):
             raise PublishUnroutable(
                 f"the message of {placement.name!r} came back: {placement.stream!r} is not bound any more",
                 in_stream=False,
@@ -353,9 +354,3 @@ class RouterExchange:
     async def publish(self, message: "AbstractMessage", routing_key: str = "", **kwargs: Any) -> Any:
         """Publish as the router's own `publish` does."""
         return await self.router.publish(self.channel, message, routing_key, **kwargs)
-
-
-def _is_returned(result: Any) -> bool:
-    from aiormq.abc import DeliveredMessage
-
-    return isinstance(result, DeliveredMessage)

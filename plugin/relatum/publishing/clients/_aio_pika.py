@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Final
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aiormq.abc import DeliveredMessage as DeliveredMessage
+from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import AMQPConnectionError, ChannelClosed, DeliveryError
 from aiormq.exceptions import PublishError as ReturnedError
 from pamqp.commands import Basic
@@ -35,6 +35,11 @@ CHANNEL_ATTRIBUTE: Final = "_relatum_interception"
 
 _UNANSWERED_POLL_S: Final = 0.02
 """Seconds between two looks for the broker's late answer to a publish that was given up."""
+
+
+def came_back(result: Any) -> bool:
+    """Whether what a publish gave is a message that came back, as aio-pika has it unless the channel says otherwise."""
+    return isinstance(result, DeliveredMessage)
 
 
 class _Publisher:
@@ -92,7 +97,7 @@ class _Publisher:
             self.stamps.pop(stamp.message_id, None)
         counts = self._interception.counts
         counts.published += 1
-        if isinstance(result, DeliveredMessage):
+        if came_back(result):
             _strip(result, stamp)
             counts.errors["unroutable"] += 1
         return result
@@ -222,6 +227,11 @@ def intercept(connection: Any, interception: Interception) -> None:
     connection.channel = _ChannelOpener(connection, interception, vars(connection).get("channel"))
     for channel in _channels(connection):
         _intercept_channel(channel, interception)
+
+
+def may_wait(_connection: Any) -> bool:
+    """Whether its thread may wait for a server: never, it runs an event loop."""
+    return False
 
 
 def release(connection: Any) -> None:

@@ -28,9 +28,9 @@ from relatum.publishing._interception import ATTRIBUTE, Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._publish_errors import outcome
 from relatum.publishing._refusals import BLOCKING, MALFORMED, refuses_message
-from relatum.publishing._returns import Returns, strip_returned
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
+from relatum.publishing.clients._pika_returns import Returns, strip_returned
 from relatum.superstreams import Target
 
 NAME: Final = "pika"
@@ -232,6 +232,11 @@ def intercept(connection: "BlockingConnection | Connection", interception: Inter
     _put(connection, "channel", _Wrapper(_current(connection, "channel"), interception, _intercept_channel(connection)))
     for channel in _channels(connection):
         _intercept_channel(connection)(channel)
+
+
+def may_wait(connection: "BlockingConnection | Connection") -> bool:
+    """Whether its thread may wait for a server: a callback connection's runs an event loop."""
+    return isinstance(connection, BlockingConnection)
 
 
 def release(connection: "BlockingConnection | Connection") -> None:

@@ -11,13 +11,13 @@ from pika.channel import Channel
 from pika.exceptions import NackError, UnroutableError
 
 from relatum.errors import ConfigurationError
-from relatum.publishing._confirms import Confirms
 from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import Receipt
-from relatum.publishing._returns import strip_returned
 from relatum.publishing._stamp import Stamp
 from relatum.publishing.clients._pika import PUBLISHER, CountingPublisher, Publisher
+from relatum.publishing.clients._pika_confirms import Confirms
+from relatum.publishing.clients._pika_returns import strip_returned
 from relatum.superstreams import Target
 from relatum.uuid7 import uuid7
 

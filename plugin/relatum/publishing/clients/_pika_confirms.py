@@ -21,9 +21,9 @@ from relatum.headers import RECEIPT_HEADER
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import Receipt
 from relatum.publishing._refusals import refuses_publish
-from relatum.publishing._returns import RETURNS, Returns
 from relatum.publishing._settle import final_at
 from relatum.publishing.clients._pika import CountingPublisher
+from relatum.publishing.clients._pika_returns import RETURNS, Returns
 
 _CONFIRMS: Final = "_relatum_confirms"
 

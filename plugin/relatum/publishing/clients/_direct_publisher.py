@@ -1,11 +1,11 @@
 """Publishing of Relatum's own: straight to a stream, each message confirmed, over a connection opened when needed."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -178,6 +178,11 @@ class DirectPublisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def new_properties(headers: Mapping[str, Any] | None, given: Mapping[str, Any]) -> BasicProperties:
+    """The properties of a message: its headers, None for none, and others by their names."""
+    return BasicProperties(headers=headers, **given)
 
 
 def encoded_bytes(properties: BasicProperties) -> int:

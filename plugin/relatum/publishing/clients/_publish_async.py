@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from relatum.errors import ConfigurationError, PublishUnroutable
 from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
-from relatum.publishing._publish import receipt_names, require_database
 from relatum.publishing._receipt import AsyncReceipt
+from relatum.publishing.clients._publish import receipt_names, require_database
 from relatum.superstreams import TargetExchange
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ async def publish_async(
         receipt=receipt_name or stamp.message_id,
     )
     result = await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
-    if isinstance(result, _aio_pika.DeliveredMessage):
+    if _aio_pika.came_back(result):
         raise PublishUnroutable(f"message {stamp.message_id} came back: nothing is bound for it", in_stream=False)
     return AsyncReceipt(sent, interception.locator)
 
