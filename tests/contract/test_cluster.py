@@ -32,7 +32,7 @@ def test_a_stream_on_another_node(name: str, amqp_url: str, stream_url: str, str
 @pytest.mark.parametrize("name", STREAM_FACES)
 def test_a_node_that_cannot_be_reached(name: str, stream_url: str, stream_name: str) -> None:
     """Where no other node can be reached, the stream is unavailable, in time."""
-    with EmptyNode(1) as node, open_face(name, through(stream_url, node.port), timeout_s=2) as face:
+    with EmptyNode(1) as node, open_face(name, through(stream_url, node.port), timeout_s=6) as face:
         for attempt in (lambda: face.read(stream_name, 0), lambda: face.iterate(stream_name)):
             with pytest.raises(StreamUnavailable):
                 attempt()

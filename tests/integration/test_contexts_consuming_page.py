@@ -39,7 +39,7 @@ def test_what_the_page_shows_of_consuming_works(
         bed.move(["account 17"], 0, 1)
         bed.publish(1, "account 17", "closed")
         for block in re.findall(r"```python\n(.*?)```", CONSUMING, re.DOTALL):
-            block = block.replace('"orders"', repr(bed.name)).replace("batches()", "batches(0.7)")
+            block = block.replace('"orders"', repr(bed.name)).replace("batches()", "batches(3.0)")
             block = block.replace("print(*[message.body for message in batch.messages])", "send(batch.messages)")
             exec(compile(block, "docs/contexts.md", "exec"), names)
         streams = bed.streams

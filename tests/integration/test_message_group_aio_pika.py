@@ -221,7 +221,7 @@ def test_an_unknown_outcome_keeps_the_number(amqp_url: str, stream_url: str, str
             proxy.mode = "blackhole_replies"
             with pytest.raises(PublishOutcomeUnknown) as caught:
                 await group.put(message(), timeout=0.2)
-            assert [place.stream for place in await caught.value.settle(5)] == [stream_name]
+            assert [place.stream for place in await caught.value.settle(90)] == [stream_name]
             task = asyncio.create_task(group.put(message()))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):

@@ -133,7 +133,7 @@ def test_a_burial_that_is_repeated_publishes_nothing_twice(amqp_url: str, stream
     publish_plain(amqp_url, stream_name, [b"a", b"b"])
     messages = read_all(amqp_url, stream_name)
     with Proxy.to(amqp_url) as proxy:
-        letters = DeadLetters(BrokerAddress.parse(proxy.url(amqp_url)), dead_stream, timeout_s=1)
+        letters = DeadLetters(BrokerAddress.parse(proxy.url(amqp_url)), dead_stream, timeout_s=3)
 
         def reasons() -> Iterator[tuple[Message, str]]:
             yield messages[0], "one"

@@ -143,7 +143,7 @@ def test_what_retention_has_dropped_is_not_known_to_be_nowhere(amqp_url: str, st
             wait_until(dropped)
         long_ago = sure(unsettled, monotonic_s=time.monotonic() - 3600)
         with pytest.raises(PublishOutcomeUnknown, match="retention"):
-            long_ago.settle(2.0)
+            long_ago.settle(5.0)
     finally:
         delete_stream(amqp_url, stream)
 

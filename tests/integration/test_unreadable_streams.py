@@ -99,7 +99,7 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(
             assert "refuses" in reason
         message = relations.read(OPEN, 1)
         assert relations.related(message).left_out == nothing.left_out
-        waited = relations.wait_related(message, timeout_s=0.2)
+        waited = relations.wait_related(message, timeout_s=2)
         assert (waited.status, waited.left_out) == (Status.UNPROVEN, nothing.left_out)
         # By its name, it is asked for: that it cannot be read is an error.
         with pytest.raises(AccessRefused, match=CLOSED):
