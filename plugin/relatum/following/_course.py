@@ -50,6 +50,11 @@ class Differs:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewind:
+    """The stream is the one that is known, by a message behind what is wanted next: begin again, there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Doubt:
     """To be asked: how the stream stands to what is known, and where it begins.
 
@@ -70,7 +75,7 @@ class Finding:
     bounds: StreamBounds | None
 
 
-Step = Give | Drop | Missed | Differs | Doubt
+Step = Give | Drop | Missed | Differs | Doubt | Rewind
 
 
 class Course:
@@ -78,7 +83,7 @@ class Course:
 
     Args:
         next_offset: The first offset that is wanted.
-        known: A message before that.
+        known: A message that was read of it.
 
     Attributes:
         next_offset: What was given ends before it.
@@ -171,10 +176,14 @@ class Course:
             yield from self._ask(is_end=False)
             return
         found = position_of(lying)
-        if known.agrees(found.fingerprint, found.chunk_ms):
+        if not known.agrees(found.fingerprint, found.chunk_ms):
+            yield from self._end(Agreement.OTHER, None)
+        elif known.offset < self.next_offset:
             self.is_agreed = True
         else:
-            yield from self._end(Agreement.OTHER, None)
+            self.known = None
+            self._is_over = True
+            yield Rewind()
 
     def _end(self, found: Agreement, bounds: StreamBounds | None) -> Iterator[Step]:
         self._is_over = True

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple, Protocol
 
-from relatum.following._course import Differs, Doubt, Drop, Finding, Give, Missed, Step
+from relatum.following._course import Differs, Doubt, Drop, Finding, Give, Missed, Rewind, Step
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Replaced
 from relatum.following._followed import Followed
 from relatum.following._held import Held
@@ -166,10 +166,8 @@ class Desk:
         course = followed.course
         for held in course.begin():
             self.shelves.release(held)
-        known = self.shelves.last_of(followed.shelf)
-        if known is not None:
-            course.known = known
-            course.begin()
+        course.known = self.shelves.last_of(followed.shelf) or course.known
+        course.begin()
         followed.begin()
         return course.start
 
@@ -236,6 +234,10 @@ class Desk:
                 self._grant(followed, step.held)
             elif isinstance(step, Missed):
                 self.put(followed, Hole(stream, number, step.from_offset, step.to_offset))
+            elif isinstance(step, Rewind):
+                assert self.transport is not None, "it has read something"
+                self.transport.unseat(followed)
+                self.transport.seat(followed)
             elif isinstance(step, Doubt):
                 self._ask(followed, step)
             elif isinstance(step, Differs):
@@ -291,9 +293,9 @@ class Desk:
         if followed.seat is not None and self.transport is not None:
             self.transport.grant(followed, followed.credit(), held)
 
-    def close(self, timeout_s: float) -> None:
+    def close(self) -> None:
         """End all connections."""
+        self.helpers.close()
         if self.transport is not None:
             self.transport.close()
         self.questions.close()
-        self.helpers.close(timeout_s)

@@ -32,6 +32,9 @@ logger = logging.getLogger("relatum.follower")
 BYTES_MIN: Final = 1 << 20
 """The least bound on what is held: one chunk."""
 
+CLOSE_S: Final = 10.0
+"""Seconds that closing waits by default."""
+
 AFTER_DEFECT_S: Final = 1.0
 """Seconds between two defects of our own, so that none fills the log or a processor."""
 
@@ -155,10 +158,10 @@ class Follower:
             except Exception:
                 logger.exception("following of streams has a defect, and goes on")
                 threading.Event().wait(AFTER_DEFECT_S)
-        self._release()
+        self._end()
 
-    def _release(self) -> None:
-        self._desk.close(self._options.timeout_s)
+    def _end(self) -> None:
+        self._desk.close()
         self._loop.close()
 
     # --- what is followed ---------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ class Follower:
         Args:
             stream: The stream's name; it need not be there yet.
             next_offset: The first offset that is wanted.
-            known: A message before that, by which the stream is known again; None takes it as it is.
+            known: A message that was read of it, by which the stream is known again; None takes it as it is.
 
         Returns:
             The following's number, which all its events have.
@@ -257,18 +260,26 @@ class Follower:
 
     # --- end ----------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End all; who waits in `take` gets nothing."""
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """End all; who waits in `take` gets nothing.
+
+        Args:
+            timeout_s: Seconds to wait for the thread that reads.
+
+        Returns:
+            False where it had not ended by then.
+        """
         with self._lock:
-            self._is_closing = True
+            was_closing, self._is_closing = self._is_closing, True
             thread = self._thread
         self._shelves.close()
+        if thread is None and not was_closing:
+            self._end()
         self._loop.add_callback(lambda: None)
-        if thread is None:
-            self._release()
-        elif thread is not threading.current_thread():
-            thread.join()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
         metrics.retire(self)
+        return thread is None or thread is threading.current_thread() or not thread.is_alive()
 
     def __enter__(self) -> Self:
         return self.open()

@@ -38,7 +38,10 @@ class Helpers:
                 answer: _Answer | Exception = question()
             except Exception as error:  # noqa: BLE001 - whoever asked is told of it
                 answer = error
-            self._loop.add_callback(lambda: answered(answer))
+            if not self._is_closed:
+                self._loop.add_callback(lambda: answered(answer))
+            elif isinstance(answer, SocketConnection):
+                answer.close()
 
         with self._lock:
             self._questions.append(run)
@@ -56,14 +59,11 @@ class Helpers:
                 question = self._questions.popleft()
             question()
 
-    def close(self, timeout_s: float) -> None:
-        """Ask nothing more, and wait for what is asked, so long at most."""
+    def close(self) -> None:
+        """Ask nothing more. What is asked now ends by itself, and its answer is nobody's."""
         with self._lock:
             self._is_closed = True
             self._questions.clear()
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join(timeout_s)
 
 
 class Questions:
@@ -79,6 +79,7 @@ class Questions:
         self.address = address
         self.timeout_s = timeout_s
         self.heartbeat_s = heartbeat_s
+        self._opening = threading.Lock()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._before: StreamReader | None = None
@@ -90,15 +91,33 @@ class Questions:
         Raises:
             BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
         """
-        with self._lock:
-            if self._is_closed:
-                raise UsedAfterClose("the follower was closed: open another one")
-            if self._reader is None:
-                self._reader = self._open()
+        reader = self._reader
+        if reader is not None and not self._is_closed:
+            return reader
+        # One opens for all who ask; who closes waits for nobody.
+        with self._opening:
+            if self._reader is None or self._is_closed:
+                self._use(self._open())
+            assert self._reader is not None, "it was opened"
             return self._reader
 
     def _open(self) -> StreamReader:
+        if self._is_closed:
+            raise UsedAfterClose("the follower was closed: open another one")
         return StreamReader.open(self.address, timeout_s=self.timeout_s, heartbeat_s=self.heartbeat_s)
+
+    def _use(self, reader: StreamReader) -> None:
+        """Use a reader that was opened; where it was closed meanwhile, it is not used."""
+        with self._lock:
+            # Somebody may be asking by the last one: it is closed with its successor.
+            oldest, self._before = self._before, self._reader
+            self._reader = reader
+            is_closed = self._is_closed
+        if oldest is not None:
+            oldest.close()
+        if is_closed:
+            reader.close()
+            raise UsedAfterClose("the follower was closed: open another one")
 
     def by_streams_again(self) -> bool:
         """Whether the stream protocol answers, where AMQP 0.9.1 is in use; it is used from then on."""
@@ -106,20 +125,15 @@ class Questions:
         if reader.transport != "stream":
             reader.close()
             return False
-        self._replace(reader)
+        self._use(reader)
         return True
 
     def forget(self) -> None:
         """Open another one for the next question: which transport answers is found out anew."""
-        self._replace(None)
-
-    def _replace(self, reader: StreamReader | None) -> None:
         with self._lock:
             if self._reader is None:
-                self._reader = reader
                 return
-            # Somebody may be asking by the last one: it is closed with its successor.
-            oldest, self._before, self._reader = self._before, self._reader, reader
+            oldest, self._before, self._reader = self._before, self._reader, None
         if oldest is not None:
             oldest.close()
 

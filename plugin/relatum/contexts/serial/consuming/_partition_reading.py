@@ -1,7 +1,12 @@
-"""The thread that reads a partition: it opens it where it was left, and reads on through whatever happens."""
+"""The partitions that a member reads: one follower and one thread for all, which opens each where it was left.
+
+What is about one partition stops no other: one that cannot go on now, since its batches are not done with, since what
+an adoption names is not to be seen yet, or since PostgreSQL is away, keeps what has come of it, and is looked at again.
+"""
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -17,136 +22,216 @@ from relatum.errors import (
     OffsetNotFound,
     StreamNotFound,
     StreamUnavailable,
-    Transient,
 )
-from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement, position_of
+from relatum.following import Attached, Event, Failed, Follower, Hole, Records, Replaced
+from relatum.reading import Agreement, BrokerAddress, Message, Position, StreamReader, agreement
 from relatum.waiting import backoff
 
-IDLE_S: Final = 0.1
-"""How often a reader with nothing to read looks whether it should stop."""
+LOOK_S: Final = 0.1
+"""Seconds between two looks for partitions that were gained, and for those that wait for something."""
 
 
-class PartitionReader:
-    """Reads one partition this member has, in a thread of its own.
+class PartitionReading:
+    """Reads all partitions that a member has.
 
     Args:
         shared: What the member's threads share.
         store: The consumer's rows.
         address: The broker.
-        partition_id: The partition.
-        stream: Its stream.
-        header: The header that names contexts.
-        gained: Called when the partition is open for the first time.
+        gained: Called when a partition is open for the first time.
     """
 
     def __init__(
-        self,
-        shared: Shared,
-        store: ConsumerStore,
-        address: BrokerAddress,
-        *,
-        partition_id: int,
-        stream: str,
-        header: str,
-        gained: Callable[[str], None],
+        self, shared: Shared, store: ConsumerStore, address: BrokerAddress, *, gained: Callable[[str], None]
     ) -> None:
+        self.shared = shared
+        self.store = store
+        self.gained = gained
+        self.follower = Follower(
+            address, outages=shared.outages, name=f"consuming by {store.name!r}", who=_who, ready=shared.room.set
+        )
+        self._partitions: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        self._reads: dict[str, PartitionReader] = {}
+        self._ended: list[PartitionReader] = []
+        self.follower.open()
+        self.thread = threading.Thread(target=self._run, name=f"relatum-{store.name}-reading", daemon=True)
+        self.thread.start()
+
+    def begin(self, partition_id: int, stream: str, header: str) -> "PartitionReader":
+        """Read a partition."""
+        reader = PartitionReader(self, partition_id=partition_id, stream=stream, header=header)
+        with self._lock:
+            self._reads[stream] = reader
+        self.shared.room.set()
+        return reader
+
+    def follow(self, reader: "PartitionReader", opened: Opened) -> int:
+        """Have a partition followed from where it was left, if it is read still; the following's number."""
+        with self._lock:
+            if self._reads.get(reader.stream) is not reader:
+                return 0
+            return self.follower.follow(reader.stream, opened.read_from, known=opened.known_by)
+
+    def end(self, reader: "PartitionReader") -> None:
+        """Read it no more."""
+        with self._lock:
+            self._ended.append(reader)
+            if self._reads.get(reader.stream) is reader:
+                del self._reads[reader.stream]
+                self.follower.leave(reader.stream)
+        self.shared.room.set()
+
+    def is_partition(self, stream: str) -> bool:
+        """Whether a stream is, or was, one of this super stream's partitions."""
+        if stream not in self._partitions:
+            self._partitions = self.store.partitions()
+        return stream in self._partitions
+
+    def _run(self) -> None:
+        room, stopping = self.shared.room, self.shared.stopping
+        while not stopping.is_set():
+            room.wait(LOOK_S)
+            room.clear()
+            for event in self.follower.take(0.0):
+                self._sort(event)
+            with self._lock:
+                ended, self._ended = self._ended, []
+                reads = list(self._reads.values())
+            for reader in ended:
+                reader.release()
+            for reader in reads:
+                reader.go_on()
+        self.follower.close()
+
+    def _sort(self, event: Event) -> None:
+        """Give an event to its partition."""
+        if event.stream is not None:
+            self.shared.admitted()
+        elif isinstance(event, Failed) and isinstance(event.error, AccessRefused | ConfigurationError):
+            # Told to those who wait for messages, too.
+            self.shared.refused(event.error)
+        reader = self._reads.get(event.stream or "")
+        if reader is not None and reader.number == event.following:
+            reader.events.append(event)
+        else:
+            self.follower.done(event)
+
+
+def _who(stream: str) -> str:
+    return f"reading of partition {stream!r}"
+
+
+class PartitionReader:
+    """One partition that a member has. All but `stop` is for the thread that reads.
+
+    Args:
+        reading: What it is read by.
+        partition_id: The partition.
+        stream: Its stream.
+        header: The header that names contexts.
+
+    Attributes:
+        number: Its following's number; 0 before it is looked up where it was left.
+        events: What has come, and was not gone through.
+        has_ended: Whether the partition turned out to be another member's, or gone.
+    """
+
+    def __init__(self, reading: PartitionReading, *, partition_id: int, stream: str, header: str) -> None:
         self.partition_id = partition_id
         self.stream = stream
         self.following: Following | None = None
-        self.is_gained = False
-        self._shared = shared
-        self._store = store
-        self._address = address
+        self.is_gained = self.has_ended = False
+        self.number = 0
+        self.events: deque[Event] = deque()
+        self._reading = reading
+        self._shared = reading.shared
+        self._store = reading.store
         self._header = header
-        self._gained = gained
-        self._who = f"reading of partition {stream!r}"
-        self._partitions: frozenset[str] = frozenset()
-        self._is_over = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
+        self._opened: Opened | None = None
+        self._is_over = False
+        self._who = _who(stream)
+        self._pauses = backoff()
+        self._again_at = 0.0
 
     def stop(self) -> None:
-        """End soon, and read nothing more."""
-        self._is_over.set()
+        """End, and read nothing more."""
+        self._is_over = True
+        self._reading.end(self)
         if self.following is not None:
             self._shared.drop(self.following)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the partition turned out to be another member's, or gone."""
-        return not self.thread.is_alive()
-
-    def _must_stop(self, following: Following | None = None) -> bool:
-        is_over = following is not None and following.is_over
-        return is_over or self._is_over.is_set() or self._shared.stopping.is_set()
-
-    def _run(self) -> None:
-        pauses = backoff()
-        while not self._must_stop():
-            try:
-                if not self._session():
-                    break
-                pauses = backoff()
-            except Exception as error:  # noqa: BLE001 - whatever it was, the partition is opened again
-                self._note(error)
-            self._is_over.wait(next(pauses))
-        self._is_over.set()
         self._shared.outages.forget(self._who)
 
-    def _note(self, error: Exception) -> None:
-        """Say what stands in the way of reading, once."""
-        self._shared.outages.failed(self._who, error)
+    def release(self) -> None:
+        """Be done with what has come: it is not gone through any more."""
+        self._reading.follower.done(*self.events)
+        self.events.clear()
 
-    def _session(self) -> bool:
-        """Open the partition as it is stored and read it until it is lost or dropped; False where it is not ours."""
+    def go_on(self) -> None:
+        """Go through what has come, as far as that goes now."""
+        if self._is_over or time.monotonic() < self._again_at:
+            return
         try:
-            with self._reader() as reader:
-                opened = self._store.open(self.partition_id)
-                if opened is None:
-                    return False
-                following = self._opened(reader, opened)
-                if following is None or self._must_stop():
-                    return True
-                self._begin(following)
-                try:
-                    self._follow(reader, following)
-                    while not self._must_stop(following):
-                        self._attach_again(following)
-                finally:
-                    self._shared.drop(following)
-        except StreamNotFound:
-            if self._store.drain(self.partition_id):
-                logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
-                return False
-            raise
+            if self.following is not None and self.following.is_over:
+                self._forget()
+            if self._opened is None:
+                self._look_up()
+            while self.events and not self._is_over and self._handle(self.events[0]):
+                if self.events:
+                    self._reading.follower.done(self.events.popleft())
+                self._pauses = backoff()
+            if self._opened is None and not self._is_over:
+                self._look_up()
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+            self._shared.outages.failed(self._who, error)
+            self._again_at = time.monotonic() + next(self._pauses)
+
+    def _look_up(self) -> None:
+        """Find where the partition was left, and have it followed from there."""
+        opened = self._store.open(self.partition_id)
+        if opened is None:
+            self._end()
+            return
+        self._opened = opened
+        self.number = self._reading.follow(self, opened)
+
+    def _end(self) -> None:
+        self.stop()
+        self.has_ended = True
+
+    def _forget(self) -> None:
+        """Forget what is not stored: the partition is opened anew."""
+        if self.following is not None:
+            self._shared.drop(self.following)
+        self.release()
+        self.following = self._opened = None
+
+    def _handle(self, event: Event) -> bool:
+        """Do what an event asks for; False where it has to wait."""
+        if isinstance(event, Records):
+            return self._put(event)
+        if isinstance(event, Attached):
+            self._open()
+        elif isinstance(event, Hole):
+            self._pass_hole(event)
+        elif isinstance(event, Replaced):
+            self._find_again()
+        elif isinstance(event, Failed) and isinstance(event.error, StreamNotFound):
+            self._drain()
         return True
 
-    def _reader(self) -> StreamReader:
-        """A reader; a broker that lets nobody in is told to those who wait for messages, too."""
-        try:
-            reader = StreamReader.open(self._address)
-        except (AccessRefused, ConfigurationError) as error:
-            self._shared.refused(error)
-            raise
-        self._shared.admitted()
-        return reader
+    def _drain(self) -> None:
+        """End with a partition whose stream is gone, and was left by all contexts."""
+        if self._store.drain(self.partition_id):
+            logger.info("partition %r drained: its stream is gone", self.stream, extra={"stream": self.stream})
+            self._end()
 
-    def _begin(self, following: Following) -> None:
-        self._shared.outages.over(self._who)
-        extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
-        logger.info("partition %r opened", self.stream, extra=extra)
-        self.following = following
-        self._shared.add(following)
-        if not self.is_gained:
-            self.is_gained = True
-            self._gained(self.stream)
-
-    def _opened(self, reader: StreamReader, opened: Opened) -> Following | None:
-        """The partition as it is stored; None where its stream is another one now: open it again."""
-        if opened.known_by is not None and not self._agrees(reader, opened.known_by):
-            self._go_back(reader)
-            return None
-        bounds = reader.bounds(self.stream)
-        first = max(opened.read_from, bounds.first or 0)
+    def _open(self) -> None:
+        """The stream is the one that is known: hand out what is read of it. After a break it is open already."""
+        opened = self._opened
+        assert opened is not None, "it is followed from there"
+        if self.following is not None:
+            return
         following = Following(
             self.partition_id,
             self.stream,
@@ -157,13 +242,26 @@ class PartitionReader:
             ),
             position=opened.position,
             version=opened.version,
-            read_from=first,
+            read_from=opened.read_from,
             header=self._header,
             options=self._shared.options,
             begun_at={move_id: time.monotonic() - open_s for move_id, open_s in opened.since.items()},
         )
-        self._replay_lost(following, opened, first)
-        return following
+        extra = {"stream": self.stream, "position": following.position, "from": following.next_offset}
+        logger.info("partition %r opened", self.stream, extra=extra)
+        self.following = following
+        self._shared.add(following)
+        if not self.is_gained:
+            self.is_gained = True
+            self._reading.gained(self.stream)
+
+    def _find_again(self) -> None:
+        """The stream is not what was read of it: go on where it agrees with what is stored."""
+        is_stored = self.following is None
+        if is_stored:
+            self._go_back(self._reading.follower.reader())
+        # Else what was read and is not stored yet may be all that is not there any more.
+        self._forget()
 
     def _agrees(self, reader: StreamReader, position: Position) -> bool:
         """Whether the stream is still the one of which that was read.
@@ -204,69 +302,42 @@ class PartitionReader:
         logger.warning("stream %r lost its end: read again from %d", self.stream, agreed.offset + 1, extra=extra)
         self._store.go_back(self.partition_id, agreed, end)
 
-    def _replay_lost(self, following: Following, opened: Opened, first: int) -> None:
-        """What fences and markers said that retention has dropped still counts for what is behind them."""
-        if first <= opened.read_from:
+    def _pass_hole(self, hole: Hole) -> None:
+        """Retention has dropped what was to be read; what is stored of it still counts."""
+        opened, following = self._opened, self.following
+        assert opened is not None, "it is followed from there"
+        assert following is not None, "it was attached"
+        if following.last_read is not None:
+            # Opened anew behind what is stored, it is met by the same hole.
+            self._forget()
             return
-        now = time.monotonic()
-        for offset, control in self._store.lost_controls(self.partition_id, opened.read_from, first):
-            following.replay(offset, control, now)
-        following.lost_to(first, now)
+        # What fences and markers said that are dropped counts for what is behind them.
+        first, lost_controls = hole.to_offset, self._store.lost_controls
+        controls = lost_controls(self.partition_id, hole.from_offset, first)
+
+        def replay(now: float) -> None:
+            for offset, control in controls:
+                following.replay(offset, control, now)
+            following.lost_to(first, now)
+
+        self._shared.put(following, replay)
         if opened.position < first and opened.position > 0:
             extra = {"stream": self.stream, "from": opened.position, "to": first}
             lost = (opened.position, first - 1, self.stream)
             logger.warning("retention dropped offsets %d to %d of %r before they were consumed", *lost, extra=extra)
 
-    def _attach_again(self, following: Following) -> None:
-        """Read on where reading was interrupted; what was read before stays."""
-        pauses = backoff()
-        while not self._must_stop(following):
-            try:
-                with StreamReader.open(self._address) as reader:
-                    if self._is_another(reader, following):
-                        return
-                    return self._follow(reader, following)
-            except Transient as error:
-                self._note(error)
-            self._is_over.wait(next(pauses))
-
-    def _is_another(self, reader: StreamReader, following: Following) -> bool:
-        """Whether the stream does not hold any more what was read of it last: then all is looked at anew."""
-        last = following.last_read
-        if last is None or self._agrees(reader, position_of(last)):
+    def _put(self, event: Records) -> bool:
+        following = self.following
+        assert following is not None, "it was attached"
+        if not following.has_room:
             return False
-        self._shared.drop(following)
+        piece = Piece.of(event.batch, self._read_adopted, self._is_partition)
+        self._shared.put(following, lambda now: following.put(piece, now))
+        self._shared.outages.over(self._who)
         return True
 
-    def _follow(self, reader: StreamReader, following: Following) -> None:
-        try:
-            for batch in reader.batches(self.stream, following.next_offset, follow=True, idle_s=IDLE_S):
-                if self._must_stop(following):
-                    return
-                self._shared.outages.over(self._who)
-                if batch is None:
-                    continue
-                if batch.first_offset > following.next_offset and self._is_hole(following):
-                    self._shared.drop(following)
-                    return
-                piece = Piece.of(batch, self._read_adopted, self._is_partition)
-                self._shared.put(following, lambda now, piece=piece: following.put(piece, now))  # type: ignore[misc]
-                while not self._shared.wait_for_room(following, IDLE_S):
-                    if self._must_stop(following):
-                        return
-        except Transient as error:
-            self._note(error)
-
-    def _is_hole(self, following: Following) -> bool:
-        """Whether retention overtook the reader; streams have gaps in good health, too, so the stream is asked."""
-        with StreamReader.open(self._address) as observer:
-            first = observer.bounds(self.stream).first
-        return first is not None and first > following.next_offset
-
     def _is_partition(self, stream: str) -> bool:
-        if stream not in self._partitions:
-            self._partitions = self._store.partitions()
-        if stream in self._partitions:
+        if self._reading.is_partition(stream):
             return True
         extra = {"stream": self.stream, "named": stream}
         logger.warning("a control message in %r that names %r is passed over", self.stream, stream, extra=extra)
@@ -278,21 +349,15 @@ class PartitionReader:
         It was confirmed before it was adopted. So where it is not to be seen, a replica is behind, and is waited for;
         it is given up only where its stream's leader says that there is none: the stream was declared again since.
         """
-        pauses = backoff()
-        while True:
-            try:
-                with StreamReader.open(self._address) as observer:
-                    return observer.read(adoption.stream, adoption.offset)
-            except (OffsetExpired, StreamNotFound):
-                break
-            except OffsetNotFound as error:
-                if error.is_proven:
-                    break
-                self._note(error)
-            except StreamUnavailable as error:
-                self._note(error)
-            if self._is_over.wait(next(pauses)):
-                return None
+        try:
+            return self._reading.follower.reader().read(adoption.stream, adoption.offset)
+        except (OffsetExpired, StreamNotFound):
+            pass
+        except OffsetNotFound as error:
+            if not error.is_proven:
+                raise StreamUnavailable(
+                    f"An adopted message is not to be seen yet: {error}", stream=self.stream
+                ) from error
         extra = {"stream": adoption.stream, "offset": adoption.offset}
         logger.warning(
             "an adopted message, %r at %d, is not there any more", adoption.stream, adoption.offset, extra=extra

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from relatum import metrics
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._partition_reading import PartitionReader
+from relatum.contexts.serial.consuming._partition_reading import PartitionReader, PartitionReading
 from relatum.contexts.serial.consuming._serial_options import ConsumerOptions, Start
 from relatum.contexts.serial.consuming._serial_state import Shared, log_defect, logger
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore, lost
@@ -81,6 +81,7 @@ class Member:
         self._options = options
         self._gained = gained
         self._lost = lost
+        self._reading: PartitionReading | None = None
         self._readers: dict[int, PartitionReader] = {}
         self._keeper: threading.Thread | None = None
         self._poll_at = 0.0
@@ -104,6 +105,7 @@ class Member:
     def _join(self) -> None:
         self.header = self._agreed_header()
         self.store.ensure(self._beginnings)
+        self._reading = PartitionReading(self.shared, self.store, self._address, gained=self._tell_gained)
         self._tick()
         self._keeper = threading.Thread(target=self._run, name=f"relatum-{self.store.name}-keeper", daemon=True)
         self._keeper.start()
@@ -144,12 +146,12 @@ class Member:
         with shared.changed:
             shared.stopping.set()
             shared.kept.notify_all()
-            shared.room.notify_all()
+            shared.room.set()
             shared.notify()
-        readers = list(self._readers.values())
-        for reader in readers:
+        for reader in list(self._readers.values()):
             self._end(reader)
-        threads = [reader.thread for reader in readers] + ([self._keeper] if self._keeper else [])
+        reading = self._reading.thread if self._reading is not None else None
+        threads = [thread for thread in (reading, self._keeper) if thread is not None]
         for thread in threads:
             # A callback may close the consumer, in one of them.
             if thread is not threading.current_thread():
@@ -171,8 +173,8 @@ class Member:
         except Exception as error:  # noqa: BLE001 - the lease lapses by itself
             log_defect(error, f"partitions of a member of {self.store.name!r} not given back", level=logging.INFO)
         # Connections that are in use would stay open.
-        for reader in list(self._readers.values()):
-            reader.thread.join()
+        if self._reading is not None:
+            self._reading.thread.join()
         self.store.dispose()
 
     def _keep(self) -> None:
@@ -229,17 +231,8 @@ class Member:
 
     def _begin(self, partition_id: int, stream: str) -> None:
         assert self.header is not None, "it was agreed on at the start"
-        reader = PartitionReader(
-            self.shared,
-            self.store,
-            self._address,
-            partition_id=partition_id,
-            stream=stream,
-            header=self.header,
-            gained=self._tell_gained,
-        )
-        self._readers[partition_id] = reader
-        reader.thread.start()
+        assert self._reading is not None, "it was made at the start"
+        self._readers[partition_id] = self._reading.begin(partition_id, stream, self.header)
 
     def _end(self, reader: PartitionReader) -> None:
         reader.stop()

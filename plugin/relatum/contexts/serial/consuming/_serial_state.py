@@ -31,7 +31,7 @@ class Shared:
     Attributes:
         changed: Notified when there may be something to be handed out; its lock is the lock of all.
         kept: Notified when the keeper has something to do at once.
-        room: Notified when followers may read on.
+        room: Set when there is something to be gone through: events, or room for more.
         stopping: Set when nothing more is to be read.
         listeners: Called, from any thread, where `changed` is notified.
         pauses: The pauses measured, oldest first.
@@ -43,7 +43,7 @@ class Shared:
         self.outages = outages
         self.changed = threading.Condition(threading.RLock())
         self.kept = threading.Condition(self.changed._lock)  # type: ignore[attr-defined]
-        self.room = threading.Condition(self.changed._lock)  # type: ignore[attr-defined]
+        self.room = threading.Event()
         self.stopping = threading.Event()
         self.listeners: list[Callable[[], None]] = []
         self.pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
@@ -102,7 +102,7 @@ class Shared:
             following.is_over = True
             if self._followings.get(following.partition_id) is following:
                 del self._followings[following.partition_id]
-            self.room.notify_all()
+            self.room.set()
             self.notify()
 
     def put(self, following: Following, put: Callable[[float], None]) -> None:
@@ -118,13 +118,6 @@ class Shared:
         silent_at = following.silent_due_at()
         if silent_at == 0.0:
             self.kept.notify_all()
-
-    def wait_for_room(self, following: Following, limit_s: float) -> bool:
-        """Wait until a partition is to be read on; False where it is not for now."""
-        with self.changed:
-            if not following.has_room and not following.is_over:
-                self.room.wait(limit_s)
-            return following.has_room
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -143,7 +136,7 @@ class Shared:
                     self._followings[following.partition_id] = self._followings.pop(following.partition_id)
                     step = following.take(now)
                     self._delivered += len(step.messages)
-                    self.room.notify_all()
+                    self.room.set()
                     self._look(following)
                     return following, step
                 if due_at is not None:
@@ -177,7 +170,7 @@ class Shared:
             if step.is_closed:
                 self.holds_changed = True
                 self.kept.notify_all()
-            self.room.notify_all()
+            self.room.set()
             self._look(following)
 
     def give_back(self, following: Following, step: Step) -> None:
@@ -193,5 +186,5 @@ class Shared:
             following = self._followings.get(partition_id)
             if following is not None:
                 following.release(move_id, time.monotonic())
-                self.room.notify_all()
+                self.room.set()
                 self._look(following)

@@ -1,0 +1,119 @@
+"""What waits for a taker: in turn among streams, bounded, and done when it says so."""
+
+import threading
+
+from relatum.following import CaughtUp, Event, Records
+from relatum.following._held import HeldDeliveries
+from relatum.following._shelf import Shelf, Shelves
+from relatum.reading import Message, Properties
+
+
+def held(offset: int, size: int = 10) -> HeldDeliveries:
+    """A message that was read."""
+    message = Message("s", offset, None, None, lambda: ({}, Properties(), b"x" * size, True))
+    return HeldDeliveries([message], offset)
+
+
+def shelves(bytes_max: int = 1 << 20) -> tuple[Shelves, list[str]]:
+    """Shelves, and what they called."""
+    called: list[str] = []
+    return Shelves(bytes_max, lambda: called.append("changed"), lambda: called.append("ready")), called
+
+
+def put(all_: Shelves, shelf: Shelf, item: HeldDeliveries) -> None:
+    """Hold something and put it on a shelf, as the reading thread does."""
+    all_.hold(item)
+    all_.put(shelf, item)
+
+
+def streams(events: list[Event]) -> list[str | None]:
+    """The streams of events."""
+    return [event.stream for event in events]
+
+
+def test_streams_have_their_turn_one_after_the_other() -> None:
+    """Much of one stream does not come before little of another."""
+    all_, _ = shelves()
+    hot, cold = Shelf("hot", 1), Shelf("cold", 2)
+    for offset in range(3):
+        put(all_, hot, held(offset))
+    put(all_, cold, held(0))
+    assert streams(all_.take(0.0)) == ["hot", "cold", "hot", "hot"]
+    assert all_.take(0.0) == []
+
+
+def test_what_was_taken_is_held_until_it_is_done() -> None:
+    """Bytes are counted from when they were read on, and the reading thread is told once of all that is done."""
+    all_, called = shelves(bytes_max=15)
+    shelf = Shelf("s", 1)
+    fullness = []
+    for offset in range(2):
+        put(all_, shelf, held(offset))
+        fullness.append(all_.is_full)
+    assert fullness == [False, True]
+    events = all_.take(0.0)
+    assert (all_.bytes, all_.count) == (20, 2)
+    all_.done(tuple(events))
+    assert (all_.bytes, all_.count) == (0, 0)
+    assert called == ["ready", "changed"]
+    ((touched, done, broken),) = all_.collect()
+    assert (touched, [each.first_offset for each in done], broken) == (shelf, [0, 1], None)
+
+
+def test_an_ended_shelf_gives_nothing_and_holds_what_was_taken() -> None:
+    """What was not taken is free at once; what was is until the taker says so."""
+    all_, _ = shelves()
+    shelf = Shelf("s", 1)
+    put(all_, shelf, held(0))
+    events = all_.take(0.0)
+    put(all_, shelf, held(1))
+    all_.end(shelf)
+    put(all_, shelf, held(2))
+    assert all_.take(0.0) == []
+    assert all_.count == 1
+    all_.done(tuple(events))
+    assert all_.count == 0
+
+
+def test_events_come_between_the_records_where_they_were_put() -> None:
+    """The order of a stream is kept, whatever is told of it."""
+    all_, _ = shelves()
+    shelf = Shelf("s", 1)
+    put(all_, shelf, held(0))
+    all_.put(shelf, CaughtUp("s", 1, 1))
+    put(all_, shelf, held(1))
+    assert [type(event) for event in all_.take(0.0)] == [Records, CaughtUp, Records]
+
+
+def test_a_taker_is_woken_by_what_comes_and_by_the_end() -> None:
+    """Who waits gets what comes, and nothing where it is closed."""
+    all_, _ = shelves()
+    taken: list[list[Event]] = []
+    first = threading.Event()
+
+    def take() -> None:
+        taken.append(all_.take(60.0))
+        first.set()
+        taken.append(all_.take(60.0))
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    put(all_, Shelf("s", 1), held(0))
+    assert first.wait(60.0)
+    all_.close()
+    taker.join(60.0)
+    assert [len(events) for events in taken] == [1, 0]
+
+
+def test_what_is_known_last_is_what_was_put_last() -> None:
+    """Taken or not: a break goes on behind it."""
+    all_, _ = shelves()
+    shelf = Shelf("s", 1)
+    assert all_.last_of(shelf) is None
+    put(all_, shelf, held(4))
+    put(all_, shelf, held(5))
+    last = all_.last_of(shelf)
+    assert last is not None
+    assert last.offset == 5
+    all_.done(tuple(all_.take(0.0)))
+    assert all_.last_of(shelf) == last
