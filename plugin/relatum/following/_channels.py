@@ -84,7 +84,8 @@ class Channels:
 
     def seat(self, followed: Followed) -> None:
         """Consume, where there is room; else it waits for another connection."""
-        pipe = next((pipe for pipe in self._pipes if len(pipe.consumers) < CHANNELS), None)
+        open_pipes = (pipe for pipe in self._pipes if pipe.connection.is_open)
+        pipe = next((pipe for pipe in open_pipes if len(pipe.consumers) < CHANNELS), None)
         if pipe is None:
             self._waiting[followed] = None
             self._open()
