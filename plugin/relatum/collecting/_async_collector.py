@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.collecting._async_executing import AsyncExecutor
-from relatum.collecting._async_following import AsyncFollower
+from relatum.collecting._async_following import AsyncCollectedStream
 from relatum.collecting._async_keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._async_workers import AsyncWorker
@@ -20,6 +20,7 @@ from relatum.collecting._collector_base import Collector
 from relatum.collecting._collector_core import Verdict
 from relatum.collecting._collector_options import CollectorLimits
 from relatum.collecting._collector_state import logger
+from relatum.collecting._feed import AsyncFeed
 from relatum.collecting._ports import Store
 from relatum.errors import AccessRefused, ConfigurationError, NotAStream, StreamNotFound, Transient
 from relatum.outcomes import Outcome
@@ -43,7 +44,8 @@ class AsyncMessageCollector(Collector[AsyncShared, AsyncExecutor]):
     """
 
     def _prepare(self, store: Store, limits: CollectorLimits, broker: str) -> AsyncShared:
-        self._followers: dict[str, AsyncFollower] = {}
+        self._followers: dict[str, AsyncCollectedStream] = {}
+        self._feed: AsyncFeed | None = None
         self._workers: list[AsyncWorker] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._closing = asyncio.Lock()
@@ -197,9 +199,12 @@ class AsyncMessageCollector(Collector[AsyncShared, AsyncExecutor]):
         for name in names:
             if name not in self._followers:
                 assert self._address is not None, "streams are followed on a broker"
-                self._followers[name] = AsyncFollower(
+                if self._feed is None:
+                    self._feed = AsyncFeed(self._address, self.name)
+                self._followers[name] = AsyncCollectedStream(
                     self._shared,
                     name,
+                    feed=self._feed,
                     open_reader=self._open_reader,
                     type_of=self._type_of,
                     initial=self._initial,
@@ -247,6 +252,8 @@ class AsyncMessageCollector(Collector[AsyncShared, AsyncExecutor]):
         for task in self._tasks():
             task.cancel()
         await _wait(self._tasks(), time.monotonic() + END_S)
+        if self._feed is not None:
+            await asyncio.to_thread(self._feed.close)
         await shared.end_threads(END_S)
         await asyncio.to_thread(self._leave)
 

@@ -3,32 +3,35 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
 from relatum.collecting._async_shared import AsyncShared
 from relatum.collecting._collector_state import logger
-from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, is_another, readable
+from relatum.collecting._feed import AsyncFeed
+from relatum.collecting._following import AGAIN_S, IDLE_S, STANDBY_S, readable
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.errors import Conflict
+from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.ids import MessageId
-from relatum.reading import AsyncStreamReader, RecordBatch, StreamBounds, async_agreement
+from relatum.reading import AsyncStreamReader, RecordBatch, StreamBounds
 from relatum.steps import async_run
 from relatum.waiting import Pauses, ended
 
 OpenAsyncReader = Callable[[], Awaitable[AsyncStreamReader]]
 
 
-class AsyncFollower:
+class AsyncCollectedStream:
     """Follows one stream, in a task of its own, until the collector stops.
 
     Args:
         shared: What the collector's tasks share.
         stream: The stream.
-        open_reader: Opens a reader.
+        feed: Where streams are read.
+        open_reader: Opens a reader, for questions.
         type_of: Tells messages' types.
         initial: Where to begin with it, if it was never followed.
     """
@@ -38,6 +41,7 @@ class AsyncFollower:
         shared: AsyncShared,
         stream: str,
         *,
+        feed: AsyncFeed,
         open_reader: OpenAsyncReader,
         type_of: TypeOf,
         initial: Callable[[StreamBounds], int],
@@ -45,16 +49,18 @@ class AsyncFollower:
         self._shared = shared
         self._stream = stream
         self._who = shared.who(f"following stream {stream!r}")
+        self._feed = feed
         self._open_reader = open_reader
         self._type_of = type_of
         self._initial = initial
-        self._was_followed = False
+        self._was_followed = self._is_attached = False
         self.task = asyncio.create_task(self._run(), name=f"relatum-{stream}")
 
     async def _run(self) -> None:
         pauses, stopping, pause_s = Pauses(), self._shared.stopping, AGAIN_S
         while not stopping.is_set():
             try:
+                self._is_attached = False
                 await self._session()
                 pauses, pause_s = Pauses(), AGAIN_S
             except Conflict as error:
@@ -76,18 +82,17 @@ class AsyncFollower:
         shared, member = self._shared, self._shared.member
         async with await self._open_reader() as reader:
             initial = self._initial(await reader.bounds(self._stream))
-            follow = partial(shared.store.follow, member, self._stream, initial)
-            while (followed := await shared.in_thread(follow)) is None:
-                shared.outages.over(self._who)
-                if await self._stops_within(STANDBY_S) or shared.member != member:
-                    return
-            self._say_where(followed)
-            try:
-                known = await self._known_again(reader, followed)
-                shared.outages.over(self._who)
-                await self._follow(reader, known)
-            finally:
-                await self._leave(member)
+        follow = partial(shared.store.follow, member, self._stream, initial)
+        while (followed := await shared.in_thread(follow)) is None:
+            shared.outages.over(self._who)
+            if await self._stops_within(STANDBY_S) or shared.member != member:
+                return
+        self._say_where(followed)
+        try:
+            with self._feed.following(self._stream, followed.next_offset, followed.known_by) as events:
+                await self._follow(events, followed)
+        finally:
+            await self._leave(member)
 
     def _warn(self, text: str, *values: object, **fields: object) -> None:
         extra = {"stream": self._stream, **fields}
@@ -100,25 +105,25 @@ class AsyncFollower:
             logger.info(text, self._shared.store.name, self._stream, followed.next_offset)
         self._was_followed = True
 
-    async def _known_again(self, reader: AsyncStreamReader, followed: Followed) -> Followed:
-        """As `Follower._known_again`."""
-        shared, known_by = self._shared, followed.known_by
-        if known_by is None or not is_another(self._stream, await async_agreement(reader, self._stream, known_by)):
-            return followed
+    async def _find_again(self) -> None:
+        """As `CollectedStream._find_again`."""
         self._warn("stream %r was deleted and declared again: what it has now is collected", self._stream)
+        shared = self._shared
         # Places mean something else from now on: what lay there before is consumed first.
         while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
             await shared.changed.wait(IDLE_S)
-        bounds = await reader.bounds(self._stream)
-        agreed = await self._last_agreed(reader, bounds)
+        async with await self._open_reader() as reader:
+            bounds = await reader.bounds(self._stream)
+            agreed = await self._last_agreed(reader, bounds)
         if agreed is None:
             anew = partial(shared.store.begin_anew, shared.member, self._stream, bounds.first or 0)
-            return await shared.in_thread(anew)
+            await shared.in_thread(anew)
+            return
         self._warn("stream %r has lost its end: gone on with behind offset %d", self._stream, agreed, agreed=agreed)
-        return await shared.in_thread(partial(shared.store.cut_back, shared.member, self._stream, agreed))
+        await shared.in_thread(partial(shared.store.cut_back, shared.member, self._stream, agreed))
 
     async def _last_agreed(self, reader: AsyncStreamReader, bounds: StreamBounds) -> int | None:
-        """As `Follower._last_agreed`."""
+        """As `CollectedStream._last_agreed`."""
 
         async def perform(request: LastCollected | ReadAt) -> Any:
             if isinstance(request, LastCollected):
@@ -129,35 +134,53 @@ class AsyncFollower:
 
         return await async_run(last_agreed(bounds), perform)
 
-    async def _follow(self, reader: AsyncStreamReader, followed: Followed) -> None:
+    async def _follow(self, events: "asyncio.Queue[Event]", followed: Followed) -> None:
+        """Go through what comes, until the stream is another member's, or cannot be read now."""
         shared, member = self._shared, self._shared.member
+        while not shared.stopping.is_set() and shared.member == member:
+            try:
+                event = await asyncio.wait_for(events.get(), IDLE_S)
+            except TimeoutError:
+                if shared.intake.is_followed(self._stream) or not self._is_attached:
+                    continue
+                break
+            try:
+                if not await self._handle(event, followed):
+                    break
+            finally:
+                self._feed.follower.done(event)
+        else:
+            return
+        shared.intake.raise_ended(self._stream)
+
+    async def _handle(self, event: Event, followed: Followed) -> bool:
+        """As `CollectedStream._handle`."""
+        if isinstance(event, Records):
+            return await self._take(event.batch)
+        if isinstance(event, Attached):
+            # Once: a connection may be replaced meanwhile.
+            if not self._is_attached:
+                self._begin(followed)
+        elif isinstance(event, Replaced):
+            await self._find_again()
+            return False
+        elif isinstance(event, Hole):
+            text = "retention dropped offsets %d to %d of stream %r before they were collected"
+            places = {"from": event.from_offset, "to": event.to_offset}
+            self._warn(text, event.from_offset, event.to_offset - 1, self._stream, **places)
+        elif isinstance(event, Failed):
+            raise event.error
+        return True
+
+    def _begin(self, followed: Followed) -> None:
+        """The stream is the one that was collected: take what comes."""
+        shared = self._shared
+        self._is_attached = True
+        shared.outages.over(self._who)
         shared.intake.follow(self._stream, followed)
         logger.info(
             "collector %r: following stream %r from %d on", shared.store.name, self._stream, followed.next_offset
         )
-        expected = followed.next_offset
-        read = reader.batches(self._stream, followed.next_offset, follow=True, idle_s=IDLE_S)
-        async with aclosing(read) as batches:
-            async for batch in batches:
-                if shared.stopping.is_set() or shared.member != member:
-                    return
-                if batch is not None:
-                    await self._look_for_hole(reader, expected, batch.first_offset)
-                    expected = batch.last_offset + 1
-                    if not await self._take(batch):
-                        break
-                elif not shared.intake.is_followed(self._stream):
-                    break
-        shared.intake.raise_ended(self._stream)
-
-    async def _look_for_hole(self, reader: AsyncStreamReader, expected: int, found: int) -> None:
-        """Say where retention was faster; streams have gaps in good health, too, so the stream is asked."""
-        if found <= expected:
-            return
-        first = (await reader.bounds(self._stream)).first
-        if first is not None and first > expected:
-            text = "retention dropped offsets %d to %d of stream %r before they were collected"
-            self._warn(text, expected, found - 1, self._stream, **{"from": expected, "to": found})
 
     async def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""

@@ -16,7 +16,8 @@ from relatum.collecting._collector_options import (
     CollectorLimits,
 )
 from relatum.collecting._collector_state import logger
-from relatum.collecting._following import Follower
+from relatum.collecting._feed import Feed
+from relatum.collecting._following import CollectedStream
 from relatum.collecting._handlers import Handler
 from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._ports import Store
@@ -65,7 +66,8 @@ class MessageCollector(Collector[Shared, Executor]):
     """
 
     def _prepare(self, store: Store, limits: CollectorLimits, broker: str) -> Shared:
-        self._followers: dict[str, Follower] = {}
+        self._followers: dict[str, CollectedStream] = {}
+        self._feed: Feed | None = None
         self._workers: list[Worker] = []
         self._keepers: list[threading.Thread] = []
         self._input_ended = threading.Event()
@@ -267,9 +269,13 @@ class MessageCollector(Collector[Shared, Executor]):
     def _follow(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._followers:
-                follower = Follower(
+                if self._feed is None:
+                    assert self._address is not None, "streams are followed on a broker"
+                    self._feed = Feed(self._address, self.name)
+                follower = CollectedStream(
                     self._shared,
                     name,
+                    feed=self._feed,
                     open_reader=self._open_reader,
                     type_of=self._type_of,
                     initial=lambda reader, stream: self._initial(reader.bounds(stream)),
@@ -313,6 +319,8 @@ class MessageCollector(Collector[Shared, Executor]):
             shared.core.stop()
             shared.changed.notify_all()
         _join([follower.thread for follower in list(self._followers.values())], until)
+        if self._feed is not None:
+            self._feed.close()
         self._input_ended.set()
         shared.notify()
         in_time = _join([worker.thread for worker in self._workers], until)

@@ -3,16 +3,19 @@
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
 from relatum.collecting._collector_state import logger
+from relatum.collecting._feed import Feed
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared
-from relatum.errors import Conflict, OffsetExpired, OffsetNotFound, RelatumError, StreamUnavailable
+from relatum.errors import Conflict, OffsetExpired, OffsetNotFound, RelatumError
+from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.ids import MessageId
-from relatum.reading import Agreement, Message, RecordBatch, StreamBounds, StreamReader, agreement
+from relatum.reading import Message, RecordBatch, StreamBounds, StreamReader
 from relatum.steps import run
 from relatum.waiting import Pauses, ended
 
@@ -29,20 +32,6 @@ Initial = Callable[[StreamReader, str], int]
 """Where to begin with a stream that was never followed."""
 
 
-def is_another(stream: str, found: Agreement) -> bool:
-    """Whether a stream is surely not what was read of it; where retention took that, nothing speaks against it.
-
-    Raises:
-        StreamUnavailable: Nobody can say now: to be asked again.
-    """
-    if found is Agreement.UNKNOWN:
-        raise StreamUnavailable(
-            f"whether {stream!r} holds what was collected of it cannot be said now: a node is behind, or starts",
-            stream=stream,
-        )
-    return found in (Agreement.OTHER, Agreement.ENDS_BEFORE)
-
-
 def readable(found: Message | RelatumError) -> Message | None:
     """What lies at an offset; None for nothing.
 
@@ -56,13 +45,14 @@ def readable(found: Message | RelatumError) -> Message | None:
     raise found
 
 
-class Follower:
+class CollectedStream:
     """Follows one stream, in a thread of its own, until the collector stops.
 
     Args:
         shared: What the collector's threads share.
         stream: The stream.
-        open_reader: Opens a reader.
+        feed: Where streams are read.
+        open_reader: Opens a reader, for questions.
         type_of: Tells messages' types.
         initial: Where to begin with it.
     """
@@ -72,6 +62,7 @@ class Follower:
         shared: Shared,
         stream: str,
         *,
+        feed: Feed,
         open_reader: Callable[[], StreamReader],
         type_of: TypeOf,
         initial: Initial,
@@ -79,7 +70,9 @@ class Follower:
         self._shared = shared
         self._stream = stream
         self._who = shared.who(f"following stream {stream!r}")
+        self._feed = feed
         self._open_reader = open_reader
+        self._was_followed = self._is_attached = False
         self._type_of = type_of
         self._initial = initial
         self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
@@ -88,6 +81,7 @@ class Follower:
         pauses, stopping, pause_s = Pauses(), self._shared.stopping, AGAIN_S
         while not stopping.is_set():
             try:
+                self._is_attached = False
                 self._session()
                 pauses, pause_s = Pauses(), AGAIN_S
             except Conflict as error:
@@ -99,24 +93,21 @@ class Follower:
                 pause_s = pauses.after(error)
             stopping.wait(pause_s)
 
-    _was_followed = False
-
     def _session(self) -> None:
         """Follow as soon as no other member does, until something ends it."""
         shared, member = self._shared, self._shared.member
         with self._open_reader() as reader:
             initial = self._initial(reader, self._stream)
-            while (followed := shared.store.follow(member, self._stream, initial)) is None:
-                shared.outages.over(self._who)
-                if shared.stopping.wait(STANDBY_S) or shared.member != member:
-                    return
-            self._say_where(followed)
-            try:
-                known = self._known_again(reader, followed)
-                shared.outages.over(self._who)
-                self._follow(reader, known)
-            finally:
-                self._leave(member)
+        while (followed := shared.store.follow(member, self._stream, initial)) is None:
+            shared.outages.over(self._who)
+            if shared.stopping.wait(STANDBY_S) or shared.member != member:
+                return
+        self._say_where(followed)
+        try:
+            with self._feed.following(self._stream, followed.next_offset, followed.known_by) as events:
+                self._follow(events, followed)
+        finally:
+            self._leave(member)
 
     def _warn(self, text: str, *values: object, **fields: object) -> None:
         extra = {"stream": self._stream, **fields}
@@ -129,27 +120,22 @@ class Follower:
             logger.info(text, self._shared.store.name, self._stream, followed.next_offset)
         self._was_followed = True
 
-    def _known_again(self, reader: StreamReader, followed: Followed) -> Followed:
-        """The position, if the stream is the one it was taken in; else one in a new generation.
-
-        Raises:
-            StreamUnavailable: Nobody can say now. A node that is behind does not hold what was read of another one.
-        """
-        known_by = followed.known_by
-        if known_by is None or not is_another(self._stream, agreement(reader, self._stream, known_by)):
-            return followed
+    def _find_again(self) -> None:
+        """The stream is not what was collected of it: go on behind the last message that is as it was."""
         self._warn("stream %r was deleted and declared again: what it has now is collected", self._stream)
         shared = self._shared
         with shared.changed:
             # Places mean something else from now on: what lay there before is consumed first.
             while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
                 shared.changed.wait(IDLE_S)
-        bounds = reader.bounds(self._stream)
-        agreed = self._last_agreed(reader, bounds)
+        with self._open_reader() as reader:
+            bounds = reader.bounds(self._stream)
+            agreed = self._last_agreed(reader, bounds)
         if agreed is None:
-            return shared.store.begin_anew(shared.member, self._stream, bounds.first or 0)
+            shared.store.begin_anew(shared.member, self._stream, bounds.first or 0)
+            return
         self._warn("stream %r has lost its end: gone on with behind offset %d", self._stream, agreed, agreed=agreed)
-        return shared.store.cut_back(shared.member, self._stream, agreed)
+        shared.store.cut_back(shared.member, self._stream, agreed)
 
     def _last_agreed(self, reader: StreamReader, bounds: StreamBounds) -> int | None:
         """Where to go on behind: the last message that is as it was collected; None where none is."""
@@ -162,36 +148,59 @@ class Follower:
 
         return run(last_agreed(bounds), perform)
 
-    def _follow(self, reader: StreamReader, followed: Followed) -> None:
+    def _follow(self, events: "SimpleQueue[Event]", followed: Followed) -> None:
+        """Go through what comes, until the stream is another member's, or cannot be read now."""
         shared, member = self._shared, self._shared.member
+        while not shared.stopping.is_set() and shared.member == member:
+            try:
+                event = events.get(timeout=IDLE_S)
+            except Empty:
+                if shared.intake.is_followed(self._stream) or not self._is_attached:
+                    continue
+                break
+            try:
+                if not self._handle(event, followed):
+                    break
+            finally:
+                self._feed.follower.done(event)
+        else:
+            return
+        with shared.changed:
+            shared.intake.raise_ended(self._stream)
+
+    def _handle(self, event: Event, followed: Followed) -> bool:
+        """Do what an event asks for; False where following has to begin anew.
+
+        Raises:
+            Exception: The stream cannot be read now. Another member may, meanwhile.
+        """
+        if isinstance(event, Records):
+            return self._take(event.batch)
+        if isinstance(event, Attached):
+            # Once: a connection may be replaced meanwhile.
+            if not self._is_attached:
+                self._begin(followed)
+        elif isinstance(event, Replaced):
+            self._find_again()
+            return False
+        elif isinstance(event, Hole):
+            text = "retention dropped offsets %d to %d of stream %r before they were collected"
+            places = {"from": event.from_offset, "to": event.to_offset}
+            self._warn(text, event.from_offset, event.to_offset - 1, self._stream, **places)
+        elif isinstance(event, Failed):
+            raise event.error
+        return True
+
+    def _begin(self, followed: Followed) -> None:
+        """The stream is the one that was collected: take what comes."""
+        shared = self._shared
+        self._is_attached = True
+        shared.outages.over(self._who)
         with shared.changed:
             shared.intake.follow(self._stream, followed)
         logger.info(
             "collector %r: following stream %r from %d on", shared.store.name, self._stream, followed.next_offset
         )
-        expected = followed.next_offset
-        for batch in reader.batches(self._stream, followed.next_offset, follow=True, idle_s=IDLE_S):
-            if shared.stopping.is_set() or shared.member != member:
-                return
-            if batch is not None:
-                self._look_for_hole(expected, batch.first_offset)
-                expected = batch.last_offset + 1
-                if not self._take(batch):
-                    break
-            if batch is None and not shared.intake.is_followed(self._stream):
-                break
-        with shared.changed:
-            shared.intake.raise_ended(self._stream)
-
-    def _look_for_hole(self, expected: int, found: int) -> None:
-        """Say where retention was faster; streams have gaps in good health, too, so the stream is asked."""
-        if found <= expected:
-            return
-        with self._open_reader() as observer:
-            first = observer.bounds(self._stream).first
-        if first is not None and first > expected:
-            text = "retention dropped offsets %d to %d of stream %r before they were collected"
-            self._warn(text, expected, found - 1, self._stream, **{"from": expected, "to": found})
 
     def _take(self, batch: RecordBatch) -> bool:
         """Hand a batch over, waiting for room; False where that has to end."""

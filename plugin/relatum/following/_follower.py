@@ -29,6 +29,9 @@ from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.follower")
 
+_NOBODY: Final = logging.Logger("relatum.follower.nobody")
+_NOBODY.disabled = True
+
 BYTES_MIN: Final = 1 << 20
 """The least bound on what is held: one chunk."""
 
@@ -100,7 +103,7 @@ class Follower:
     Args:
         broker: The broker.
         options: How.
-        outages: Who is told of what waits; None for the log alone.
+        outages: Who is told of what waits; None: nobody, since its owner tells what the events say.
         name: What following as a whole is called there.
         who: What following a stream is called there, by its name.
         ready: Called, in the thread that reads, when there is something to take after there was nothing.
@@ -118,7 +121,6 @@ class Follower:
     ) -> None:
         self._options = options or FollowerOptions()
         address = BrokerAddress.of(broker)
-        self._outages = outages or Outages(logger, broker=f"{address.host}:{address.amqp_port or address.stream_port}")
         self._loop = Loop()
         self._questions = Questions(address, self._options.timeout_s, self._options.heartbeat_s)
         self._shelves = Shelves(self._options.bytes_max, lambda: self._loop.add_callback(self._desk.collect), ready)
@@ -128,7 +130,7 @@ class Follower:
             self._questions,
             self._shelves,
             names=Names(name, who),
-            outages=self._outages,
+            outages=outages or Outages(_NOBODY),
             transports={"stream": lambda desk: Links(desk, most), "amqp": lambda desk: Channels(desk, most)},
         )
         self._lock = threading.Lock()
