@@ -27,7 +27,7 @@ from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from relatum.local._identity import free_port
 from relatum.store import make_engine
 from relatum_migrations import upgrade
-from tests.support import make_streams_survive, server_version, unique_name
+from tests.support import START_S, make_streams_survive, server_version, unique_name
 from tests.support.cluster import Cluster, newer_server
 from tests.support.leases import LEASE_S
 from tests.support.sharing_out import BySharedFixtures, longest_first
@@ -187,7 +187,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
             f"rabbitmq-stream://{credentials}@{host}:{stream}/",
         )
     else:
-        with LocalRabbitMQ(request.getfixturevalue("_broker_directory")) as server:
+        with LocalRabbitMQ(request.getfixturevalue("_broker_directory"), start_timeout_s=START_S) as server:
             yield Broker(server.broker_url, server.stream_url)
 
 
@@ -227,7 +227,9 @@ def database_server_url(request: pytest.FixtureRequest) -> Iterator[str]:
         host = request.getfixturevalue("docker_ip")
         yield f"postgresql://relatum:{DOCKER_PASSWORD}@{host}:{port}/relatum"
     else:
-        with LocalPostgreSQL(request.getfixturevalue("_database_directory"), durable=False) as server:
+        with LocalPostgreSQL(
+            request.getfixturevalue("_database_directory"), durable=False, start_timeout_s=START_S
+        ) as server:
             yield server.database_url
 
 
@@ -346,7 +348,7 @@ def cluster(
 @pytest.fixture
 def private_servers(tmp_path: Path) -> Iterator[LocalServers]:
     """A RabbitMQ and a PostgreSQL of this test's own, to be killed, frozen and restarted, whatever the others are."""
-    with LocalServers(tmp_path / "servers", durable=False) as servers:
+    with LocalServers(tmp_path / "servers", durable=False, start_timeout_s=START_S) as servers:
         make_streams_survive(servers.rabbitmq)
         yield servers
     shutil.rmtree(servers.directory, ignore_errors=True)

@@ -13,9 +13,18 @@ import pytest
 from relatum.local._identity import free_port
 from relatum.store import add_keys, make_engine
 from tests.acceptance._command import Relatum
-from tests.support import QUICK_START, all_plain, declare_stream, delete_stream, publish_plain, unique_name, wait_until
+from tests.support import (
+    QUICK_START,
+    START_S,
+    all_plain,
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    unique_name,
+    wait_until,
+)
 from tests.support.spark import JDBC_JAR
-from tests.support.spark_cluster import HOST, SPARK_HOME, START_S
+from tests.support.spark_cluster import HOST, SPARK_HOME
 
 CLIENT = Path(__file__).with_name("_spark_connect_client.py")
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"

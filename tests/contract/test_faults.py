@@ -10,7 +10,7 @@ from relatum.errors import AccessRefused, BrokerUnavailable, ConfigurationError,
 from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress, Message
 from tests.contract._faces import Face, open_face
-from tests.support import LIMIT_S, declare_stream, in_a_try, publish_plain, until_answered, wait_until
+from tests.support import LIMIT_S, START_S, declare_stream, in_a_try, publish_plain, until_answered, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time
 
@@ -155,7 +155,9 @@ def unreadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbit
     # Publishing needs `write` on the default exchange, reading `read` on the stream; 3.10 mixes the two up.
     settings = {f"default_permissions.{kind}": "^amq[.]default$" for kind in ("read", "write")}
     settings["default_permissions.configure"] = ".*"
-    with LocalRabbitMQ(tmp_path_factory.mktemp("unreadable"), configuration=settings) as server:
+    with LocalRabbitMQ(
+        tmp_path_factory.mktemp("unreadable"), configuration=settings, start_timeout_s=START_S
+    ) as server:
         declare_stream(server.broker_url, "s")
         publish_plain(server.broker_url, "s", [b"0"])
         yield server

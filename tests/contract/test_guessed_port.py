@@ -62,7 +62,7 @@ class Stranger:
                 self._answer(client)
 
     def _answer(self, client: socket.socket) -> None:
-        client.settimeout(20)
+        client.settimeout(90)
         buffer = b""
         while data := client.recv(65536):
             self.told += data

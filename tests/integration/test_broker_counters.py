@@ -9,14 +9,14 @@ import pytest
 from relatum import MessageId
 from relatum.local import LocalRabbitMQ
 from relatum.reading import StreamReader
-from tests.support import declare_stream, publish_plain
+from tests.support import START_S, declare_stream, publish_plain
 from tests.support.rabbitmq_tools import run_tool
 
 
 @pytest.fixture
 def private_broker(tmp_path: Path) -> Iterator[LocalRabbitMQ]:
     """A broker that nobody else reads from."""
-    with LocalRabbitMQ(tmp_path / "broker") as server:
+    with LocalRabbitMQ(tmp_path / "broker", start_timeout_s=START_S) as server:
         yield server
 
 

@@ -12,7 +12,7 @@ from relatum.contexts.serial import SerializationContexts, verify
 from relatum.errors import AccessRefused, PublishOutcomeUnknown
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import declare_super_stream
-from tests.support import broker_connection
+from tests.support import START_S, broker_connection
 from tests.support.rabbitmq_tools import run_tool
 from tests.support.routing import consumed, sleeping
 
@@ -33,7 +33,7 @@ Urls = dict[str, str]
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Urls]:
     """URLs of a broker of this module, by user; "owner" may do all."""
     directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory) as server:
+    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
         for name in ("moved", "slept"):
             declare_super_stream(server.broker_url, name, 2)
         rows = ",".join(f'{{<<"{name}">>,<<"{write}">>,<<"{read}">>}}' for name, (write, read) in USERS.items())

@@ -15,6 +15,7 @@ import pytest
 from relatum.errors import ServerStartFailed
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ, LocalServers
 from tests.support import (
+    START_S,
     broker_connection,
     declare_stream,
     processes_naming,
@@ -89,7 +90,7 @@ def test_a_frozen_server_answers_nothing_until_thawed(private_servers: LocalServ
 
 def test_two_run_side_by_side(private_servers: LocalServers, tmp_path: Path) -> None:
     """A second pair in another directory shares nothing with the first."""
-    with LocalServers(tmp_path / "second", durable=False) as second:
+    with LocalServers(tmp_path / "second", durable=False, start_timeout_s=START_S) as second:
         declare_stream(second.broker_url, "only-here")
         assert second.broker_url != private_servers.broker_url
         assert not set(second.pids) & set(private_servers.pids)
@@ -143,12 +144,12 @@ def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path, way: str) -> N
 
 def test_a_directory_has_one_server_at_a_time(tmp_path: Path) -> None:
     """A second server in a directory in use fails and changes nothing; once the first is gone, it has its URL."""
-    with LocalPostgreSQL(tmp_path / "database", durable=False) as server:
+    with LocalPostgreSQL(tmp_path / "database", durable=False, start_timeout_s=START_S) as server:
         url = server.database_url
         with pytest.raises(ServerStartFailed, match="Another server runs in"):
-            LocalPostgreSQL(tmp_path / "database").start()
+            LocalPostgreSQL(tmp_path / "database", start_timeout_s=START_S).start()
         assert _one(url, "SELECT 1") == 1
-    with LocalPostgreSQL(tmp_path / "database") as again:
+    with LocalPostgreSQL(tmp_path / "database", start_timeout_s=START_S) as again:
         assert again.database_url == url
         assert _one(url, "SHOW fsync") == "on"
 
@@ -194,7 +195,7 @@ def test_a_server_that_is_not_installed_is_one_clear_line(tmp_path: Path, monkey
     """The error says what to install, or to use Docker."""
     monkeypatch.setenv("RELATUM_RABBITMQ_SERVER", str(tmp_path / "nowhere"))
     with pytest.raises(ServerStartFailed, match=r"apt-get install .* rabbitmq-server.*Docker") as failed:
-        LocalServers(tmp_path / "servers", durable=False).start()
+        LocalServers(tmp_path / "servers", durable=False, start_timeout_s=START_S).start()
     assert "\n" not in str(failed.value)
     assert processes_naming(str(tmp_path)) == []
 

@@ -20,7 +20,7 @@ from relatum.local import LocalRabbitMQ
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.recording import EmbeddedRecorder
 from relatum.store import streams_named
-from tests.support import broker_connection, declare_stream, recorded_to, recording, unique_name, wait_until
+from tests.support import START_S, broker_connection, declare_stream, recorded_to, recording, unique_name, wait_until
 from tests.support.standstill import in_time
 
 PLUGINS = (
@@ -54,7 +54,9 @@ ROUTES = [*EXCHANGES, "onwards", "amq.headers", "amq.match"]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
     """A private broker that has exchanges of every kind, each with a stream of its name in capitals."""
-    with LocalRabbitMQ(tmp_path_factory.mktemp("no-harm") / "broker", plugins=PLUGINS) as server:
+    with LocalRabbitMQ(
+        tmp_path_factory.mktemp("no-harm") / "broker", plugins=PLUGINS, start_timeout_s=START_S
+    ) as server:
         with broker_connection(server.broker_url) as connection:
             channel = connection.channel()
             for name, (kind, key, arguments) in EXCHANGES.items():

@@ -11,7 +11,7 @@ from relatum.errors import DataError, StreamNotFound
 from relatum.local import LocalRabbitMQ
 from relatum.recording import backfill, prune
 from relatum.store import add_keys
-from tests.support import declare_stream, publish_plain
+from tests.support import START_S, declare_stream, publish_plain
 
 STREAMS = ("a-broken", "b-sound")
 
@@ -19,7 +19,7 @@ STREAMS = ("a-broken", "b-sound")
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LocalRabbitMQ]:
     """A broker whose files the test may damage."""
-    with LocalRabbitMQ(tmp_path / "rabbitmq") as server:
+    with LocalRabbitMQ(tmp_path / "rabbitmq", start_timeout_s=START_S) as server:
         yield server
     shutil.rmtree(tmp_path / "rabbitmq", ignore_errors=True)
 

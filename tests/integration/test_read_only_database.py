@@ -18,7 +18,7 @@ from relatum.store import add_keys, as_engine
 from relatum.terminal import ExitCode
 from relatum_consumer import Relations
 from relatum_migrations import upgrade
-from tests.support import publish_plain, recorded_to, recording, wait_recorded, wait_until
+from tests.support import START_S, publish_plain, recorded_to, recording, wait_recorded, wait_until
 from tests.support.standby import Standby
 
 READ_ONLY = "?options=-cdefault_transaction_read_only%3Don"
@@ -27,7 +27,7 @@ READ_ONLY = "?options=-cdefault_transaction_read_only%3Don"
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[LocalPostgreSQL, Standby]]:
     """A PostgreSQL with the schema, and a standby of it."""
-    with LocalPostgreSQL(tmp_path / "primary", durable=False) as primary:
+    with LocalPostgreSQL(tmp_path / "primary", durable=False, start_timeout_s=START_S) as primary:
         upgrade(primary.database_url)
         with Standby(tmp_path / "standby", primary) as standby:
             yield primary, standby

@@ -13,7 +13,15 @@ import sqlalchemy as sa
 from relatum.errors import RelatumError, Transient
 from relatum.local import LocalRabbitMQ
 from relatum_consumer import Relations, Status
-from tests.support import declare_stream, make_streams_survive, publish_plain, recording, wait_recorded, wait_until
+from tests.support import (
+    START_S,
+    declare_stream,
+    make_streams_survive,
+    publish_plain,
+    recording,
+    wait_recorded,
+    wait_until,
+)
 
 STREAMS = ("orders", "payments", "parcels", "letters")
 
@@ -21,7 +29,7 @@ STREAMS = ("orders", "payments", "parcels", "letters")
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LocalRabbitMQ]:
     """A broker of this test's own, to be killed."""
-    with LocalRabbitMQ(tmp_path / "broker") as server:
+    with LocalRabbitMQ(tmp_path / "broker", start_timeout_s=START_S) as server:
         make_streams_survive(server)
         yield server
     shutil.rmtree(tmp_path / "broker", ignore_errors=True)

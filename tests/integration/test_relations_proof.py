@@ -12,7 +12,7 @@ from relatum.local import LocalRabbitMQ
 from relatum.store import add_keys, make_engine
 from relatum_consumer import Answer, Relations, Status
 from tests.acceptance._command import Relatum
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import START_S, declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
 
@@ -246,7 +246,7 @@ def test_the_command_says_what_a_new_user_has_to_do(
 
 def test_a_broker_that_goes_away_is_noticed_by_the_next_question(tmp_path: Any, database_url: str) -> None:
     """Also where the connection is open already: nothing is absent by a broker that was asked before."""
-    with LocalRabbitMQ(tmp_path / "broker") as server:
+    with LocalRabbitMQ(tmp_path / "broker", start_timeout_s=START_S) as server:
         declare_stream(server.broker_url, "s")
         with Relations(server.broker_url, database_url, timeout_s=20) as relations:
             engine = make_engine(database_url)

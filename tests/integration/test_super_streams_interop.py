@@ -23,7 +23,7 @@ from relatum.superstreams import (
     describe_super_stream,
 )
 from relatum.superstreams._admin import _order
-from tests.support import QUICK_START, broker_connection, server_version, unique_name
+from tests.support import QUICK_START, START_S, broker_connection, server_version, unique_name
 from tests.support._raw_publisher import RawPublisher
 from tests.support.rabbitmq_tools import run_tool
 from tests.support.super_streams import bodies
@@ -38,7 +38,7 @@ Tool = Callable[..., str]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRabbitMQ]:
     """A RabbitMQ whose tools this machine has: they must be of the broker's own version, on its own host."""
     directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory) as server:
+    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
         yield server
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -14,6 +14,7 @@ from relatum.recording import backfill, prune, status, verify
 from relatum.store import add_keys
 from relatum_consumer import Relations, Status
 from tests.support import (
+    START_S,
     broker_connection,
     declare_stream,
     delete_stream,
@@ -34,7 +35,7 @@ OPEN, CLOSED = "open-orders", "closed-orders"
 def owner_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a broker of this module, with a user "reader" who may read the streams "open-…" alone."""
     directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory) as server:
+    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
         made = (
             'ok = rabbit_auth_backend_internal:add_user(<<"reader">>, <<"secret">>, <<"x">>),'
             ' ok = rabbit_auth_backend_internal:set_permissions(<<"reader">>, <<"/">>, <<"^$">>, <<"^$">>,'

@@ -16,7 +16,7 @@ from relatum.contexts.serial import SerializationContexts, history, verify
 from relatum.errors import ConfigurationError
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import declare_super_stream, describe_super_stream
-from tests.support import broker_connection
+from tests.support import START_S, broker_connection
 from tests.support.rabbitmq_tools import run_tool
 from tests.support.routing import consumed, of_context, sleeping
 
@@ -27,7 +27,7 @@ NAME = "accounts"
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """URLs of two virtual hosts of a broker of this module, one with a name that URLs have to quote."""
     directory = tmp_path_factory.mktemp("rabbitmq")
-    with LocalRabbitMQ(directory) as server:
+    with LocalRabbitMQ(directory, start_timeout_s=START_S) as server:
         run_tool(server, "rabbitmqctl", "add_vhost", "north/east")
         user = urlsplit(server.broker_url).username or "guest"
         run_tool(server, "rabbitmqctl", "set_permissions", "-p", "north/east", user, ".*", ".*", ".*")

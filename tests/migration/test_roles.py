@@ -15,6 +15,7 @@ from relatum.keys import as_definitions
 from relatum.local import LocalPostgreSQL
 from relatum.store import add_keys, make_engine
 from relatum_migrations import _roles, upgrade
+from tests.support import START_S
 
 PASSWORD = "x"
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -23,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 @pytest.fixture
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PostgreSQL of its own, since roles belong to the server: there are none of Relatum's."""
-    with LocalPostgreSQL(tmp_path_factory.mktemp("postgresql"), durable=False) as server:
+    with LocalPostgreSQL(tmp_path_factory.mktemp("postgresql"), durable=False, start_timeout_s=START_S) as server:
         yield server.database_url
 
 

@@ -15,12 +15,13 @@ from tests.support._streams import (
     stream_available,
     unique_name,
 )
-from tests.support._waiting import LIMIT_S, in_a_try, until_answered, wait_until
+from tests.support._waiting import LIMIT_S, START_S, in_a_try, until_answered, wait_until
 
 __all__ = [
     "JVM_VARIABLES",
     "LIMIT_S",
     "QUICK_START",
+    "START_S",
     "all_plain",
     "broker_connection",
     "declare_stream",

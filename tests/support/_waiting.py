@@ -13,6 +13,10 @@ LIMIT_S: Final = 90.0
 """What nothing here takes, however busy the machine is: only a test that fails waits for so long."""
 
 
+START_S: Final = 300.0
+"""What no server takes to start, of however many at once."""
+
+
 def wait_until(condition: Callable[[], T], limit_s: float = LIMIT_S, *, what: str = "", every_s: float = 0.02) -> T:
     """Return the first true answer of `condition`; fail with `what` and the last answer after `limit_s` seconds."""
     limit = time.monotonic() + limit_s

@@ -24,17 +24,14 @@ from relatum.reading import BrokerAddress
 from relatum.reading._stream_blocking import Streams
 from relatum.wire._frames import StreamPlaces
 from tests.support._streams import declare_stream, unique_name
-from tests.support._waiting import wait_until
+from tests.support._waiting import START_S, wait_until
 
 NEWER_VARIABLE: Final = "RELATUM_TEST_RABBITMQ4_SERVER"
 """Environment variable that names the server script of a RabbitMQ 4 beside the one the other tests start."""
 
 NODES: Final = (1, 2, 3)
 
-START_S: Final = 240.0
-"""Seconds a node may take to start on a busy machine, the others starting beside it."""
-
-SETTLE_S: Final = 60.0
+SETTLE_S: Final = 240.0
 """Seconds a cluster may take to agree again after a fault."""
 
 on_each_cluster = pytest.mark.parametrize("cluster", ["installed", "newer"], indirect=True, scope="session")

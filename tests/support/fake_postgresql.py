@@ -47,7 +47,7 @@ def _serve(listener: socket.socket, answer: bytes, stopped: threading.Event) -> 
     while not stopped.is_set():
         connection, _ = listener.accept()
         with connection, suppress(OSError, struct.error):
-            connection.settimeout(10)
+            connection.settimeout(90)
             _talk(connection, answer)
 
 

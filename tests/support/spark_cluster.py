@@ -25,13 +25,11 @@ import pyspark
 
 from relatum.local._identity import free_port
 from tests.support._jvm import QUICK_START
-from tests.support._waiting import wait_until
+from tests.support._waiting import START_S, wait_until
 from tests.support.spark import JDBC_JAR
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 HOST: Final = "127.0.0.1"
-START_S: Final = 120.0
-"""Seconds a process of Spark may take to start on a busy machine."""
 
 OF_EVERY_NODE: Final = ("pyarrow", "pandas")
 """What PySpark itself asks of a node's interpreter for Arrow."""

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from relatum.local import LocalRabbitMQ
 from relatum.local._identity import free_port
+from tests.support._waiting import START_S
 
 KEY_PASSWORD = "opens-the-key"
 """The password of `client-locked`'s key."""
@@ -98,7 +99,7 @@ class Ending:
 
     def _serve(self, client: socket.socket, port: int) -> None:
         with contextlib.suppress(OSError, ValueError), client:
-            client.settimeout(20)
+            client.settimeout(90)
             secure = self._context.wrap_socket(client, server_side=True)
             secure.settimeout(None)
             with secure, socket.create_connection(("127.0.0.1", port)) as server:
@@ -150,6 +151,7 @@ class TlsBroker:
             directory / "rabbitmq",
             configuration=self._configuration(),
             plugins=("rabbitmq_stream", "rabbitmq_auth_mechanism_ssl"),
+            start_timeout_s=START_S,
         )
 
     def _make_certificates(self) -> None:
