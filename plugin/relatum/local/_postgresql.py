@@ -31,7 +31,7 @@ class LocalPostgreSQL(LocalServer):
         directory: Where it keeps everything; created where missing.
         durable: Whether it waits for the disk at each commit (`fsync`). False is for tests: a power loss may then
             destroy the data, a killed process may not.
-        start_timeout_s: Seconds a start may take, over 0; 60 where omitted, usual is below 1.
+        start_timeout_s: Seconds a start may take, over 0; 120 where omitted, usual is below 1.
 
     Source: https://www.postgresql.org/docs/18/app-initdb.html, https://www.postgresql.org/docs/18/server-shutdown.html
     """
@@ -45,7 +45,7 @@ class LocalPostgreSQL(LocalServer):
         directory: str | os.PathLike[str],
         *,
         durable: bool = True,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(directory, start_timeout_s=start_timeout_s)
         self._durable = durable

@@ -50,7 +50,7 @@ class LocalRabbitMQ(LocalServer):
         directory: Where it keeps everything; created where missing, for this user alone.
         configuration: More lines of rabbitmq.conf, name to value, written at each start; may be changed between.
         plugins: Names of the plugins to enable.
-        start_timeout_s: Seconds a start may take, over 0; 60 where omitted, usual are 3 to 4.
+        start_timeout_s: Seconds a start may take, over 0; 120 where omitted, usual are 3 to 4.
 
     Source: https://www.rabbitmq.com/docs/configure, https://www.erlang.org/doc/apps/erts/erl_cmd.html
     """
@@ -65,7 +65,7 @@ class LocalRabbitMQ(LocalServer):
         *,
         configuration: Mapping[str, str] | None = None,
         plugins: Sequence[str] = ("rabbitmq_stream",),
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(directory, start_timeout_s=start_timeout_s)
         if configuration is not None and not isinstance(configuration, Mapping):

@@ -46,7 +46,7 @@ class LocalServer(ABC):
     _abandon_signal: ClassVar[signal.Signals] = signal.SIGKILL
     _grace_s: ClassVar[float] = 20.0
 
-    def __init__(self, directory: str | os.PathLike[str], *, start_timeout_s: float = 60.0) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, start_timeout_s: float = 120.0) -> None:
         self.directory = checked_directory(directory)
         self._start_timeout_s = checked_seconds("start_timeout_s", start_timeout_s, zero=False)
         of_one_process(self, "a private server")

@@ -20,7 +20,7 @@ class LocalServers:
         directory: Holds `rabbitmq` and `postgresql`; created where missing.
         durable: Whether PostgreSQL waits for the disk at each commit. False is for tests: a power loss may then
             destroy the database, a killed process may not.
-        start_timeout_s: Seconds each start may take, over 0; 60 where omitted, usual are 3 to 4.
+        start_timeout_s: Seconds each start may take, over 0; 120 where omitted, usual are 3 to 4.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class LocalServers:
         directory: str | os.PathLike[str],
         *,
         durable: bool = True,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
     ) -> None:
         self.directory = checked_directory(directory)
         self.rabbitmq = LocalRabbitMQ(self.directory / "rabbitmq", start_timeout_s=start_timeout_s)
