@@ -102,7 +102,7 @@ def test_two_that_commit_the_same_streams_at_once_write_each_row_once(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
     won = [share.row.stream_id for shares in both for share in shares if share.is_committed]
     assert len(won) == len(set(won))
     assert sum(len(rows_of(engine, name)) for name in tails) == 3 * len(won)

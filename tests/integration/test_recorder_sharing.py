@@ -55,7 +55,7 @@ class Members:
         """One ends as it is told to."""
         stop, thread = self._stops[holder]
         stop.set()
-        thread.join(60)
+        thread.join(90)
         assert not thread.is_alive()
 
     def shares(self) -> Counter[str]:

@@ -99,9 +99,9 @@ def test_a_taker_is_woken_by_what_comes_and_by_the_end() -> None:
     taker = threading.Thread(target=take)
     taker.start()
     put(all_, Shelf("s", 1), held(0))
-    assert first.wait(60.0)
+    assert first.wait(90)
     all_.close()
-    taker.join(60.0)
+    taker.join(90)
     assert [len(events) for events in taken] == [1, 0]
 
 

@@ -38,7 +38,7 @@ def test_a_thread_calls_again_until_it_is_ended() -> None:
     """The function is called again and again, and never once `end` has returned."""
     owner = _Owner()
     keeper = Keeper(owner, _Owner.call, every_s=EVERY_S, name="again")
-    assert [owner.calls.get(timeout=10) for _ in range(3)] == ["again"] * 3
+    assert [owner.calls.get(timeout=90) for _ in range(3)] == ["again"] * 3
     keeper.end()
     assert not [thread for thread in threading.enumerate() if thread.name == "again"]
 
@@ -47,17 +47,17 @@ def test_what_is_called_may_end_it() -> None:
     """Ending it from within the call does not wait for the call itself."""
     owner = _Owner()
     owner.ends = Keeper(owner, _Owner.call, every_s=0.05, name="ends itself")
-    assert owner.ended.wait(10)
+    assert owner.ended.wait(90)
 
 
 def test_a_thread_ends_with_its_owner() -> None:
     """Who forgets the object has no thread left of it."""
     owner = _Owner()
     keeper = Keeper(owner, _Owner.call, every_s=EVERY_S, name="alone")
-    owner.calls.get(timeout=10)
+    owner.calls.get(timeout=90)
     gone = weakref.ref(owner)
     del owner
-    keeper._thread.join(10)
+    keeper._thread.join(90)
     gc.collect()
     assert gone() is None
     assert not keeper._thread.is_alive()
