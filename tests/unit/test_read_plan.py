@@ -12,7 +12,7 @@ from relatum import MessageId
 from relatum.errors import OffsetNotFound
 from relatum.reading._message import Message
 from relatum.reading._operations import ATTACHES_MAX, StreamOperations
-from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, Request, StreamPlan
+from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan
 from relatum.reading._window import Window
 from relatum.wire import _frames as frames
 from relatum.wire._frames import FIRST, Code, Command
@@ -32,7 +32,7 @@ class Stream:
     def read(self, plan: StreamPlan) -> dict[int, int]:
         """Run a plan to its end: how often each offset was found."""
         found: dict[int, int] = {}
-        waiting: list[Request] = []
+        waiting: list[PlannedAttach] = []
         while True:
             while len(waiting) < 4 and (request := plan.next_request()) is not None:
                 waiting.append(request)
@@ -40,7 +40,7 @@ class Stream:
                 return found
             self._answer(plan, waiting.pop(0), found)
 
-    def _answer(self, plan: StreamPlan, request: Request, found: dict[int, int]) -> None:
+    def _answer(self, plan: StreamPlan, request: PlannedAttach, found: dict[int, int]) -> None:
         self.cost_s += ATTACH_S
         begin = bisect_right(self.chunks, request.offsets[0], key=lambda chunk: chunk[0] + chunk[1])
         granted, reached = request.chunks, None

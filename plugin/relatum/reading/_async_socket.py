@@ -28,6 +28,7 @@ from relatum.reading._channels import GOODBYE_S, AsyncChannel
 from relatum.reading._handshake import has_hung_up, why_hung_up
 from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.reading._operations import StreamOperations
+from relatum.steps import async_run
 from relatum.wire import Event, Login, Steps, StreamSession, frames
 
 _Result = TypeVar("_Result")
@@ -108,17 +109,15 @@ class AsyncSocketConnection:
             ReadTimeout: The deadline passed; the connection is of no use any more.
             ConnectionLost: The connection ended.
         """
-        try:
-            next(steps)
-            while True:
-                steps.send(await self.exchange(deadline))
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
         # asyncio only:
+        try:
+            return await async_run(steps, lambda _: self.exchange(deadline))
         except asyncio.CancelledError:
             # The answer is still to come; on another task's call it would only be in the way.
             self.abandon()
             raise
+        # blocking only:
+        # return run(steps, lambda _: self.exchange(deadline))
         # both:
 
     async def exchange(self, deadline: float) -> list[Event]:

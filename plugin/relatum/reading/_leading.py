@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from relatum.errors import BrokerUnavailable, ReadTimeout, StreamUnavailable
 from relatum.reading._batches import StreamBounds
+from relatum.steps import Request
 from relatum.wire import Broker
 
 EMPTY_LOOK_S: Final = 1.0
@@ -80,7 +81,7 @@ class OutOfReach(BrokerUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Request[StreamBounds]):
     """Ask a node for the stream's ends.
 
     Attributes:
@@ -93,7 +94,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Request[None]):
     """Wait for so many seconds."""
 
     seconds: float
@@ -139,8 +140,6 @@ class Leaders:
     def ends_of(self, stream: str, timeout_s: float) -> Generator[Ask | Pause, Any, StreamBounds]:
         """Ask for a stream's ends until somebody gives them who can.
 
-        Is sent the `StreamBounds` a node gave, and thrown what went wrong with it.
-
         Args:
             stream: The stream's name.
             timeout_s: Seconds until the last error is raised.
@@ -153,7 +152,7 @@ class Leaders:
         while True:
             error: Exception
             try:
-                bounds = yield ask
+                bounds = yield from ask
                 return self._noted(stream, ask, bounds)
             except LedElsewhere as elsewhere:
                 self._has_others = True
@@ -180,7 +179,7 @@ class Leaders:
                 error, empty_since, ask = lost, None, Ask(None)
             if self._clock() >= deadline:
                 raise error
-            yield Pause(pause)
+            yield from Pause(pause)
             pause = min(pause * 2, PAUSE_S[1])
 
     def _is_empty(self, stream: str, node: Broker | None, shown: NotSettled, now: float, looked_s: float) -> bool:

@@ -1,14 +1,16 @@
 """Reading many messages over one stream-protocol connection: several attaches in flight, results in order. No I/O."""
 
 from collections.abc import Generator
-from enum import Enum
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
+from relatum.reading._message import Message
 from relatum.reading._operations import Attach, StreamOperations
-from relatum.reading._plan import Density, Request, StreamPlan
+from relatum.reading._plan import Density, PlannedAttach, StreamPlan
 from relatum.reading._window import Result, Window
-from relatum.wire import Chunk, Code, Event, Start, StartSpec, records_at
+from relatum.steps import Request
+from relatum.wire import Chunk, Code, Event, Exchange, Start, StartSpec, records_at
 
 ATTACHES_IN_FLIGHT: Final = 8
 """Attaches under way at once on a connection. The broker works them off one by one; more only hide the way there."""
@@ -17,18 +19,26 @@ DENSITIES_MAX: Final = 1024
 """Streams whose chunk sizes are remembered."""
 
 
-class Turn(Enum):
-    """What a batched read yields about its connection, on which nothing is under way then."""
-
-    TAKE = "take"
-    """`use` must be called with the operations of a connection before it goes on; the one it had is of no use."""
-
-    GIVE_BACK = "give back"
-    """It needs none until it asks for one again: what follows is results that have come already."""
+@dataclass(frozen=True, slots=True)
+class Take(Request[StreamOperations]):
+    """Give the connection back, if it has one, and take another; answered with its operations. Nothing is under way."""
 
 
-Results = Generator[Result | StreamNotHere | Turn | None, list[Event], None]
-"""Yields results, None where bytes must be exchanged, and is sent the events that came; and a `Turn`."""
+@dataclass(frozen=True, slots=True)
+class GiveBack(Request[None]):
+    """Give the connection back: what follows is results that have come already. Nothing is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Request[Result]):
+    """Find out what a result that is no message amounts to: the leader's answer, another name."""
+
+    result: Result | StreamNotHere
+
+
+ManyRequest: TypeAlias = Exchange | Take | GiveBack | Settle
+Results: TypeAlias = Generator[ManyRequest | Result, Any, None]
+"""Gives results, in their order."""
 
 
 class ManyReader:
@@ -45,11 +55,7 @@ class ManyReader:
         self._window = window
         self._densities = densities
         self._plans: dict[str, StreamPlan] = {}
-        self._in_flight: list[tuple[Attach, Request]] = []
-
-    def use(self, operations: StreamOperations) -> None:
-        """Go on over a connection; nothing else may use it meanwhile."""
-        self._operations = operations
+        self._in_flight: list[tuple[Attach, PlannedAttach]] = []
 
     def run(self) -> Results:
         """Read part after part until no id is left. Left early, nothing stays attached."""
@@ -59,12 +65,12 @@ class ManyReader:
                     stream: StreamPlan(offsets, self._density(stream))
                     for stream, offsets in self._window.valid(wanted).items()
                 }
-                yield Turn.TAKE
+                self._operations = yield from Take()
                 yield from self._part()
                 # Before the last results: who takes them may take his time, ask something else, or never ask for more.
-                yield Turn.GIVE_BACK
+                yield from GiveBack()
                 self._explain()
-                yield from self._window.ready()
+                yield from self._ready()
                 self._window.close()
         finally:
             # Their numbers come again on this connection, and the broker refuses one that is still attached.
@@ -79,13 +85,17 @@ class ManyReader:
     def _part(self) -> Results:
         while True:
             if self._operations.is_worn and not self._in_flight:
-                yield Turn.TAKE
+                self._operations = yield from Take()
             self._ask()
             if not self._in_flight:
                 return
             if self._window.lacks_any:
-                yield from self._window.ready()
-            self._take((yield None))
+                yield from self._ready()
+            self._take((yield from Exchange()))
+
+    def _ready(self) -> Results:
+        for result in self._window.ready():
+            yield result if isinstance(result, Message) else (yield from Settle(result))
 
     def _ask(self) -> None:
         """Send attaches until enough are in flight, each stream in its turn; none over a worn connection."""
@@ -111,7 +121,7 @@ class ManyReader:
         if is_any_at_barrier:
             self._in_flight = [pair for pair in self._in_flight if not self._is_over(*pair)]
 
-    def _is_over(self, attach: Attach, request: Request) -> bool:
+    def _is_over(self, attach: Attach, request: PlannedAttach) -> bool:
         """Go on with a subscription that is at its barrier and not at its goal; True for one that is over."""
         if not attach.is_at_barrier:
             return False
@@ -125,7 +135,7 @@ class ManyReader:
         self._close(attach, request, is_at_end=not has_more)
         return True
 
-    def _keep(self, attach: Attach, request: Request, chunk: Chunk) -> None:
+    def _keep(self, attach: Attach, request: PlannedAttach, chunk: Chunk) -> None:
         stream = attach.stream
         attach.chunks_seen += 1
         attach.reached = chunk.last_offset
@@ -133,7 +143,7 @@ class ManyReader:
         offsets = self._plans[stream].arrived(request, chunk.first_offset, chunk.record_count, size)
         self._window.put_records(stream, offsets, records_at(chunk, offsets), chunk.time_ms)
 
-    def _close(self, attach: Attach, request: Request, is_at_end: bool) -> None:
+    def _close(self, attach: Attach, request: PlannedAttach, is_at_end: bool) -> None:
         plan = self._plans[attach.stream]
         try:
             attach.check()

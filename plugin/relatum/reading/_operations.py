@@ -10,7 +10,7 @@ see `_leading`.
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from relatum.checks import shown
 from relatum.errors import (
@@ -32,6 +32,7 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._leading import LedElsewhere, NotSettled
 from relatum.reading._message import Message
 from relatum.reading._start import Beginning
+from relatum.steps import Request
 from relatum.wire import (
     FIRST,
     LAST,
@@ -42,6 +43,7 @@ from relatum.wire import (
     Code,
     CreditRefused,
     Event,
+    Exchange,
     Start,
     StartSpec,
     Steps,
@@ -78,8 +80,14 @@ PLACES_AT_ONCE: Final = 128
 SHORT_SCAN_CREDIT: Final = 2
 """Chunks a scan with a stop is granted at first."""
 
-Chunks = Generator[Chunk | None, list[Event], None]
-"""Yields chunks, and None where bytes must be exchanged; is sent the events that came, also after a chunk."""
+
+@dataclass(frozen=True, slots=True)
+class Watch(Request[list[Event] | None]):
+    """As `Exchange`; answered with None where nothing came for as long as the caller wants to wait."""
+
+
+Chunks: TypeAlias = Generator[Watch | Chunk | None, Any, None]
+"""Gives chunks, and None where nothing came."""
 
 
 class Attach:
@@ -226,7 +234,7 @@ class StreamOperations:
 
     def _until_barriers(self, *pairs: Attach) -> Steps[None]:
         while not all(pair.is_at_barrier for pair in pairs):
-            for event in (yield):
+            for event in (yield from Exchange()):
                 for pair in pairs:
                     pair.take(event)
 
@@ -401,7 +409,11 @@ class StreamOperations:
         subscription = _Subscription(self.session, self._next_subscription(), stream, scan)
         try:
             while True:
-                for event in (yield None):
+                events = yield from Watch()
+                if events is None:
+                    yield None
+                    continue
+                for event in events:
                     if tail is not None:
                         tail.take(event)
                         if tail.is_at_barrier:

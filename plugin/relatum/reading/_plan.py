@@ -91,7 +91,7 @@ class Density:
         return max(1, min(FIRST_CHUNKS_MAX, round(expected * _UNDERSTATE)))
 
 
-class Request(NamedTuple):
+class PlannedAttach(NamedTuple):
     """One attach: the offsets it is for, ascending, and how many chunks to ask for."""
 
     offsets: Sequence[int]
@@ -111,7 +111,7 @@ class StreamPlan:
         self._density = density
         self._in_flight = 0
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> PlannedAttach | None:
         """The next attach to make now; None while there is nothing to ask, or not before an answer has come."""
         pending = self._pending
         if not pending or (self._in_flight and not self._density.is_known):
@@ -121,9 +121,9 @@ class StreamPlan:
         while pending and pending[0] - offsets[-1] <= gap_max:
             offsets.append(pending.popleft())
         self._in_flight += 1
-        return Request(offsets, self._density.chunks_for(offsets[0], offsets[-1]))
+        return PlannedAttach(offsets, self._density.chunks_for(offsets[0], offsets[-1]))
 
-    def arrived(self, request: Request, first: int, records: int, size: int) -> list[int]:
+    def arrived(self, request: PlannedAttach, first: int, records: int, size: int) -> list[int]:
         """The wanted offsets, ascending, that lie in a chunk the request brought, read further than asked included."""
         self._density.learn(records, size)
         last = first + records - 1
@@ -134,7 +134,7 @@ class StreamPlan:
             wanted.append(self._pending.popleft())
         return wanted
 
-    def more(self, request: Request, reached: int, chunks: int) -> int:
+    def more(self, request: PlannedAttach, reached: int, chunks: int) -> int:
         """How many chunks to ask for on top of those that came up to an offset; 0 when the request should end.
 
         It ends when it has all it wants, and where chunks are so small that jumping is cheaper after all.
@@ -149,7 +149,7 @@ class StreamPlan:
         expected = (last - reached) / records_each * _UNDERSTATE
         return max(1, min(CHUNKS_MAX, GROWTH * chunks, round(expected)))
 
-    def answered(self, request: Request, reached: int | None) -> None:
+    def answered(self, request: PlannedAttach, reached: int | None) -> None:
         """Close a request that brought chunks up to an offset; what it did not reach is asked for again.
 
         None says that the stream ends there: what lies behind is asked for no more.

@@ -22,6 +22,7 @@ from relatum.reading._channels import GOODBYE_S, Channel
 from relatum.reading._handshake import has_hung_up, why_hung_up
 from relatum.reading._opening import SILENCE_HEARTBEATS, not_opened, tls_context_for
 from relatum.reading._operations import StreamOperations
+from relatum.steps import run
 from relatum.wire import Event, Login, Steps, StreamSession, frames
 
 _Result = TypeVar("_Result")
@@ -100,12 +101,7 @@ class SocketConnection:
             ReadTimeout: The deadline passed; the connection is of no use any more.
             ConnectionLost: The connection ended.
         """
-        try:
-            next(steps)
-            while True:
-                steps.send(self.exchange(deadline))
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+        return run(steps, lambda _: self.exchange(deadline))
 
     def exchange(self, deadline: float) -> list[Event]:
         """Send what is to be sent, then wait for bytes and return what they amount to (maybe nothing yet)."""

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from relatum.errors import (
     AccessRefused,
@@ -34,13 +34,14 @@ from relatum.reading._leading import (
     NODE_CONNECT_S,
     NODES_TRIED_MAX,
     OUT_OF_REACH_S,
+    Ask,
     Leaders,
     LedElsewhere,
     NotSettled,
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import ManyReader, Turn
+from relatum.reading._many import GiveBack, ManyReader, ManyRequest, Settle
 from relatum.reading._message import Message
 from relatum.reading._missing_streams import name_missing
 from relatum.reading._once import lost_questions
@@ -48,6 +49,7 @@ from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import (
     Scan,
     StreamOperations,
+    Watch,
     batches_of,
     is_inside,
     not_there,
@@ -57,8 +59,9 @@ from relatum.reading._plan import Density
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.steps import async_each, async_run
 from relatum.waiting import AsyncKeeper, Patience, left_s
-from relatum.wire import Broker, Chunk, Steps
+from relatum.wire import Broker, Chunk, Event, Exchange, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -327,22 +330,12 @@ class AsyncStreams:
         raise proven_not_there(stream, offset, bounds)
 
     async def bounds(self, stream: str) -> StreamBounds:
-        steps = self._leaders.ends_of(stream, self._timeout_s)
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    if isinstance(step, Pause):
-                        await asyncio.sleep(left_s(step.seconds))
-                        step = next(steps)
-                        continue
-                    bounds = await self._bounds_at(step.node, stream, any_node=step.any_node)
-                except RelatumError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(bounds)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+        async def perform(request: Ask | Pause) -> Any:
+            if isinstance(request, Pause):
+                return await asyncio.sleep(left_s(request.seconds))
+            return await self._bounds_at(request.node, stream, any_node=request.any_node)
+
+        return await async_run(self._leaders.ends_of(stream, self._timeout_s), perform)
 
     def _losses_of(self, broker: Broker | None) -> int:
         """How often a connection to a node was lost, of those that single questions use."""
@@ -385,31 +378,31 @@ class AsyncStreams:
 
     async def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]:
         """See `AsyncStreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
-        many = ManyReader(Window(ids, window), self._densities)
         begins: dict[str, int] = {}
         async with contextlib.AsyncExitStack() as stack:
             connection: AsyncSocketConnection | None = None
-            steps = many.run()
+
+            async def perform(request: ManyRequest) -> Any:
+                nonlocal connection
+                if isinstance(request, Exchange):
+                    assert connection is not None, "it was taken"
+                    return await connection.exchange(time.monotonic() + self._timeout_s)
+                if isinstance(request, Settle):
+                    return await self._settled(request.result, begins)
+                await stack.aclose()
+                connection = None
+                if isinstance(request, GiveBack):
+                    return None
+                connection = await stack.enter_async_context(self._connection(use))
+                return connection.operations
+
+            steps = ManyReader(Window(ids, window), self._densities).run()
             try:
-                step = next(steps)
-                while True:
-                    if step is None:
-                        assert connection is not None, "it was taken"
-                        step = steps.send(await connection.exchange(time.monotonic() + self._timeout_s))
-                        continue
-                    if isinstance(step, Turn):
-                        await stack.aclose()
-                        connection = None
-                        if step is Turn.TAKE:
-                            connection = await stack.enter_async_context(self._connection(use))
-                            many.use(connection.operations)
-                    else:
-                        yield step if isinstance(step, Message) else await self._settled(step, begins)
-                    step = next(steps)
-            except StopIteration:
-                return
+                given: AsyncGenerator[Result, None] = async_each(steps, perform)
+                async with contextlib.aclosing(given) as results:
+                    async for result in results:
+                        yield result
             finally:
-                steps.close()
                 if connection is not None:
                     await connection.put_by(self._timeout_s)
 
@@ -468,23 +461,17 @@ class AsyncStreams:
         self, stream: str, scan: Scan, idle_s: float, use: Use
     ) -> AsyncGenerator[Chunk | None, None]:
         async with self._connection(use) as connection:
+
+            async def wait(_: Watch) -> list[Event] | None:
+                check_time()
+                return await connection.wait(left_s(idle_s))
+
             steps = connection.operations.chunks(stream, scan)
             try:
-                step = next(steps)
-                while True:
-                    if step is not None:
-                        yield step
-                        step = next(steps)
-                        continue
-                    check_time()
-                    events = await connection.wait(left_s(idle_s))
-                    if events is None:
-                        yield None
-                    step = steps.send(events or [])
-            except StopIteration:
-                return
+                async with contextlib.aclosing(async_each(steps, wait)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
             finally:
-                steps.close()
                 await connection.put_by(self._timeout_s)
 
     async def batches(

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from relatum.errors import (
     AccessRefused,
@@ -30,13 +30,14 @@ from relatum.reading._leading import (
     NODE_CONNECT_S,
     NODES_TRIED_MAX,
     OUT_OF_REACH_S,
+    Ask,
     Leaders,
     LedElsewhere,
     NotSettled,
     OutOfReach,
     Pause,
 )
-from relatum.reading._many import ManyReader, Turn
+from relatum.reading._many import GiveBack, ManyReader, ManyRequest, Settle
 from relatum.reading._message import Message
 from relatum.reading._missing_streams import name_missing
 from relatum.reading._once import lost_questions
@@ -44,6 +45,7 @@ from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import (
     Scan,
     StreamOperations,
+    Watch,
     batches_of,
     is_inside,
     not_there,
@@ -54,8 +56,9 @@ from relatum.reading._socket import SocketConnection
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
+from relatum.steps import each, run
 from relatum.waiting import Keeper, Patience, left_s
-from relatum.wire import Broker, Chunk, Steps
+from relatum.wire import Broker, Chunk, Event, Exchange, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
@@ -318,22 +321,12 @@ class Streams:
         raise proven_not_there(stream, offset, bounds)
 
     def bounds(self, stream: str) -> StreamBounds:
-        steps = self._leaders.ends_of(stream, self._timeout_s)
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    if isinstance(step, Pause):
-                        time.sleep(left_s(step.seconds))
-                        step = next(steps)
-                        continue
-                    bounds = self._bounds_at(step.node, stream, any_node=step.any_node)
-                except RelatumError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(bounds)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+        def perform(request: Ask | Pause) -> Any:
+            if isinstance(request, Pause):
+                return time.sleep(left_s(request.seconds))
+            return self._bounds_at(request.node, stream, any_node=request.any_node)
+
+        return run(self._leaders.ends_of(stream, self._timeout_s), perform)
 
     def _losses_of(self, broker: Broker | None) -> int:
         """How often a connection to a node was lost, of those that single questions use."""
@@ -371,31 +364,30 @@ class Streams:
 
     def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]:
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
-        many = ManyReader(Window(ids, window), self._densities)
         begins: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
             connection: SocketConnection | None = None
-            steps = many.run()
+
+            def perform(request: ManyRequest) -> Any:
+                nonlocal connection
+                if isinstance(request, Exchange):
+                    assert connection is not None, "it was taken"
+                    return connection.exchange(time.monotonic() + self._timeout_s)
+                if isinstance(request, Settle):
+                    return self._settled(request.result, begins)
+                stack.close()
+                connection = None
+                if isinstance(request, GiveBack):
+                    return None
+                connection = stack.enter_context(self._connection(use))
+                return connection.operations
+
+            steps = ManyReader(Window(ids, window), self._densities).run()
             try:
-                step = next(steps)
-                while True:
-                    if step is None:
-                        assert connection is not None, "it was taken"
-                        step = steps.send(connection.exchange(time.monotonic() + self._timeout_s))
-                        continue
-                    if isinstance(step, Turn):
-                        stack.close()
-                        connection = None
-                        if step is Turn.TAKE:
-                            connection = stack.enter_context(self._connection(use))
-                            many.use(connection.operations)
-                    else:
-                        yield step if isinstance(step, Message) else self._settled(step, begins)
-                    step = next(steps)
-            except StopIteration:
-                return
+                given: Generator[Result, None, None] = each(steps, perform)
+                with contextlib.closing(given) as results:
+                    yield from results
             finally:
-                steps.close()
                 if connection is not None:
                     connection.put_by(self._timeout_s)
 
@@ -451,23 +443,16 @@ class Streams:
 
     def _chunks_here(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[Chunk | None, None, None]:
         with self._connection(use) as connection:
+
+            def wait(_: Watch) -> list[Event] | None:
+                check_time()
+                return connection.wait(left_s(idle_s))
+
             steps = connection.operations.chunks(stream, scan)
             try:
-                step = next(steps)
-                while True:
-                    if step is not None:
-                        yield step
-                        step = next(steps)
-                        continue
-                    check_time()
-                    events = connection.wait(left_s(idle_s))
-                    if events is None:
-                        yield None
-                    step = steps.send(events or [])
-            except StopIteration:
-                return
+                with contextlib.closing(each(steps, wait)) as chunks:
+                    yield from chunks
             finally:
-                steps.close()
                 connection.put_by(self._timeout_s)
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from relatum.errors import (
     AccessRefused,
@@ -18,6 +18,7 @@ from relatum.errors import (
     ConnectionLost,
     ProtocolError,
 )
+from relatum.steps import Request
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
 from relatum.wire._frames import Code, Command
@@ -76,8 +77,15 @@ class Damaged(NamedTuple):
 Event = Answer | Chunk | StreamMoved | CreditRefused | Confirmed | Refused | Damaged
 
 _Result = TypeVar("_Result")
-Steps = Generator[None, list[Event], _Result]
-"""What decides, between exchanges of bytes: yields where they are needed, is sent the events that came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Request[list[Event]]):
+    """Send what there is to send, and wait for bytes; answered with the events that came of them, maybe none yet."""
+
+
+Steps: TypeAlias = Generator[Exchange, Any, _Result]
+"""What decides, between exchanges of bytes."""
 
 
 class AnotherCluster(BrokerUnavailable):
@@ -294,7 +302,7 @@ class StreamSession:
     # --- login --------------------------------------------------------------------------------------------
 
     def connecting(self) -> "Steps[None]":
-        """Log in: a generator that yields where bytes must be exchanged and is sent the events they brought.
+        """Log in: steps that exchange bytes.
 
         Raises:
             AccessRefused: User, password, virtual host or mechanism are refused.
@@ -315,7 +323,7 @@ class StreamSession:
         offered = _expect((yield from self.answer_to(handshake)), "offers mechanisms")
         yield from self._authenticate(frames.decode_strings(offered))
         while not self._tuned:
-            yield
+            yield from Exchange()
         opened = self.next_correlation()
         self.send(frames.open_vhost(opened, self._login.vhost))
         answer = yield from self.answer_to(opened)
@@ -352,7 +360,7 @@ class StreamSession:
         """Wait for answers; whatever else arrives meanwhile is dropped. For use while nothing is subscribed."""
         answers: dict[int, Answer] = {}
         while len(answers) < len(correlations):
-            for event in (yield):
+            for event in (yield from Exchange()):
                 if type(event) is Answer and event.correlation in correlations:
                     answers[event.correlation] = event
         return [answers[correlation] for correlation in correlations]
