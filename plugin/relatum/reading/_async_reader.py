@@ -15,7 +15,7 @@ from relatum.checks import checked_count, checked_name, checked_names, checked_s
 # from relatum.errors import ConfigurationError
 # from relatum.reading._amqp_blocking import Amqp
 # from relatum.reading._socket import SocketConnection
-# from relatum.wire._frames import Broker
+# from relatum.wire import Broker
 # both:
 from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
 from relatum.ids import MessageId

@@ -27,8 +27,7 @@ from relatum.reading._stream_blocking import Streams
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s
-from relatum.wire import AnotherCluster
-from relatum.wire._frames import Broker
+from relatum.wire import AnotherCluster, Broker
 
 _Taken = TypeVar("_Taken")
 
