@@ -21,6 +21,7 @@ from relatum.collecting import Outcomes
 from relatum.contexts.serial import SerializationContexts
 from relatum.errors import UsedAfterFork
 from relatum.local._identity import free_port
+from relatum.metrics._reporting import _registry
 from relatum.publishing._embedded import EmbeddedRecorders
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder
@@ -200,10 +201,11 @@ def test_locks_held_at_the_fork_do_not_stop_the_child(
             EmbeddedRecorders._lock,
             streams._lock,
             streams._connections._lock,
-            *[each._send_lock for each in streams._connections.idle],
+            *[each._sending for each in streams._connections.idle],
             relations._lock,
             orders._lock,
             orders.placing._lock,
+            _registry._lock,
         ]
         held, let_go = threading.Event(), threading.Event()
 
