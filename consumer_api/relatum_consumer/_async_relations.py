@@ -35,6 +35,7 @@ from relatum.reading import (
     check_limit,
 )
 from relatum.steps import async_run
+from relatum.store import Database
 from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.groups import AsyncGroupMethods, GroupLookups
@@ -45,7 +46,6 @@ from relatum_consumer.lookups import (
     Agree,
     Answer,
     Bounds,
-    Database,
     LookupRequest,
     Lookups,
     Missing,
@@ -91,7 +91,7 @@ class AsyncRelations(AsyncGroupMethods):
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         checked_seconds("timeout_s", timeout_s)
         checked_count("pool_size", pool_size, most=POOL_MAX)
-        self._database = Database(database, pool_size=pool_size)
+        self._database = Database(database, refusing=CLOSED, pool_size=pool_size)
         self._pool_size = pool_size
         self._timeout_s = timeout_s
         self._asking: set[Deadline] = set()
@@ -269,7 +269,7 @@ class AsyncRelations(AsyncGroupMethods):
             try:
                 # The thread's own error, which says more, comes first where a thread has begun.
                 async with asyncio.timeout(deadline.left_s() + 2 * LOOK_S):
-                    return await in_thread(self._threads, self._database.select, request)
+                    return await in_thread(self._threads, self._database.rows, request.sql, request.parameters)
             except TimeoutError:
                 text = f"all {self._pool_size} threads for the database (pool_size) are in use"
                 raise DatabaseUnavailable(f"{text}, and none became free ({deadline})", reason="pool") from None

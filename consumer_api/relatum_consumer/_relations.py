@@ -26,6 +26,7 @@ from relatum.reading import (
     check_limit,
 )
 from relatum.steps import run
+from relatum.store import Database
 from relatum.waiting import left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.groups import GroupLookups, GroupMethods
@@ -36,7 +37,6 @@ from relatum_consumer.lookups import (
     Agree,
     Answer,
     Bounds,
-    Database,
     LookupRequest,
     Lookups,
     Missing,
@@ -102,7 +102,7 @@ class Relations(GroupMethods):
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         checked_seconds("timeout_s", timeout_s)
         checked_count("pool_size", pool_size, most=POOL_MAX)
-        self._database = Database(database, pool_size=pool_size)
+        self._database = Database(database, refusing=CLOSED, pool_size=pool_size)
         check_limit(connections_max)
         self._counts = LookupCounts(connections_max)
         self._options: dict[str, Any] = {
@@ -353,7 +353,7 @@ class Relations(GroupMethods):
     def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is Select:
             with within(self._timeout_s):
-                return self._database.select(request)
+                return self._database.rows(request.sql, request.parameters)
         if type(request) is Read:
             return self._read(request.ids)
         if type(request) is Pause:

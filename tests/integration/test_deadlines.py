@@ -11,7 +11,16 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable
-from relatum.store import CommitInDoubt, Tokens, joined, known_engine, let_go, make_engine, settle, translated_errors
+from relatum.store import (
+    CommitInDoubt,
+    Tokens,
+    close_engine,
+    joined,
+    known_engine,
+    make_engine,
+    settle,
+    translated_errors,
+)
 from relatum.waiting import Deadline, within
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database, stopped_sessions
@@ -184,7 +193,7 @@ def test_a_connection_that_comes_back_to_a_pool_disposed_of_is_closed(engine: sa
 def test_what_is_opened_after_an_engine_was_let_go_is_closed(database_url: str) -> None:
     """A thread that a component's end did not wait for leaves no connection open."""
     made = make_engine(database_url)
-    let_go(made)
+    close_engine(made)
     with made.connect() as connection:
         driver = connection.connection.driver_connection
     assert driver is not None

@@ -14,12 +14,11 @@ from relatum.keys import moment as moment_of
 from relatum.limits import INTEGER_MAX
 from relatum.recording import backfill, set_record_time
 from relatum.recording._time_blocks import TimeBlock, time_blocks
+from relatum.store import Database
 from relatum_consumer import Relations, Status
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._blocks import Block
-from relatum_consumer.lookups._database import Database
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTH_CLASSES, WIDTHS_US
-from relatum_consumer.lookups._requests import Select
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -138,7 +137,7 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(engine
     fixed = {"stream_id": 1, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
     def select(sql: str, **given: int) -> list[Block]:
-        return sorted(Block(*row) for row in database.select(Select(sql, fixed | given)))
+        return sorted(Block(*row) for row in database.rows(sql, fixed | given))
 
     try:
         for _ in range(150):

@@ -5,9 +5,8 @@
 
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
-from relatum_consumer.lookups._database import CLOSED, Database
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
-from relatum_consumer.lookups._lookup_statements import Order, compiled
+from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._lookups import Lookups, Names, names_of, time_us_of
 from relatum_consumer.lookups._proof import (
     Evidence,
@@ -23,6 +22,7 @@ from relatum_consumer.lookups._proof import (
 )
 from relatum_consumer.lookups._related import Question, answer, first_retained
 from relatum_consumer.lookups._requests import (
+    CLOSED,
     NOT_REACHED_YET,
     Agree,
     Bounds,
@@ -49,7 +49,6 @@ __all__ = [
     "Answer",
     "Bounds",
     "Catalog",
-    "Database",
     "Evidence",
     "Hit",
     "Lacking",
@@ -76,7 +75,6 @@ __all__ = [
     "all_names",
     "answer",
     "attended",
-    "compiled",
     "coverage_by_stream",
     "ends_of",
     "evidence",

@@ -10,10 +10,9 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import psycopg as psycopg_dialect
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import RECORDERS, coverage, keys, relationships, streams, time_blocks
+from relatum.store import RECORDERS, compiled, coverage, keys, relationships, streams, time_blocks
 
 Order = Literal["oldest", "newest", "offset"]
 Direction = Literal["after", "before"]
@@ -27,7 +26,6 @@ WIDTHS_US: Final = tuple(4**width_class for width_class in WIDTH_CLASSES)
 BLOCK_PAGE: Final = 16
 """Blocks asked for at once beyond those that hold the moment itself; one is nearly always enough."""
 
-_DIALECT: Final = psycopg_dialect.dialect()  # type: ignore[no-untyped-call]
 
 _VHOST: Final = sa.bindparam("vhost", type_=sa.Text)
 _STREAM_ID: Final = sa.bindparam("stream_id", type_=sa.Integer)
@@ -44,11 +42,6 @@ _FLOOR: Final = _big("floor")
 _PAGE: Final[Any] = sa.literal_column(str(BLOCK_PAGE))
 _BY_ITSELF: Final[Any] = sa.literal_column("0")
 """As the offset of a subquery, keeps PostgreSQL from joining it in another way than class by class."""
-
-
-def compiled(statement: Any) -> str:
-    """A statement's text for the driver."""
-    return str(statement.compile(dialect=_DIALECT))
 
 
 # --- the catalog ------------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ from relatum.reading import Agreement, Message, StreamBounds
 from relatum.steps import Request
 from relatum.store import Position
 
+CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
+"""What is said where they are used after that."""
+
 NOT_REACHED_YET: Final = "The broker did not answer in time: another call still waits for the first connection to it."
 """The error of those who wait for a reader that another call opens."""
 

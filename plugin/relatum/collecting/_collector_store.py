@@ -28,16 +28,14 @@ from relatum.ids import MessageId
 from relatum.outcomes import Outcome, read_outcomes
 from relatum.recording import new_holder
 from relatum.store import (
+    Database,
     Position,
     Tokens,
-    component_engine,
     copy_lines,
     copy_text,
     database_name,
     forget_settlements,
     joined,
-    let_go,
-    make_engine,
     settle,
     translated_errors,
 )
@@ -69,21 +67,15 @@ class CollectorStore:
         self.name = name
         self._vhost = vhost
         self._keep_s = keep_s
-        self._is_own = not isinstance(database, sa.Engine)
-        made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=_POOL, is_bounded=False)
         self._ending = Deadline(None)
-        self._engine = component_engine(made, self._ending)
+        self._database = Database(database, refusing=None, ending=self._ending, pool_size=_POOL, is_bounded=False)
+        self._engine = self._database.engine
         self.server = database_name(self._engine)
         self._lock = threading.Lock()
         self._collector: int | None = None
         self._source_ids: dict[str, int] = {}
         self._taking: dict[int, int] = {}
         self._tokens = Tokens()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        with translated_errors(), self._engine.begin() as connection:
-            yield connection
 
     def _collector_id(self, connection: sa.Connection) -> int:
         if self._collector is None:
@@ -109,7 +101,7 @@ class CollectorStore:
     def open(self, types: Collection[str], lease_s: float) -> int:
         """Join as a new member."""
         self._ending.begin_anew()
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             member = {
                 "in_collector": self._ensure_collector(connection),
                 "held_by": new_holder(),
@@ -121,7 +113,7 @@ class CollectorStore:
 
     def renew(self, member: int) -> bool:
         """Extend the lease; and forget what has been finished for longer than it is kept."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             collector = self._collector_id(connection)
             is_there = connection.execute(member_statements.renew, {"id": member}).rowcount == 1
         forget_finished(self._engine, collector)
@@ -129,7 +121,7 @@ class CollectorStore:
 
     def close(self, member: int) -> None:
         """Leave: others may take over at once."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(member_statements.unfollow_all, {"by": member})
             connection.execute(member_statements.leave, {"id": member})
             connection.execute(member_statements.remove_members, {"lapsed": [member]})
@@ -138,7 +130,7 @@ class CollectorStore:
 
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
         """Follow a stream, if no member with a lease does."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock_source(connection, stream)
             is_others = source.member_id not in (None, member)
@@ -153,7 +145,7 @@ class CollectorStore:
 
     def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
         """Begin a new generation of a stream this member follows."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             self._hold(connection, member)
             old = self._lock_source(connection, stream)
             if old.member_id != member:
@@ -166,14 +158,14 @@ class CollectorStore:
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
         """The last message of a stream's present generation up to an offset: its offset, and its id."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             named = {"in_collector": self._collector_id(connection), "of_stream": stream, "until": until}
             row = connection.execute(member_statements.last_collected, named).one_or_none()
             return None if row is None else (row.stream_offset, row.message_id)
 
     def cut_back(self, member: int, stream: str, behind: int) -> Followed:
         """Go on behind an offset in a stream that lost its end: what lay there is over, and its places are free."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             self._hold(connection, member)
             source = self._lock_source(connection, stream)
             if source.member_id != member:
@@ -193,7 +185,7 @@ class CollectorStore:
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member follow the stream."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             released = {"by": member, "in_collector": self._collector_id(connection), "of_stream": stream}
             connection.execute(member_statements.unfollow, released)
 
@@ -246,14 +238,14 @@ class CollectorStore:
     def _refuses(self, texts: Sequence[str]) -> bool:
         """Whether the database cannot hold one of these: its encoding may have no place for a character."""
         try:
-            with self._transaction() as connection:
+            with self._database.transaction() as connection:
                 connection.execute(statements.texts, {"texts": list(texts)})
         except RowRefused:
             return True
         return False
 
     def _add(self, member: int, entries: Sequence[Entry], advance: Advance | None) -> Stored:
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             at = self._hold(connection, member)
             # Before the rows, so that a member that lost the race has written nothing it must roll back.
             is_new = advance is None or self._advance(connection, member, advance)
@@ -362,7 +354,7 @@ class CollectorStore:
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Note that an executor is handed these now."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             sources = self._known_sources(connection, {place.stream for place in places})
             wanted = _by_source(places, sources, of_member=member, into=bulk_id)
             return self._update(connection, statements.forward, statements.forwarded, wanted, sources)
@@ -381,7 +373,7 @@ class CollectorStore:
             return self._finish(connection, member, bulk_id, results)
 
     def _finish_alone(self, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             return self._finish(connection, member, bulk_id, results)
 
     def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
@@ -439,7 +431,7 @@ class CollectorStore:
     def take_over(self, member: int, types: Collection[str], entries_max: int) -> list[Entry]:
         """Make unfinished messages of lapsed members, and of nobody, this member's, oldest first."""
         token = self._token(member)
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             self._hold(connection, member)
             collector = self._collector_id(connection)
             lapsed = list(
@@ -481,13 +473,12 @@ class CollectorStore:
 
     def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
         """The outcome of each id."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             return read_outcomes(connection, message_ids, collector_id=self._collector_id(connection))
 
     def dispose(self) -> None:
         """Give connections back."""
-        if self._is_own:
-            let_go(self._engine)
+        self._database.close()
 
     # Which row a stream has
 

@@ -16,7 +16,7 @@ from relatum.outcomes._outcome_statements import read_outcomes, require_collecto
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus
 from relatum.outcomes._outcome_watch import POLL_LAST_S, OutcomeWatch, call_handler
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store import component_engine, database_name, let_go, make_engine, translated_errors
+from relatum.store import Database, database_name
 from relatum.waiting import LEAST_S, Deadline, in_thread, within
 
 WAIT_S: Final = 10.0
@@ -35,10 +35,8 @@ class Outcomes:
     """
 
     def __init__(self, database: str | sa.URL | sa.Engine) -> None:
-        self._is_own = not isinstance(database, sa.Engine)
         self._ending = Deadline(None)
-        made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=2)
-        self._engine = component_engine(made, self._ending)
+        self._database = Database(database, refusing=None, ending=self._ending, pool_size=2)
         self._lock = threading.Lock()
         self._watch: OutcomeWatch | None = None
         self._is_closed = False
@@ -66,8 +64,7 @@ class Outcomes:
         self._ending.end_in(0)
         if watch is not None:
             watch.stop()
-        if self._is_own:
-            let_go(self._engine)
+        self._database.close()
 
     def of(self, message_id: str, *, collector: str | None = None) -> Outcome:
         """What became of a message so far.
@@ -94,7 +91,7 @@ class Outcomes:
         if collector is not None:
             checked_name("collector", collector)
         self._require_open()
-        with translated_errors(), self._engine.connect() as connection:
+        with self._database.transaction() as connection:
             found = read_outcomes(connection, ids, collector=collector)
             # Whatever was found has a collector: it is looked for where its name may be misspelt.
             if collector is not None and all(each.status is OutcomeStatus.UNKNOWN for each in found.values()):
@@ -103,7 +100,7 @@ class Outcomes:
 
     def _read(self, message_ids: list[str], collector: str | None) -> dict[str, Outcome]:
         """As `of_many`, for what waits: a collector that nobody has made yet may come."""
-        with translated_errors(), self._engine.connect() as connection:
+        with self._database.transaction() as connection:
             return read_outcomes(connection, message_ids, collector=collector)
 
     def _require_open(self) -> None:
@@ -171,7 +168,7 @@ class Outcomes:
         with self._lock:
             self._require_open()
             if self._watch is None:
-                self._watch = OutcomeWatch(self._read, database_name(self._engine))
+                self._watch = OutcomeWatch(self._read, database_name(self._database.engine))
             self._watch.add(message_id, collector, handler)
 
 

@@ -30,7 +30,7 @@ from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
 from relatum.publishing._ports import Recorder
 from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.store import coverage, known_engine, let_go, make_engine, receipts, streams, translated_errors
+from relatum.store import close_engine, coverage, known_engine, make_engine, receipts, streams, translated_errors
 from relatum.waiting import LEAST_S, within
 
 logger = logging.getLogger("relatum.interception")
@@ -178,7 +178,7 @@ class Locator:
         self._lent.close()
         with self._lock:
             if self._engine is not None and self._engine is not self._database:
-                let_go(self._engine)
+                close_engine(self._engine)
                 self._engine = None
 
     def subscribe(self, sent: Sent, listener: Callable[[MessageId], None]) -> Callable[[], None]:

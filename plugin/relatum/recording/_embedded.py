@@ -19,7 +19,7 @@ from relatum.recording._publishers_keys import PublishersKeys
 from relatum.recording._recorder import engine_of
 from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._watched import Subject, Watched
-from relatum.store import let_go
+from relatum.store import close_engine
 from relatum.waiting import QUESTION_S, Server, backoff, ended
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class EmbeddedRecorder:
         self._thread.join(STOP_S)
         self._group.stop()
         if self._owns_engine:
-            let_go(self._engine)
+            close_engine(self._engine)
 
     def _end(self) -> None:
         self._stop.set()

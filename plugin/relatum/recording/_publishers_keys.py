@@ -12,7 +12,7 @@ from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumE
 from relatum.keys import KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
 from relatum.recording._recorder import engine_of
-from relatum.store import add_keys, check_keys, let_go
+from relatum.store import add_keys, check_keys, close_engine
 from relatum.waiting import QUESTION_S, Outages, backoff, ended
 
 LOOK_S: Final = 60.0
@@ -120,7 +120,7 @@ class KeyWatcher:
             else:
                 self._outages.wait(next(pauses))
         if self._owns_engine:
-            let_go(self._engine)
+            close_engine(self._engine)
 
     def close(self) -> None:
         """End; it does not wait for the database."""

@@ -22,7 +22,7 @@ from relatum.processes import of_one_process
 from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
-from relatum.store import LEASE_S, add_keys, key_definitions, known_engine, let_go, make_engine, translated_errors
+from relatum.store import LEASE_S, add_keys, close_engine, key_definitions, known_engine, make_engine, translated_errors
 from relatum.waiting import QUESTION_S, Server, backoff
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Recorder:
         finally:
             self._group.stop()
             if self._owns_engine:
-                let_go(self._engine)
+                close_engine(self._engine)
             if stop.is_set():
                 logger.info("the recorder has ended, as it was told to")
 

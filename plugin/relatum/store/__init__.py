@@ -32,13 +32,13 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
+from relatum.store._database import CLOSED, Database, compiled
 from relatum.store._engine import (
     STATEMENT_S,
     as_engine,
     close_engine,
     component_engine,
     known_engine,
-    let_go,
     make_engine,
 )
 from relatum.store._group_tables import group_consumers, group_scans, group_states
@@ -94,6 +94,7 @@ from relatum.store._waiting import NoAnswerInTime
 from relatum.wire import Position
 
 __all__ = [
+    "CLOSED",
     "FORGOTTEN",
     "LEASE_S",
     "NOW",
@@ -105,6 +106,7 @@ __all__ = [
     "TIME",
     "CommitInDoubt",
     "CoverageRow",
+    "Database",
     "DatabaseAddress",
     "Filled",
     "Member",
@@ -131,6 +133,7 @@ __all__ = [
     "collector_members",
     "collector_sources",
     "collectors",
+    "compiled",
     "component_engine",
     "context_moves",
     "copy_lines",
@@ -158,7 +161,6 @@ __all__ = [
     "known_engine",
     "lapsed",
     "last_position",
-    "let_go",
     "lock_stream",
     "look_at",
     "make_engine",

@@ -128,30 +128,26 @@ def _forget_connections(engine: sa.Engine) -> None:
     engine.dispose(close=False)
 
 
-def close_engine(engine: sa.Engine, message: str) -> None:
-    """Close an engine of Relatum's own for good: `dispose` alone would let it connect again.
-
-    Args:
-        engine: The engine.
-        message: What `UsedAfterClose` says from now on: what was closed, and what to do.
-    """
-
-    def refuse(*_: Any) -> None:
-        raise UsedAfterClose(f"{message}; nothing was written")
-
-    engine.dispose()
-    # The pool's own, and no event: others connect by those.
-    pool: Any = engine.pool
-    pool.connect = refuse
-
-
-def let_go(engine: sa.Engine) -> None:
+def close_engine(engine: sa.Engine, refusing: str | None = None) -> None:
     """Dispose of an engine of Relatum's own whose threads may still be at work.
 
     What they have, or open from now on, is closed when they are done: no connection outlives its component.
+
+    Args:
+        engine: The engine.
+        refusing: What `UsedAfterClose` says to who connects from now on: what was closed, and what to do. None: whoever
+            still has to say something to the database may.
     """
+
+    def refuse(*_: Any) -> None:
+        raise UsedAfterClose(refusing or "")
+
     engine.dispose()
-    engine.pool.dispose()  # the new one, which closes what comes back: see `TimedPool`
+    pool: Any = engine.pool
+    pool.dispose()  # the new one, which closes what comes back: see `TimedPool`
+    if refusing is not None:
+        # The pool's own, and no event: others connect by those.
+        pool.connect = refuse
 
 
 @contextmanager
@@ -169,4 +165,4 @@ def as_engine(database: str | URL | sa.Engine, *, statement_s: float | None = ON
     try:
         yield engine
     finally:
-        engine.dispose()
+        close_engine(engine)

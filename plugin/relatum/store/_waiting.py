@@ -138,11 +138,21 @@ class TimedConnection(psycopg.Connection[Any]):
 
     def rollback(self) -> None:
         """Roll back, also where the call has no time left; a server that does not answer is left, and does so, too."""
-        if self.closed:
+        if self.closed or self.pgconn.transaction_status == TransactionStatus.IDLE:
             return
         until = time.monotonic() + max(ROLLBACK_S, left_s(ROLLBACK_S if self.statement_s is None else self.statement_s))
         with self.lock, suppress(NoAnswerInTime):
             self._wait_until(until, None, self._rollback_gen(), (LOOK_S,), {})
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Each statement in the block is a transaction of its own. For one that is in none."""
+        # Set directly: the property would wait for the connection, which does nothing.
+        before, self._autocommit = self._autocommit, True
+        try:
+            yield
+        finally:
+            self._autocommit = before
 
     @classmethod
     def _connect_gen(cls, *args: Any, **options: Any) -> Any:

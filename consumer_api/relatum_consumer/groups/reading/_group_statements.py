@@ -11,8 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from relatum.store import relationships
-from relatum_consumer.lookups import compiled
+from relatum.store import compiled, relationships
 
 FIRST_SEQUENCE: Final = "1"
 

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import NOW, coverage, group_consumers, group_scans, group_states, holds, lapsed
-from relatum_consumer.lookups import compiled
+from relatum.store import NOW, compiled, coverage, group_consumers, group_scans, group_states, holds, lapsed
 
 _CONSUMER: Final = sa.bindparam("consumer_id", type_=sa.Integer)
 _HOLDER: Final = sa.bindparam("holder", type_=sa.Text)

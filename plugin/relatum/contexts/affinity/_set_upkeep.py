@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Final
 
 from relatum.contexts.placement._placement_core import RouterCore
-from relatum.contexts.placement._placement_store import IDLE_S_MAX, PlacementStore
+from relatum.contexts.placement._placement_opening import IDLE_S_MAX
+from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.errors import RelatumError
 from relatum.store import database_name
 from relatum.waiting import Outages, backoff

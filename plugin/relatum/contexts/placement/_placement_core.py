@@ -34,7 +34,7 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.steps import run
-from relatum.store import component_engine, make_engine
+from relatum.store import Database
 from relatum.superstreams import Balance, BalanceName, Candidate, address_of, balance_of, describe_super_stream
 from relatum.superstreams import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, within
@@ -135,11 +135,8 @@ class RouterCore:
         )
         self._looks = Looks(self.look, options.check_s) if options.check_s else None
         # Made at once: what is wrong with a URL is told where the router is made.
-        self._is_own_engine = not isinstance(database, sa.Engine)
         self._ending = Deadline(None)
-        self._engine = component_engine(
-            database if isinstance(database, sa.Engine) else make_engine(database), self._ending
-        )
+        self._database = Database(database, ending=self._ending, refusing=None)
         self._broker = broker
         self._stream_url = stream_url
         self._lock = threading.Lock()
@@ -262,7 +259,7 @@ class RouterCore:
         address = address_of(source, self._stream_url)
         if self._strays is None:
             self._strays = Strays(address, self.options.header)
-        store = self._store or PlacementStore(self._engine, address.vhost, self.super_stream)
+        store = self._store or PlacementStore(self._database.engine, address.vhost, self.super_stream)
         try:
             rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
         except BaseException:
@@ -315,8 +312,7 @@ class RouterCore:
             store.close_store()
         if strays is not None:
             strays.close()
-        if self._is_own_engine:
-            self._engine.dispose()
+        self._database.close()
         metrics.retire(self)
 
     # --- requests -------------------------------------------------------------------------------------------------

@@ -6,17 +6,16 @@ Calls may be repeated when it is not known whether their commit came through: th
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import psycopg
 import sqlalchemy as sa
 
 from relatum.contexts.placement import _placement_statements as statements
-from relatum.contexts.placement._direct_statements import CLOSED, DirectStatements
 from relatum.contexts.placement._model import (
     Changes,
     Choose,
@@ -30,18 +29,23 @@ from relatum.contexts.placement._model import (
     PlacementState,
 )
 from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._placement_opening import (
+    IDLE_KNOWN_S,
+    not_found,
+    open_super_stream,
+    partition_of,
+    set_weights,
+)
 from relatum.contexts.placement._placement_prune import forget_released
 from relatum.errors import (
     InvalidInput,
     MoveConflict,
     PlacementNotFound,
     RowRefused,
-    StreamNotFound,
     SuperStreamConflict,
-    SuperStreamNotFound,
     TooManyOpenSets,
 )
-from relatum.store import close_engine, known_engine, make_engine, translated_errors
+from relatum.store import Database
 
 CHANGES_MAX: Final = 10_000
 """Changes that are handed out one by one; more of them count as everything."""
@@ -56,15 +60,7 @@ COUNTS_S: Final = 0.1
 """Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""
 
 _TRIES: Final = 5
-"""Times a transaction is tried that another one got in the way of."""
-
-IDLE_S_MAX: Final = 15.0
-"""Seconds between two times at which a router writes down which sets it used, and reads after what time they close."""
-
-IDLE_KNOWN_S: Final = 2 * IDLE_S_MAX
-"""Seconds after which all routers that were up know of a changed time, and have written down what they use."""
-
-_Answer = TypeVar("_Answer")
+"""Times names are placed anew since the partition that was chosen was retired meanwhile."""
 
 
 class PlacementStore:
@@ -80,13 +76,10 @@ class PlacementStore:
     """
 
     def __init__(self, database: "str | sa.Engine", vhost: str, super_stream: str) -> None:
-        self._engine = make_engine(database) if isinstance(database, str) else known_engine(database)
-        self._is_own = isinstance(database, str)
+        self._database = Database(database)
         self._vhost = vhost
         self._name = super_stream
         self._known: tuple[int, str] | None = None
-        # For what publishing waits for.
-        self._direct = DirectStatements(self._engine)
         self._lock = threading.Lock()
         self._rows: list[PartitionRow] = []
         self._rows_until = 0.0
@@ -103,7 +96,7 @@ class PlacementStore:
     @property
     def engine(self) -> sa.Engine:
         """The database, for statements of those who move contexts."""
-        return self._engine
+        return self._database.engine
 
     @property
     def super_stream_id(self) -> int:
@@ -147,17 +140,19 @@ class PlacementStore:
                 f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
             )
         self._rows_until = 0.0
-        return self._run(lambda connection: self._open(connection, header, wanted, idle_s))
+        found = self._database.run(
+            lambda connection: open_super_stream(connection, (self._vhost, self._name), header, wanted, idle_s)
+        )
+        self._known = found.super_stream_id, found.header
+        return found.partitions
 
     def close_store(self) -> None:
         """Give the connections back."""
-        self._direct.close()
-        if self._is_own:
-            close_engine(self._engine, CLOSED)
+        self._database.close()
 
     def partitions(self) -> list[PartitionRow]:
         """The partitions as they are now, in the order of their places, retired ones included."""
-        return [_partition(row) for row in self._select(statements.partitions)]
+        return [partition_of(row) for row in self._select(statements.partitions)]
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of partitions, by stream; 0 takes no new sets where they are spread by weight.
@@ -170,21 +165,21 @@ class PlacementStore:
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
                 raise InvalidInput(f"the weight of {stream!r} is a number from 0, not {weight!r}")
         # Partitions are locked in the order of their ids, as by everybody.
-        self._run(lambda connection: self._set_weights(connection, weights))
+        self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
         self._rows_until = 0.0
 
     def generation(self) -> int:
         """The super stream's generation: what is cached at it is right as long as it does not change."""
         rows = self._select(statements.generation)
         if not rows:
-            raise self._not_found()
+            raise not_found(self._name)
         return int(rows[0][0])
 
     def changes(self, since: int) -> Changes:
         """What changed after a generation, and the generation of now, in one statement."""
         rows = self._select(statements.changes, since=since, most=CHANGES_MAX + 1)
         if not rows:
-            raise self._not_found()
+            raise not_found(self._name)
         now, floor = rows[0][:2]
         if since < floor or len(rows) > CHANGES_MAX:
             return Changes(now, None)
@@ -277,7 +272,7 @@ class PlacementStore:
         """Say that names are in use, for `idle`."""
         wanted = [check_name(name) for name in names]
         if wanted:
-            self._direct.rows(statements.touch, self._with_id(names=wanted))
+            self._database.rows(statements.touch, self._with_id(names=wanted))
 
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
@@ -320,7 +315,7 @@ class PlacementStore:
 
     def move_of(self, move_id: int) -> MoveInfo | None:
         """A move as it is now; None where it is not known."""
-        rows = self._run(lambda connection: connection.execute(statements.move, {"of_move": move_id}).all())
+        rows = self._database.run(lambda connection: connection.execute(statements.move, {"of_move": move_id}).all())
         return move_info(rows[0]) if rows else None
 
     def fence_after(self, name: str, epoch: int, stream: str) -> MoveInfo | None:
@@ -341,53 +336,6 @@ class PlacementStore:
         assert self._known is not None, "open knows it or raises"
         return self._known
 
-    def _open(
-        self,
-        connection: sa.Connection,
-        header: str | None,
-        wanted: list[PartitionLike] | None,
-        idle_s: float | None = None,
-    ) -> list[PartitionRow]:
-        named = {"of_vhost": self._vhost, "of_name": self._name}
-        found = connection.execute(statements.find_super_stream, named).one_or_none()
-        if found is None:
-            if header is None or wanted is None:
-                raise self._not_found()
-            new = {"vhost": self._vhost, "name": self._name, "header": header}
-            connection.execute(statements.add_super_stream, new)
-            found = connection.execute(statements.find_super_stream, named).one()
-        if header not in (None, found.header):
-            raise SuperStreamConflict(
-                f"the sets of super stream {self._name!r} are named by the header {found.header!r}, not by {header!r}",
-                super_stream=self._name,
-                reason=f"its header is {found.header!r}",
-            )
-        if idle_s is not None:
-            self._agree_on_idle(connection, found.super_stream_id, idle_s, stored=found.idle_s)
-        known = _partitions(connection, found.super_stream_id)
-        if wanted is not None and _synced(connection, found.super_stream_id, known, wanted):
-            known = _partitions(connection, found.super_stream_id)
-        self._known = found.super_stream_id, found.header
-        return known
-
-    def _agree_on_idle(
-        self, connection: sa.Connection, super_stream_id: int, idle_s: float, *, stored: float | None
-    ) -> None:
-        """See that sets are closed after this time, for all; who says so first sets it."""
-        if stored is None:
-            new = {"of_super_stream": super_stream_id, "new_idle_s": float(idle_s), "known_in_s": IDLE_KNOWN_S}
-            connection.execute(statements.set_first_idle, new)
-            # Another may have been first, and this one has waited for it.
-            rule = connection.execute(statements.idle_rule, {"of_super_stream": super_stream_id}).one()
-            stored = rule.idle_s
-        if stored != float(idle_s):
-            raise SuperStreamConflict(
-                f"the sets of super stream {self._name!r} are closed after idle_s={stored:g} without use, not after "
-                f"{idle_s:g}: it is the same for all routers, and changed by `AffinitySets.set_idle`",
-                super_stream=self._name,
-                reason=f"its idle_s is {stored:g}",
-            )
-
     def idle_rule(self) -> tuple[float | None, bool]:
         """After how many seconds without use sets are closed, None for never; and whether all routers know it."""
         row = self._select(statements.idle_rule)[0]
@@ -396,14 +344,7 @@ class PlacementStore:
     def set_idle(self, idle_s: float | None) -> None:
         """Set after how many seconds without use sets are closed; routers that are up take it over in time."""
         new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s), known_in_s=IDLE_KNOWN_S)
-        self._run(lambda connection: connection.execute(statements.set_idle, new))
-
-    def _set_weights(self, connection: sa.Connection, weights: Mapping[str, float]) -> None:
-        ids = {row.stream: row.partition_id for row in _partitions(connection, self.super_stream_id)}
-        for stream in sorted(weights, key=lambda stream: ids.get(stream, 0)):
-            if stream not in ids:
-                raise StreamNotFound(f"{stream!r} is no partition of {self._name!r}", stream=stream)
-            connection.execute(statements.set_weight, self._with_id(of_stream=stream, new_weight=weights[stream]))
+        self._database.run(lambda connection: connection.execute(statements.set_idle, new))
 
     def _active(self, *, fresh: bool) -> list[PartitionRow]:
         """The partitions that take new placements; those of a moment ago, with what was placed here since counted."""
@@ -443,7 +384,7 @@ class PlacementStore:
             return True
 
         try:
-            rows = self._direct.rows(query, wanted, None if open_sets_max is None else accept)
+            rows = self._database.rows(query, wanted, accept=None if open_sets_max is None else accept)
         except RowRefused as refused:
             if not isinstance(refused.__cause__, psycopg.errors.DivisionByZero):
                 raise
@@ -455,30 +396,13 @@ class PlacementStore:
         if time.monotonic() < self._forget_at:
             return
         self._forget_at = time.monotonic() + FORGET_EVERY_S
-        forget_released(self._engine, self.super_stream_id, most=FORGET_MOST)
+        forget_released(self._database.engine, self.super_stream_id, most=FORGET_MOST)
 
     def _select(self, query: "sa.Select[Any]", **wanted: Any) -> Sequence[Any]:
-        return self._direct.rows(query, self._with_id(**wanted))
+        return self._database.rows(query, self._with_id(**wanted))
 
     def _with_id(self, **wanted: Any) -> dict[str, Any]:
         return {"of_super_stream": self.super_stream_id, **wanted}
-
-    def _run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
-        """Do work in one transaction; again where another one, or a connection of a server before, was in the way."""
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                with translated_errors(), self._engine.begin() as connection:
-                    return work(connection)
-            except Exception as error:
-                if not tries_left or not _passes(error):
-                    raise
-        raise AssertionError("the last try returns or raises")
-
-    def _not_found(self) -> SuperStreamNotFound:
-        return SuperStreamNotFound(
-            f"nothing is placed in super stream {self._name!r} yet: a router that opens it makes it known",
-            super_stream=self._name,
-        )
 
 
 def move_info(row: Sequence[Any]) -> MoveInfo:
@@ -493,36 +417,6 @@ def _placement(row: Sequence[Any]) -> Placement:
     return replace(placement, state=PlacementState(placement.state))
 
 
-def _partitions(connection: sa.Connection, super_stream_id: int) -> list[PartitionRow]:
-    rows = connection.execute(statements.partitions, {"of_super_stream": super_stream_id}).all()
-    return [_partition(row) for row in rows]
-
-
-def _partition(row: Any) -> PartitionRow:
-    return replace(PartitionRow(*row), state=PartitionState(row.state))
-
-
-def _synced(
-    connection: sa.Connection, super_stream_id: int, known: Sequence[PartitionRow], wanted: Sequence[PartitionLike]
-) -> bool:
-    """Add what is new and change what is bound in another way; gives whether anything was."""
-    by_stream = {row.stream: row for row in known}
-    has_changed = False
-    for partition in wanted:
-        row = by_stream.get(partition.stream)
-        if row is None:
-            new = {"stream": partition.stream, "binding_key": partition.binding_key, "place": partition.place}
-            connection.execute(statements.add_partition, {"super_stream_id": super_stream_id, **new})
-        elif (row.binding_key, row.place) != (partition.binding_key, partition.place):
-            changed = {"new_key": partition.binding_key, "new_place": partition.place, "of_stream": partition.stream}
-            connection.execute(statements.forget_changes, {"of_super_stream": super_stream_id})
-            connection.execute(statements.change_partition, {"of_super_stream": super_stream_id, **changed})
-        else:
-            continue
-        has_changed = True
-    return has_changed
-
-
 def _chosen(names: Iterable[str], partitions: Sequence[PartitionRow], choose: Choose) -> dict[str, int]:
     """The partition's id for each name, the open sets counted on from one to the next."""
     candidates = {partition.partition_id: partition for partition in partitions}
@@ -533,12 +427,3 @@ def _chosen(names: Iterable[str], partitions: Sequence[PartitionRow], choose: Ch
         candidates[partition_id] = replace(row, open_sets=row.open_sets + 1)
         chosen[name] = partition_id
     return chosen
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether the same transaction may come through when it is begun again."""
-    cause = error.__cause__ if isinstance(error.__cause__, sa.exc.DBAPIError) else error
-    if not isinstance(cause, sa.exc.DBAPIError):
-        return False
-    in_the_way = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
-    return cause.connection_invalidated or isinstance(cause.orig, in_the_way)

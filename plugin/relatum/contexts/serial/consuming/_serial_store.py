@@ -25,16 +25,13 @@ from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import PartitionLost
 from relatum.reading import position_of
 from relatum.store import (
+    Database,
     Member,
     Position,
     Tokens,
-    component_engine,
     forget_settlements,
     joined,
-    let_go,
-    make_engine,
     settle,
-    translated_errors,
 )
 from relatum.waiting import Deadline
 
@@ -112,24 +109,18 @@ class ConsumerStore:
         self.name = name
         self.vhost = vhost
         self.tokens = Tokens()
-        self._is_own = not isinstance(database, sa.Engine)
-        made = database if isinstance(database, sa.Engine) else make_engine(database, pool_size=POOL, is_bounded=False)
         self.ending = Deadline(None)
         """Brought forward as the member ends, which must not wait for a database that does not answer."""
-        self.engine = component_engine(made, self.ending)
-        self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        # It is begun anew after a start that failed, and says that it leaves as it is closed.
+        self._database = Database(database, refusing=None, ending=self.ending, pool_size=POOL, is_bounded=False)
+        self.engine = self._database.engine
         self._member = Member(statements.PARTITIONS, 0, lease_s=lease_s)
 
     def moves(self) -> MoveStore:
         """The moves of the super stream."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             super_stream = self._super_stream(connection).super_stream_id
         return MoveStore(self.engine, super_stream, self.super_stream)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        with translated_errors(), self.engine.begin() as connection:
-            yield connection
 
     @property
     def renewal_s(self) -> float:
@@ -149,14 +140,13 @@ class ConsumerStore:
 
     def dispose(self) -> None:
         """Give connections back; the store is not used any more."""
-        if self._is_own:
-            let_go(self.engine)
+        self._database.close()
 
     # --- the consumer's name ----------------------------------------------------------------------------------------
 
     def find_header(self) -> str | None:
         """The header that names the super stream's contexts; None where nobody has said so yet."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             row = self._super_stream(connection)
             return None if row is None else str(row.header)
 
@@ -170,7 +160,7 @@ class ConsumerStore:
         Args:
             initial: Is asked where a new name begins.
         """
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             super_stream = self._super_stream(connection).super_stream_id
             named = {"in_super_stream": super_stream, "named": self.name}
             connection.execute(statements.add_consumer, named)
@@ -179,7 +169,7 @@ class ConsumerStore:
             partitions = {row.stream: row.partition_id for row in connection.execute(statements.partitions_of, named)}
         # Before the moves are read: the marker of a move that is not seen below lies behind all of these.
         ends = initial(list(partitions)) if is_new else {}
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(statements.lock_consumer, self._me)
             if is_new and connection.execute(statements.has_positions, self._me).first() is None:
                 starts = {stream: ends.get(stream, 0) for stream in partitions}
@@ -194,7 +184,7 @@ class ConsumerStore:
 
     def find(self) -> bool:
         """Whether this consumer name is known. It is not made where it is not."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             row = self._super_stream(connection)
             if row is None:
                 return False
@@ -210,7 +200,7 @@ class ConsumerStore:
 
         Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
         """
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             connection.execute(statements.add_new_partitions, {"of_consumer": self._consumer_id})
             rows = connection.execute(statements.shared, {"of_consumer": self._consumer_id}).all()
             streams = {row.partition_id: row.stream for row in rows}
@@ -220,12 +210,12 @@ class ConsumerStore:
 
     def release(self, partition_id: int) -> None:
         """Let another member have a partition."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             self._member.release(connection, [partition_id])
 
     def leave(self) -> None:
         """Let others have all that this member has, at once."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             self._member.leave(connection)
 
     # --- opening a partition ----------------------------------------------------------------------------------------
@@ -233,7 +223,7 @@ class ConsumerStore:
     def open(self, partition_id: int) -> Opened | None:
         """What is stored of a partition; None where it is not this member's."""
         mine = self._mine(partition_id)
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             row = connection.execute(statements.begin, mine).one_or_none()
             if row is None:
                 return None
@@ -254,7 +244,7 @@ class ConsumerStore:
 
     def floors(self, partition_id: int, offset: int) -> dict[str, int]:
         """The floors of contexts in a partition as of an offset."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             return floors_before(connection, partition_id, offset)
 
     def lost_controls(self, partition_id: int, from_offset: int, to_offset: int) -> list[tuple[int, Control]]:
@@ -263,7 +253,7 @@ class ConsumerStore:
             return []
         lost = {"of_partition": partition_id, "from_offset": from_offset, "to_offset": to_offset}
         found: list[tuple[int, Control]] = []
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             for move_id, at, epoch, names in connection.execute(statements.lost_fences, lost):
                 found.append((at, Fence(move_id, epoch, frozenset(names or ()))))
             for move_id, at, epoch, fence, source, names in connection.execute(statements.lost_markers, lost):
@@ -272,13 +262,13 @@ class ConsumerStore:
 
     def partitions(self) -> frozenset[str]:
         """The streams of all partitions the super stream has, or had."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             return frozenset(connection.scalars(statements.streams_of, self._me))
 
     def begin_anew(self, partition_id: int, position: int) -> None:
         """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
         mine = self._mine(partition_id)
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             if connection.execute(statements.begin_anew, {**mine, "at": position}).rowcount:
                 connection.execute(statements.drop_checkpoints, {**mine, "at": 0})
                 connection.execute(statements.drop_holds, mine)
@@ -286,7 +276,7 @@ class ConsumerStore:
 
     def checkpoints(self, partition_id: int) -> list[Position]:
         """What lay at some of the offsets behind the position, ascending."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             return [Position(*row) for row in connection.execute(statements.checkpoints_of, self._mine(partition_id))]
 
     def go_back(self, partition_id: int, agreed: Position, end: int) -> None:
@@ -298,7 +288,7 @@ class ConsumerStore:
             end: The offset behind the stream's last message, by its leader's word.
         """
         at = {**self._mine(partition_id), "at": agreed.offset + 1}
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             if connection.execute(statements.go_back, {**at, **_known(agreed)}).rowcount:
                 connection.execute(statements.drop_checkpoints, at)
                 connection.execute(statements.drop_holds_behind, at)
@@ -308,7 +298,7 @@ class ConsumerStore:
     def drain(self, partition_id: int) -> bool:
         """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
         mine = self._mine(partition_id)
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             if connection.execute(statements.is_retired, {"of_partition": partition_id}).first() is None:
                 return False
             connection.execute(statements.drain, mine)
@@ -321,9 +311,9 @@ class ConsumerStore:
         """Store a step in a transaction of its own; False where the partition is another member's now."""
         if not (step.begun or step.ended or step.holds or step.is_checkpoint):
             # One statement, one round trip.
-            with translated_errors(), self._single.connect() as connection:
-                return self._advance(connection, following, step, token)
-        with self._transaction() as connection:
+            statement, moved = self._moved(following, step, token)
+            return bool(self._database.rows(statement, moved, once=True))
+        with self._database.transaction() as connection:
             return self._write(connection, following, step, token)
 
     def _write(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
@@ -357,12 +347,16 @@ class ConsumerStore:
         return True
 
     def _advance(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
+        statement, moved = self._moved(following, step, token)
+        return connection.execute(statement, moved).first() is not None
+
+    def _moved(self, following: Following, step: Step, token: UUID) -> tuple[sa.Insert, dict[str, Any]]:
+        """The statement that moves a position, and its parameters; it gives a row where it has moved it."""
         moved = {**self._mine(following.partition_id), "expected": following.version, "at": step.position}
         moved |= self.tokens.of(token)
         if step.last is None:
-            return connection.execute(statements.advance_unread, moved).first() is not None
-        moved |= _known(position_of(step.last))
-        return connection.execute(statements.advance, moved).first() is not None
+            return statements.advance_unread, moved
+        return statements.advance, moved | _known(position_of(step.last))
 
     def came_through(self, token: UUID, *, within_s: float = 0.0, stop: threading.Event | None = None) -> bool:
         """Whether a try that nobody answered was committed; see `relatum.store.settle`."""
@@ -389,12 +383,11 @@ class ConsumerStore:
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
         """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
         wanted = {**self._me, "of_partitions": list(partition_ids)}
-        with translated_errors(), self._single.connect() as connection:
-            return [(row.partition_id, row.move_id) for row in connection.execute(statements.complete_holds, wanted)]
+        return [(row.partition_id, row.move_id) for row in self._database.rows(statements.complete_holds, wanted)]
 
     def status(self) -> tuple[list[Any], list[Any]]:
         """The rows of all partitions, and of all open holds."""
-        with self._transaction() as connection:
+        with self._database.transaction() as connection:
             positions = connection.execute(statements.status, self._me).all()
             return list(positions), list(connection.execute(statements.status_holds, self._me))
 

@@ -1,0 +1,207 @@
+"""The one way to run SQL: a statement by itself, or a transaction, on an engine of ours or of a caller's.
+
+Statements are built with SQLAlchemy, compiled once and run with their parameters. What one asks for and nothing else
+depends on goes to the driver's own connection, each statement a transaction of its own: SQLAlchemy's layers on top take
+longer than the probe of an index. Everything else is a transaction of SQLAlchemy's.
+
+One rule says what is repeated: what met a connection of before that was dead in the pool, as after a restart of the
+server, and what a deadlock or a serialization failure ended. So what is run here does no harm when it is run again.
+All of it waits only so long (`relatum.store._waiting`), prepares nothing behind a pooler (`relatum.store._sessions`),
+and raises Relatum's errors.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.rows import namedtuple_row
+from sqlalchemy.dialects import registry
+from sqlalchemy.engine import URL
+
+from relatum.errors import UsedAfterClose
+from relatum.store._engine import close_engine, component_engine, known_engine, make_engine
+from relatum.store._sessions import look_at
+from relatum.store._translation import translated_errors
+from relatum.store._waiting import NoAnswerInTime, TimedConnection
+from relatum.waiting import Deadline
+
+_DIALECT: Final = registry.load("postgresql.psycopg")()
+
+_TRIES: Final = 5
+"""Times a statement or transaction is tried that another one, or a dead connection, got in the way of."""
+
+_IN_THE_WAY: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+
+_USED: Final = "relatum.used"
+"""Marks a connection that something was asked of before: it may be of a server that was restarted since."""
+
+CLOSED: Final = "this was closed: make another one; nothing was written"
+
+Rows = list[Any]
+_Answer = TypeVar("_Answer")
+
+
+class _Text(NamedTuple):
+    """A statement as psycopg takes it, and the parameters it brings itself."""
+
+    sql: bytes
+    own: Mapping[str, Any]
+
+
+def compiled(statement: Any) -> str:
+    """A statement's text for the driver; all its parameters are named, none brings a value."""
+    return str(statement.compile(dialect=_DIALECT))
+
+
+@lru_cache(maxsize=256)
+def _text_of(statement: Any) -> _Text:
+    if isinstance(statement, str):
+        return _Text(statement.encode(), {})
+    text = statement.compile(dialect=_DIALECT)
+    return _Text(str(text).encode(), {name: value for name, value in text.params.items() if value is not None})
+
+
+class Database:
+    """PostgreSQL as one component uses it. Threads may share it.
+
+    Args:
+        database: PostgreSQL's URL, or an engine, which stays the caller's.
+        refusing: What `UsedAfterClose` says once it is closed; None where what is under way goes on, and it may be
+            used again.
+        ending: Lets go of a database that does not answer as it is brought forward; None for never.
+        options: Of `make_engine`, where one is made.
+
+    Raises:
+        ConfigurationError: the text is no PostgreSQL URL.
+    """
+
+    def __init__(
+        self,
+        database: str | URL | sa.Engine,
+        *,
+        refusing: str | None = CLOSED,
+        ending: Deadline | None = None,
+        **options: Any,
+    ) -> None:
+        self._is_own = not isinstance(database, sa.Engine)
+        self._refusing = refusing
+        self._is_closed = False
+        engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database, **options)
+        self.engine = engine if ending is None else component_engine(engine, ending)
+        """For those who are given an engine."""
+
+    def rows(
+        self,
+        statement: Any,
+        parameters: Mapping[str, Any],
+        *,
+        accept: Callable[[Rows], bool] | None = None,
+        once: bool = False,
+    ) -> Rows:
+        """The rows a statement gives, as named tuples; those of an update that gives none: none.
+
+        Args:
+            statement: Built once, so that it is compiled once; or its text.
+            parameters: Its parameters.
+            accept: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
+            once: Whether it is not repeated here where the connection is lost, since the caller finds out what became
+                of it. Default: False.
+
+        Returns:
+            The rows; none where they were not accepted.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL does not answer, on a new connection either.
+            UsedAfterClose: it was closed.
+        """
+        if self._is_closed and self._refusing is not None:
+            raise UsedAfterClose(self._refusing)
+        text = _text_of(statement)
+        given = {**text.own, **parameters} if text.own else parameters
+        with translated_errors():
+            for tries_left in reversed(range(1 if once else _TRIES)):
+                pooled = self.engine.raw_connection()
+                driver: Any = pooled.driver_connection
+                info: Any = pooled.info
+                is_new, info[_USED] = _USED not in info, True
+                try:
+                    look_at(driver, info)  # not done yet where the engine is a caller's
+                    return _executed(driver, text.sql, given, accept)
+                except psycopg.Error as error:
+                    is_over = self._let_go(pooled, driver, error)
+                    if not tries_left or not (isinstance(error, _IN_THE_WAY) or (is_over and not is_new)):
+                        raise
+                finally:
+                    pooled.close()
+        raise AssertionError("the last try returns or raises")
+
+    def _let_go(self, pooled: Any, driver: Any, error: psycopg.Error) -> bool:
+        """Whether a connection was dead. Then others of before may be, too; one that had no answer in time is alone."""
+        if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+            self._forget_others(pooled, error)  # a new one may reach a server that takes writes
+            return False
+        if not driver.closed:
+            return False
+        if isinstance(error, NoAnswerInTime):
+            pooled.invalidate(error)
+            return False
+        self._forget_others(pooled, error)
+        return isinstance(error, psycopg.OperationalError)
+
+    def _forget_others(self, pooled: Any, error: psycopg.Error) -> None:
+        # As SQLAlchemy does for what it runs itself: those that are older are replaced as they are taken.
+        pool: Any = self.engine.pool
+        pool._invalidate(pooled, error)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """A transaction; committed at the end of the block, or rolled back where it raises."""
+        with translated_errors(), self.engine.begin() as connection:
+            yield connection
+
+    def run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
+        """Do work in one transaction; again where another one, or a connection of a server before, was in the way."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                with self.transaction() as connection:
+                    return work(connection)
+            except Exception as error:
+                if not tries_left or not _passes(error):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        """Give the connections back; those in use as their work is done. A caller's engine stays as it is."""
+        self._is_closed = True
+        if self._is_own:
+            close_engine(self.engine, self._refusing)
+
+
+def _executed(
+    driver: TimedConnection, sql: bytes, given: Mapping[str, Any], accept: Callable[[Rows], bool] | None
+) -> Rows:
+    with driver.alone():
+        if accept is None:
+            return _fetched(driver, sql, given)
+        with driver.transaction():
+            rows = _fetched(driver, sql, given)
+            if accept(rows):
+                return rows
+            raise psycopg.Rollback
+    return []  # type: ignore[unreachable]  # psycopg.Rollback ends the block, and goes no further
+
+
+def _fetched(driver: TimedConnection, sql: bytes, given: Mapping[str, Any]) -> Rows:
+    cursor = driver.cursor(row_factory=namedtuple_row).execute(sql, given)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether the same transaction may come through when it is begun again."""
+    cause = error.__cause__ if isinstance(error.__cause__, sa.exc.DBAPIError) else error
+    if not isinstance(cause, sa.exc.DBAPIError):
+        return False
+    return cause.connection_invalidated or isinstance(cause.orig, _IN_THE_WAY)
