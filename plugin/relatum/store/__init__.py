@@ -32,7 +32,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._database import CLOSED, Database, compiled
+from relatum.store._database import Database, compiled
 from relatum.store._engine import (
     STATEMENT_S,
     as_engine,
@@ -61,7 +61,6 @@ from relatum.store._serial_tables import (
     serial_members,
     serial_positions,
 )
-from relatum.store._sessions import look_at
 from relatum.store._settlement_tables import settlements
 from relatum.store._settling import (
     SETTLE_S,
@@ -89,17 +88,15 @@ from relatum.store._tables import (
     time_blocks,
 )
 from relatum.store._tails import NewTail, TailMove, advance_all, close_tail, close_tails, open_tails
-from relatum.store._translation import REFUSALS, translated_errors
+from relatum.store._translation import translated_errors
 from relatum.store._waiting import NoAnswerInTime
 from relatum.wire import Position
 
 __all__ = [
-    "CLOSED",
     "FORGOTTEN",
     "LEASE_S",
     "NOW",
     "RECORDERS",
-    "REFUSALS",
     "SCHEMA",
     "SETTLE_S",
     "STATEMENT_S",
@@ -162,7 +159,6 @@ __all__ = [
     "lapsed",
     "last_position",
     "lock_stream",
-    "look_at",
     "make_engine",
     "marked",
     "merged",

@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 import sqlalchemy as sa
-from psycopg.rows import namedtuple_row
+from psycopg.pq import TransactionStatus
 from sqlalchemy.dialects import registry
 from sqlalchemy.engine import URL
 
 from relatum.errors import UsedAfterClose
 from relatum.store._engine import close_engine, component_engine, known_engine, make_engine
-from relatum.store._sessions import look_at
+from relatum.store._kept import Kept, Lent
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import NoAnswerInTime, TimedConnection
 from relatum.waiting import Deadline
@@ -34,9 +34,6 @@ _TRIES: Final = 5
 """Times a statement or transaction is tried that another one, or a dead connection, got in the way of."""
 
 _IN_THE_WAY: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
-
-_USED: Final = "relatum.used"
-"""Marks a connection that something was asked of before: it may be of a server that was restarted since."""
 
 CLOSED: Final = "this was closed: make another one; nothing was written"
 
@@ -92,6 +89,8 @@ class Database:
         engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database, **options)
         self.engine = engine if ending is None else component_engine(engine, ending)
         """For those who are given an engine."""
+        pool: Any = self.engine.pool
+        self._kept = Kept(self.engine, max(1, pool.size() // 2) if self._is_own else 0)
 
     def rows(
         self,
@@ -123,42 +122,38 @@ class Database:
         given = {**text.own, **parameters} if text.own else parameters
         with translated_errors():
             for tries_left in reversed(range(1 if once else _TRIES)):
-                pooled = self.engine.raw_connection()
-                driver: Any = pooled.driver_connection
-                info: Any = pooled.info
-                is_new, info[_USED] = _USED not in info, True
+                lent = self._kept.take()
                 try:
-                    look_at(driver, info)  # not done yet where the engine is a caller's
-                    return _executed(driver, text.sql, given, accept)
-                except psycopg.Error as error:
-                    is_over = self._let_go(pooled, driver, error)
-                    if not tries_left or not (isinstance(error, _IN_THE_WAY) or (is_over and not is_new)):
+                    rows = _executed(lent.driver, text.sql, given, accept)
+                except BaseException as error:
+                    if not self._may_go_on(lent, error) or not tries_left:
                         raise
-                finally:
-                    pooled.close()
+                else:
+                    self._kept.give_back(lent)
+                    return rows
         raise AssertionError("the last try returns or raises")
 
-    def _let_go(self, pooled: Any, driver: Any, error: psycopg.Error) -> bool:
-        """Whether a connection was dead. Then others of before may be, too; one that had no answer in time is alone."""
+    def _may_go_on(self, lent: Lent, error: BaseException) -> bool:
+        """Whether what ended with this error may come through if it is begun again; gives the connection back."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-            self._forget_others(pooled, error)  # a new one may reach a server that takes writes
+            self._kept.forget(lent, error)  # a new one may reach a server that takes writes
             return False
-        if not driver.closed:
+        if not lent.driver.closed and lent.driver.info.transaction_status is TransactionStatus.IDLE:
+            # One that was refused is over, and the connection is as good as before.
+            self._kept.give_back(lent)
+            return isinstance(error, _IN_THE_WAY)
+        if not isinstance(error, psycopg.OperationalError) or isinstance(error, NoAnswerInTime):
+            # One that had no answer in time is alone, as is one that was interrupted.
+            lent.pooled.invalidate()
             return False
-        if isinstance(error, NoAnswerInTime):
-            pooled.invalidate(error)
-            return False
-        self._forget_others(pooled, error)
-        return isinstance(error, psycopg.OperationalError)
-
-    def _forget_others(self, pooled: Any, error: psycopg.Error) -> None:
-        # As SQLAlchemy does for what it runs itself: those that are older are replaced as they are taken.
-        pool: Any = self.engine.pool
-        pool._invalidate(pooled, error)
+        # It was dead: others of before may be, too. A new one tells.
+        self._kept.forget(lent, error)
+        return not lent.is_new
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """A transaction; committed at the end of the block, or rolled back where it raises."""
+        self._kept.spare()
         with translated_errors(), self.engine.begin() as connection:
             yield connection
 
@@ -176,6 +171,7 @@ class Database:
     def close(self) -> None:
         """Give the connections back; those in use as their work is done. A caller's engine stays as it is."""
         self._is_closed = True
+        self._kept.drop()
         if self._is_own:
             close_engine(self.engine, self._refusing)
 
@@ -183,19 +179,18 @@ class Database:
 def _executed(
     driver: TimedConnection, sql: bytes, given: Mapping[str, Any], accept: Callable[[Rows], bool] | None
 ) -> Rows:
-    with driver.alone():
-        if accept is None:
-            return _fetched(driver, sql, given)
-        with driver.transaction():
-            rows = _fetched(driver, sql, given)
-            if accept(rows):
-                return rows
-            raise psycopg.Rollback
+    if accept is None:
+        return _fetched(driver, sql, given)
+    with driver.transaction():
+        rows = _fetched(driver, sql, given)
+        if accept(rows):
+            return rows
+        raise psycopg.Rollback
     return []  # type: ignore[unreachable]  # psycopg.Rollback ends the block, and goes no further
 
 
 def _fetched(driver: TimedConnection, sql: bytes, given: Mapping[str, Any]) -> Rows:
-    cursor = driver.cursor(row_factory=namedtuple_row).execute(sql, given)
+    cursor = driver.execute(sql, given)
     return cursor.fetchall() if cursor.description else []
 
 

@@ -144,15 +144,15 @@ class TimedConnection(psycopg.Connection[Any]):
         with self.lock, suppress(NoAnswerInTime):
             self._wait_until(until, None, self._rollback_gen(), (LOOK_S,), {})
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Each statement in the block is a transaction of its own. For one that is in none."""
-        # Set directly: the property would wait for the connection, which does nothing.
-        before, self._autocommit = self._autocommit, True
-        try:
-            yield
-        finally:
-            self._autocommit = before
+    @property
+    def is_alone(self) -> bool:
+        """Whether each statement is a transaction of its own; to be set where it is in none."""
+        return bool(self._autocommit)
+
+    @is_alone.setter
+    def is_alone(self, value: bool) -> None:
+        # Directly: `autocommit` waits for the connection, which has nothing to say to it.
+        self._autocommit = value
 
     @classmethod
     def _connect_gen(cls, *args: Any, **options: Any) -> Any:

@@ -259,7 +259,7 @@ class RouterCore:
         address = address_of(source, self._stream_url)
         if self._strays is None:
             self._strays = Strays(address, self.options.header)
-        store = self._store or PlacementStore(self._database.engine, address.vhost, self.super_stream)
+        store = self._store or PlacementStore(self._database, address.vhost, self.super_stream)
         try:
             rows = store.open(self.options.header, self._candidates, idle_s=self.options.idle_s)
         except BaseException:

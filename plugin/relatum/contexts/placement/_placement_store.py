@@ -67,7 +67,7 @@ class PlacementStore:
     """The placements of one super stream. Threads may share it.
 
     Args:
-        database: PostgreSQL's URL, or an engine, which stays open when the store is closed.
+        database: PostgreSQL's URL; or an engine, or a router's, which stay open when the store is closed.
         vhost: The broker's virtual host.
         super_stream: The super stream's name.
 
@@ -75,8 +75,9 @@ class PlacementStore:
     tables, and `AccessRefused` where the user may not.
     """
 
-    def __init__(self, database: "str | sa.Engine", vhost: str, super_stream: str) -> None:
-        self._database = Database(database)
+    def __init__(self, database: "str | sa.Engine | Database", vhost: str, super_stream: str) -> None:
+        self._is_own = not isinstance(database, Database)
+        self._database = database if isinstance(database, Database) else Database(database)
         self._vhost = vhost
         self._name = super_stream
         self._known: tuple[int, str] | None = None
@@ -148,7 +149,8 @@ class PlacementStore:
 
     def close_store(self) -> None:
         """Give the connections back."""
-        self._database.close()
+        if self._is_own:
+            self._database.close()
 
     def partitions(self) -> list[PartitionRow]:
         """The partitions as they are now, in the order of their places, retired ones included."""
