@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
+from relatum.contexts.serial.consuming import _hold_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from tests.support.plans import filled_database, nodes_of, plan_of
 
@@ -64,21 +65,21 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "take": (statements.PARTITIONS.take, {**MEMBER, "keys": KEYS, "dead": ["m9"] * len(KEYS), "at_most": 3}),
     "release": (statements.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
     "leave": (statements.PARTITIONS.leave, MEMBER),
-    "holds": (statements.holds_of, ME),
+    "holds": (hold_statements.holds_of, ME),
     "scans": (statements.scans_of, ME),
     "lost fences": (statements.lost_fences, RANGE),
     "lost markers": (statements.lost_markers, RANGE),
     "begin a hold": (
-        statements.begin_hold,
+        hold_statements.begin_hold,
         {**ME, "of_move": 77, "of_source": "orders-3", "of_epoch": 9, "marked_at": 1, "next_held": 2, "fenced_at": 3},
     ),
-    "move a hold": (statements.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
-    "end a hold": (statements.end_hold, {**ME, "of_move": 6}),
+    "move a hold": (hold_statements.move_hold, {**ME, "of_move": 6, "next_held": 9, "waiting": 4}),
+    "end a hold": (hold_statements.end_hold, {**ME, "of_move": 6}),
     "forget checkpoints": (statements.forget_checkpoints, {**ME, "kept": 300}),
     "checkpoints": (statements.checkpoints_of, ME),
-    "complete holds": (statements.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
+    "complete holds": (hold_statements.complete_holds, {**ME, "of_partitions": [3, 4, 5, 6, 7]}),
     "status": (statements.status, ME),
-    "holds shown": (statements.status_holds, ME),
+    "holds shown": (hold_statements.status_holds, ME),
 }
 
 LARGE = {"serial_positions", "serial_checkpoints", "serial_members", "serial_holds", "context_moves", "moved_contexts"}
@@ -138,7 +139,7 @@ def test_the_statements_are_all_here() -> None:
     }
     left_out = {
         name
-        for name, value in vars(statements).items()
+        for name, value in (vars(statements) | vars(hold_statements)).items()
         if isinstance(value, sa.Select | sa.Update | sa.Delete | sa.CompoundSelect)
         and not name.startswith("_")
         and id(value) not in tested

@@ -7,20 +7,20 @@ again, and the answer is the same. Rows are fenced one by one: a statement names
 import logging
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-import psycopg
 import sqlalchemy as sa
 
 from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX
 from relatum.collecting._collector_prune import KEEP_S, forget_finished
+from relatum.collecting._collector_rows import add_missing, added_before, by_source, copy, streams_of, update
+from relatum.collecting._collector_sources import CollectorSources
 from relatum.collecting._intake import id_of_place
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
 from relatum.errors import Conflict, RowRefused
@@ -31,8 +31,6 @@ from relatum.store import (
     Database,
     Position,
     Tokens,
-    copy_lines,
-    copy_text,
     database_name,
     forget_settlements,
     joined,
@@ -65,32 +63,14 @@ class CollectorStore:
         self, name: str, database: str | sa.URL | sa.Engine, *, vhost: str = "/", keep_s: int | None = KEEP_S
     ) -> None:
         self.name = name
-        self._vhost = vhost
-        self._keep_s = keep_s
+        self._sources = CollectorSources(name, vhost, keep_s)
         self._ending = Deadline(None)
         self._database = Database(database, refusing=None, ending=self._ending, pool_size=_POOL, is_bounded=False)
         self._engine = self._database.engine
         self.server = database_name(self._engine)
         self._lock = threading.Lock()
-        self._collector: int | None = None
-        self._source_ids: dict[str, int] = {}
         self._taking: dict[int, int] = {}
         self._tokens = Tokens()
-
-    def _collector_id(self, connection: sa.Connection) -> int:
-        if self._collector is None:
-            self._collector = self._ensure_collector(connection)
-        return self._collector
-
-    def _ensure_collector(self, connection: sa.Connection) -> int:
-        named = {"of_vhost": self._vhost, "named": self.name}
-        row = connection.execute(member_statements.find_collector, named).one_or_none()
-        if row is None:
-            connection.execute(member_statements.add_collector, {**named, "kept_s": self._keep_s})
-            row = connection.execute(member_statements.find_collector, named).one()
-        if row.keep_s != self._keep_s:
-            connection.execute(member_statements.set_keep, {"in_collector": row.collector_id, "kept_s": self._keep_s})
-        return int(row.collector_id)
 
     # Members
 
@@ -103,7 +83,7 @@ class CollectorStore:
         self._ending.begin_anew()
         with self._database.transaction() as connection:
             member = {
-                "in_collector": self._ensure_collector(connection),
+                "in_collector": self._sources.ensure(connection),
                 "held_by": new_holder(),
                 "has_types": sorted(types),
                 "holds_s": lease_s,
@@ -114,7 +94,7 @@ class CollectorStore:
     def renew(self, member: int) -> bool:
         """Extend the lease; and forget what has been finished for longer than it is kept."""
         with self._database.transaction() as connection:
-            collector = self._collector_id(connection)
+            collector = self._sources.collector_id(connection)
             is_there = connection.execute(member_statements.renew, {"id": member}).rowcount == 1
         forget_finished(self._engine, collector)
         return is_there
@@ -131,14 +111,14 @@ class CollectorStore:
     def follow(self, member: int, stream: str, initial: int) -> Followed | None:
         """Follow a stream, if no member with a lease does."""
         with self._database.transaction() as connection:
-            self._hold(connection, member)
-            source = self._lock_source(connection, stream)
+            self._sources.hold(connection, member)
+            source = self._sources.lock(connection, stream)
             is_others = source.member_id not in (None, member)
             if is_others and connection.execute(member_statements.is_alive, {"of_member": source.member_id}).first():
                 return None
             taken = {"id": source.source_id, "by": member, "initial": initial}
             position = connection.execute(member_statements.follow, taken).scalar_one()
-            others = self._types_of_others(connection, member)
+            others = self._sources.types_of_others(connection, member)
         if source.last_offset is None:
             return Followed(position, None, others, is_new=source.position is None)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms), others)
@@ -146,68 +126,43 @@ class CollectorStore:
     def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
         """Begin a new generation of a stream this member follows."""
         with self._database.transaction() as connection:
-            self._hold(connection, member)
-            old = self._lock_source(connection, stream)
+            self._sources.hold(connection, member)
+            old = self._sources.lock(connection, stream)
             if old.member_id != member:
                 raise Conflict(f"another member of {self.name!r} follows {stream!r}")
             connection.execute(member_statements.replace_source, {"id": old.source_id})
             connection.execute(member_statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
-            new = self._lock_source(connection, stream)
+            new = self._sources.lock(connection, stream)
             connection.execute(member_statements.follow, {"id": new.source_id, "by": member, "initial": initial})
-            return Followed(initial, None, self._types_of_others(connection, member))
+            return Followed(initial, None, self._sources.types_of_others(connection, member))
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
         """The last message of a stream's present generation up to an offset: its offset, and its id."""
         with self._database.transaction() as connection:
-            named = {"in_collector": self._collector_id(connection), "of_stream": stream, "until": until}
+            named = {"in_collector": self._sources.collector_id(connection), "of_stream": stream, "until": until}
             row = connection.execute(member_statements.last_collected, named).one_or_none()
             return None if row is None else (row.stream_offset, row.message_id)
 
     def cut_back(self, member: int, stream: str, behind: int) -> Followed:
         """Go on behind an offset in a stream that lost its end: what lay there is over, and its places are free."""
         with self._database.transaction() as connection:
-            self._hold(connection, member)
-            source = self._lock_source(connection, stream)
+            self._sources.hold(connection, member)
+            source = self._sources.lock(connection, stream)
             if source.member_id != member:
                 raise Conflict(f"another member of {self.name!r} follows {stream!r}")
-            named = {"in_collector": self._collector_id(connection), "of_stream": stream}
+            named = {"in_collector": self._sources.collector_id(connection), "of_stream": stream}
             lost = connection.execute(member_statements.add_replaced, named).scalar_one()
             moved = {"of_source": source.source_id, "behind": behind, "to_source": lost}
             connection.execute(member_statements.move_lost, moved)
             connection.execute(member_statements.fail_unfinished, {"of_source": lost, "why": REPLACED})
             connection.execute(member_statements.set_back, {"id": source.source_id, "to": behind + 1})
-            return Followed(behind + 1, None, self._types_of_others(connection, member))
-
-    def _types_of_others(self, connection: sa.Connection, member: int) -> frozenset[str]:
-        """The types other members whose lease holds have executors of."""
-        named = {"in_collector": self._collector_id(connection), "of_member": member}
-        return frozenset(connection.scalars(member_statements.types_of_others, named))
+            return Followed(behind + 1, None, self._sources.types_of_others(connection, member))
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member follow the stream."""
         with self._database.transaction() as connection:
-            released = {"by": member, "in_collector": self._collector_id(connection), "of_stream": stream}
+            released = {"by": member, "in_collector": self._sources.collector_id(connection), "of_stream": stream}
             connection.execute(member_statements.unfollow, released)
-
-    def _lock_source(self, connection: sa.Connection, stream: str) -> Any:
-        """The stream's row, made where it is not there, for us alone until the transaction ends."""
-        named = {"in_collector": self._collector_id(connection), "of_stream": stream}
-        row = connection.execute(member_statements.lock_source, named).one_or_none()
-        if row is None:
-            connection.execute(
-                member_statements.add_source, {"in_collector": self._collector_id(connection), "of_stream": stream}
-            )
-            row = connection.execute(member_statements.lock_source, named).one()
-        return row
-
-    def _hold(self, connection: sa.Connection, member: int) -> datetime:
-        """Keep the member from being removed until the transaction ends; gives the transaction's time."""
-        at: datetime | None = connection.execute(
-            member_statements.hold_member, {"of_member": member}
-        ).scalar_one_or_none()
-        if at is None:
-            raise Conflict(f"member {member} of {self.name!r} is gone: others took over what it had")
-        return at
 
     # Messages
 
@@ -246,53 +201,24 @@ class CollectorStore:
 
     def _add(self, member: int, entries: Sequence[Entry], advance: Advance | None) -> Stored:
         with self._database.transaction() as connection:
-            at = self._hold(connection, member)
+            at = self._sources.hold(connection, member)
             # Before the rows, so that a member that lost the race has written nothing it must roll back.
-            is_new = advance is None or self._advance(connection, member, advance)
-            sources = self._sources(connection, {entry.place.stream for entry in entries})
+            is_new = advance is None or self._sources.advance(connection, member, advance)
+            sources = self._sources.ids(connection, {entry.place.stream for entry in entries})
             if is_new and advance is not None:
                 self._add_for_others(connection, member, advance)
-            if is_new and self._copy(connection, member, entries, sources):
+            if is_new and copy(connection, member, entries, sources):
                 mine = frozenset(entry.place for entry in entries)
             else:
-                mine = self._added_before(connection, member, entries, sources, insert=is_new)
-        self._remember(sources)
+                mine = added_before(connection, member, entries, sources, insert=is_new)
+        self._sources.remember(sources)
         return Stored(mine, at)
-
-    def _advance(self, connection: sa.Connection, member: int, advance: Advance) -> bool:
-        """Move the position by compare-and-set; False where this very call has done so before."""
-        known = advance.known_by
-        moved = connection.execute(
-            member_statements.advance,
-            {
-                "in_collector": self._collector_id(connection),
-                "of_stream": advance.stream,
-                "by": member,
-                "expected": advance.from_offset,
-                "to": advance.to_offset,
-                "more_passed_over": advance.passed_over,
-                "more_refused": advance.refused,
-                "is_known": known is not None,
-                "known_offset": known and known.offset,
-                "known_fingerprint": known and known.fingerprint,
-                "known_chunk_ms": known and known.chunk_ms,
-            },
-        )
-        if moved.rowcount == 1:
-            return True
-        source = self._lock_source(connection, advance.stream)
-        if (source.member_id, source.position) == (member, advance.to_offset):
-            return False
-        raise Conflict(
-            f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
-            "follows the stream; nothing was written"
-        )
 
     def _add_for_others(self, connection: sa.Connection, member: int, advance: Advance) -> None:
         """Store what is for others, as nobody's; it must be what the members running now would have it be."""
         if not advance.for_others and not advance.passed_over_types:
             return
-        others = self._types_of_others(connection, member)
+        others = self._sources.types_of_others(connection, member)
         joined = others & advance.passed_over_types
         left = {entry.type for entry in advance.for_others} - others
         if joined or left:
@@ -300,64 +226,16 @@ class CollectorStore:
                 f"members of {self.name!r} came or went, with executors of {sorted(joined | left)}: "
                 f"{advance.stream!r} is read again from {advance.from_offset}"
             )
-        sources = self._sources(connection, {entry.place.stream for entry in advance.for_others})
-        if not self._copy(connection, None, advance.for_others, sources):
-            self._add_missing(connection, None, advance.for_others, sources)
-
-    def _copy(
-        self, connection: sa.Connection, member: int | None, entries: Sequence[Entry], sources: Mapping[str, int]
-    ) -> bool:
-        """Write new rows; False, and none is written, where some are there."""
-        owner = "\\N" if member is None else member
-        lines = [
-            f"{sources[entry.place.stream]}\t{entry.place.offset}\t{owner}\t{entry.bytes}"
-            f"\t{copy_text(entry.message_id)}\t{copy_text(entry.type)}\n"
-            for entry in entries
-        ]
-        savepoint = connection.begin_nested()
-        try:
-            copy_lines(connection, "collected_messages", lines)
-        except psycopg.errors.UniqueViolation:
-            savepoint.rollback()
-            return False
-        savepoint.commit()
-        return True
-
-    def _added_before(
-        self,
-        connection: sa.Connection,
-        member: int,
-        entries: Sequence[Entry],
-        sources: Mapping[str, int],
-        *,
-        insert: bool,
-    ) -> frozenset[MessageId]:
-        """Write those rows that are not there; gives the places that wait for this member to consume them."""
-        if insert:
-            self._add_missing(connection, member, entries, sources)
-        wanted = _by_source((entry.place for entry in entries), sources, of_member=member)
-        return _places(_selected(connection, statements.mine_to_consume, wanted), sources)
-
-    def _add_missing(
-        self, connection: sa.Connection, member: int | None, entries: Sequence[Entry], sources: Mapping[str, int]
-    ) -> None:
-        """Write those rows that are not there."""
-        new = {
-            "sources": [sources[entry.place.stream] for entry in entries],
-            "offsets": [entry.place.offset for entry in entries],
-            "members": [member] * len(entries),
-            "sizes": [entry.bytes for entry in entries],
-            "message_ids": [entry.message_id for entry in entries],
-            "types": [entry.type for entry in entries],
-        }
-        connection.execute(statements.add_missing, new)
+        sources = self._sources.ids(connection, {entry.place.stream for entry in advance.for_others})
+        if not copy(connection, None, advance.for_others, sources):
+            add_missing(connection, None, advance.for_others, sources)
 
     def forward(self, member: int, bulk_id: int, places: Collection[MessageId]) -> Stored:
         """Note that an executor is handed these now."""
         with self._database.transaction() as connection:
-            sources = self._known_sources(connection, {place.stream for place in places})
-            wanted = _by_source(places, sources, of_member=member, into=bulk_id)
-            return self._update(connection, statements.forward, statements.forwarded, wanted, sources)
+            sources = self._sources.known(connection, {place.stream for place in places})
+            wanted = by_source(places, sources, of_member=member, into=bulk_id)
+            return update(connection, statements.forward, statements.forwarded, wanted, sources)
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
@@ -378,15 +256,15 @@ class CollectorStore:
 
     def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
         by_place = {result.place: result for result in results}
-        sources = self._known_sources(connection, {place.stream for place in by_place})
-        wanted = _by_source(by_place, sources, of_member=member, of_bulk=bulk_id)
-        streams = _streams(sources)
+        sources = self._sources.known(connection, {place.stream for place in by_place})
+        wanted = by_source(by_place, sources, of_member=member, of_bulk=bulk_id)
+        streams = streams_of(sources)
         for named in wanted:
             its_own = [by_place[MessageId(streams[named["source"]], offset)] for offset in named["offsets"]]
             named["states"] = [result.status.value for result in its_own]
             named["reasons"] = [result.reason for result in its_own]
             named["retries_s"] = [result.retry_in_s for result in its_own]
-        return self._update(connection, statements.finish, statements.finished, wanted, sources)
+        return update(connection, statements.finish, statements.finished, wanted, sources)
 
     def came_through(self, token: UUID) -> bool:
         """Whether a joined transaction in doubt was committed; asked once, over a connection of its own."""
@@ -394,24 +272,6 @@ class CollectorStore:
         if came_through:
             self._tokens.committed(token)
         return came_through
-
-    def _update(
-        self,
-        connection: sa.Connection,
-        update: sa.Update,
-        done: "sa.Select[Any]",
-        wanted: Iterable[Mapping[str, Any]],
-        sources: Mapping[str, int],
-    ) -> Stored:
-        """Change rows; where some are not as they should be before, those that are so afterwards count too."""
-        rows: list[Any] = []
-        for named in wanted:
-            changed = connection.execute(update, named).all()
-            rows += changed
-            if len(changed) < len(named["offsets"]):
-                rows += connection.execute(done, named)
-        at = rows[0][2] if rows else connection.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
-        return Stored(_places(rows, sources), at)
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
@@ -432,8 +292,8 @@ class CollectorStore:
         """Make unfinished messages of lapsed members, and of nobody, this member's, oldest first."""
         token = self._token(member)
         with self._database.transaction() as connection:
-            self._hold(connection, member)
-            collector = self._collector_id(connection)
+            self._sources.hold(connection, member)
+            collector = self._sources.collector_id(connection)
             lapsed = list(
                 connection.scalars(member_statements.lock_lapsed, {"in_collector": collector, "of_member": member})
             )
@@ -467,43 +327,18 @@ class CollectorStore:
     def _taken(self, member: int, sources: Mapping[str, int]) -> None:
         with self._lock:
             self._taking.pop(member, None)
-            self._source_ids.update(sources)
+        self._sources.remember(sources)
 
     # Asking
 
     def outcomes_of(self, message_ids: Collection[str]) -> Mapping[str, Outcome]:
         """The outcome of each id."""
         with self._database.transaction() as connection:
-            return read_outcomes(connection, message_ids, collector_id=self._collector_id(connection))
+            return read_outcomes(connection, message_ids, collector_id=self._sources.collector_id(connection))
 
     def dispose(self) -> None:
         """Give connections back."""
         self._database.close()
-
-    # Which row a stream has
-
-    def _sources(self, connection: sa.Connection, streams: Collection[str]) -> dict[str, int]:
-        """The ids of the streams' present rows, made where they are not there."""
-        if not streams:
-            return {}
-        collector = self._collector_id(connection)
-        query = {"in_collector": collector, "streams": sorted(streams)}
-        found = _source_ids(connection, query)
-        if missing := streams - found.keys():
-            for stream in sorted(missing):
-                connection.execute(member_statements.add_source, {"in_collector": collector, "of_stream": stream})
-            found = _source_ids(connection, query)
-        return found
-
-    def _known_sources(self, connection: sa.Connection, streams: Collection[str]) -> dict[str, int]:
-        """The ids of rows that messages of ours were added or taken over with."""
-        with self._lock:
-            known = {stream: self._source_ids[stream] for stream in streams if stream in self._source_ids}
-        return known if len(known) == len(streams) else known | self._sources(connection, set(streams) - known.keys())
-
-    def _remember(self, sources: Mapping[str, int]) -> None:
-        with self._lock:
-            self._source_ids.update(sources)
 
 
 def _renamed(entries: Sequence[Entry], names: Mapping[MessageId, str]) -> list[Entry]:
@@ -515,28 +350,3 @@ def _in_ascii(result: Result) -> Result:
     if result.reason is None:
         return result
     return replace(result, reason=result.reason.encode("ascii", "backslashreplace").decode()[:REASON_CHARACTERS_MAX])
-
-
-def _source_ids(connection: sa.Connection, query: Mapping[str, Any]) -> dict[str, int]:
-    return {row.stream: row.source_id for row in connection.execute(member_statements.find_sources, query)}
-
-
-def _by_source(places: Iterable[MessageId], sources: Mapping[str, int], **named: Any) -> list[dict[str, Any]]:
-    """The parameters that name these places, for one statement a source."""
-    offsets: dict[str, list[int]] = {}
-    for stream, offset in places:
-        offsets.setdefault(stream, []).append(offset)
-    return [{"source": sources[stream], "offsets": of_stream, **named} for stream, of_stream in offsets.items()]
-
-
-def _selected(connection: sa.Connection, query: "sa.Select[Any]", wanted: Iterable[Mapping[str, Any]]) -> list[Any]:
-    return [row for named in wanted for row in connection.execute(query, named)]
-
-
-def _streams(sources: Mapping[str, int]) -> dict[int, str]:
-    return {source: stream for stream, source in sources.items()}
-
-
-def _places(rows: Iterable[Any], sources: Mapping[str, int]) -> frozenset[MessageId]:
-    streams = _streams(sources)
-    return frozenset(MessageId(streams[row[0]], row[1]) for row in rows)

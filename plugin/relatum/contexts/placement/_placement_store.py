@@ -3,7 +3,6 @@
 Calls may be repeated when it is not known whether their commit came through: the second finds what the first wrote.
 """
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,11 +22,11 @@ from relatum.contexts.placement._model import (
     MoveState,
     PartitionLike,
     PartitionRow,
-    PartitionState,
     Placement,
     PlacementCounts,
     PlacementState,
 )
+from relatum.contexts.placement._placement_choosing import Candidates, chosen_among
 from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_opening import (
     IDLE_KNOWN_S,
@@ -56,9 +55,6 @@ FORGET_EVERY_S: Final = 10.0
 FORGET_MOST: Final = 20_000
 """Placements it deletes at one time: twice as many as one process opens and releases meanwhile."""
 
-COUNTS_S: Final = 0.1
-"""Seconds for which the partitions, and the numbers of sets open in them, serve to choose among them."""
-
 _TRIES: Final = 5
 """Times names are placed anew since the partition that was chosen was retired meanwhile."""
 
@@ -81,9 +77,7 @@ class PlacementStore:
         self._vhost = vhost
         self._name = super_stream
         self._known: tuple[int, str] | None = None
-        self._lock = threading.Lock()
-        self._rows: list[PartitionRow] = []
-        self._rows_until = 0.0
+        self._candidates = Candidates(super_stream, self.partitions)
         self._forget_at = time.monotonic() + FORGET_EVERY_S
 
     def __enter__(self) -> Self:
@@ -140,7 +134,7 @@ class PlacementStore:
             raise SuperStreamConflict(
                 f"super stream {self._name!r} has no partition", super_stream=self._name, reason="it has no partition"
             )
-        self._rows_until = 0.0
+        self._candidates.forget()
         found = self._database.run(
             lambda connection: open_super_stream(connection, (self._vhost, self._name), header, wanted, idle_s)
         )
@@ -168,7 +162,7 @@ class PlacementStore:
                 raise InvalidInput(f"the weight of {stream!r} is a number from 0, not {weight!r}")
         # Partitions are locked in the order of their ids, as by everybody.
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
-        self._rows_until = 0.0
+        self._candidates.forget()
 
     def generation(self) -> int:
         """The super stream's generation: what is cached at it is right as long as it does not change."""
@@ -218,9 +212,9 @@ class PlacementStore:
             missing = sorted(check_name(name) for name in set(names) - found.keys())
             if not missing:
                 break
-            chosen = _chosen(missing, self._active(fresh=attempt > 0), choose)
+            chosen = chosen_among(missing, self._candidates.active(fresh=attempt > 0), choose)
             found |= self._place(chosen, open_sets_max)
-            self._count(chosen.values())
+            self._candidates.count(chosen.values())
             # What others placed in the meantime.
             if missing := [name for name in missing if name not in found]:
                 found |= self.find(missing)
@@ -348,29 +342,6 @@ class PlacementStore:
         new = self._with_id(new_idle_s=None if idle_s is None else float(idle_s), known_in_s=IDLE_KNOWN_S)
         self._database.run(lambda connection: connection.execute(statements.set_idle, new))
 
-    def _active(self, *, fresh: bool) -> list[PartitionRow]:
-        """The partitions that take new placements; those of a moment ago, with what was placed here since counted."""
-        with self._lock:
-            if not fresh and time.monotonic() < self._rows_until:
-                return list(self._rows)
-        active = [partition for partition in self.partitions() if partition.state == PartitionState.ACTIVE]
-        if not active:
-            raise SuperStreamConflict(
-                f"super stream {self._name!r} has no partition that takes new placements",
-                super_stream=self._name,
-                reason="it has no active partition",
-            )
-        with self._lock:
-            self._rows = active
-            self._rows_until = time.monotonic() + COUNTS_S
-        return active
-
-    def _count(self, chosen: Iterable[int]) -> None:
-        """Count placements in the partitions of a moment ago."""
-        more = Counter(chosen)
-        with self._lock:
-            self._rows = [replace(row, open_sets=row.open_sets + more[row.partition_id]) for row in self._rows]
-
     def _place(self, chosen: Mapping[str, int], open_sets_max: int | None) -> dict[str, Placement]:
         """Place names; gives those that nobody had placed, none where a partition was retired meanwhile."""
         query = statements.place(bounded=open_sets_max is not None)
@@ -417,15 +388,3 @@ def _placement(row: Sequence[Any]) -> Placement:
     # The columns in their order; what a statement adds to them comes after.
     placement = Placement(*row[: len(Placement.__dataclass_fields__)])
     return replace(placement, state=PlacementState(placement.state))
-
-
-def _chosen(names: Iterable[str], partitions: Sequence[PartitionRow], choose: Choose) -> dict[str, int]:
-    """The partition's id for each name, the open sets counted on from one to the next."""
-    candidates = {partition.partition_id: partition for partition in partitions}
-    chosen = {}
-    for name in names:
-        partition_id = choose(name, list(candidates.values())).partition_id
-        row = candidates[partition_id]
-        candidates[partition_id] = replace(row, open_sets=row.open_sets + 1)
-        chosen[name] = partition_id
-    return chosen

@@ -14,7 +14,8 @@ from relatum.contexts.placement._entries import Adoption
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.consuming._partition_following import Following, Piece
 from relatum.contexts.serial.consuming._serial_state import Shared, logger
-from relatum.contexts.serial.consuming._serial_store import ConsumerStore, Opened
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore
+from relatum.contexts.serial.consuming._serial_values import Opened
 from relatum.errors import (
     AccessRefused,
     ConfigurationError,

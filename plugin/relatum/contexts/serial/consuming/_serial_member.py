@@ -17,7 +17,8 @@ from relatum.contexts.serial.consuming._partition_following import Following, St
 from relatum.contexts.serial.consuming._partition_reading import PartitionReader, PartitionReading
 from relatum.contexts.serial.consuming._serial_options import ConsumerOptions, Start
 from relatum.contexts.serial.consuming._serial_state import Shared, log_defect, logger
-from relatum.contexts.serial.consuming._serial_store import ConsumerStore, lost
+from relatum.contexts.serial.consuming._serial_store import ConsumerStore
+from relatum.contexts.serial.consuming._serial_values import lost
 from relatum.contexts.serial.moving._abandoned import Abandoned, Where
 from relatum.errors import (
     DatabaseUnavailable,

@@ -6,7 +6,6 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store import (
-    NOW,
     Sharing,
     context_moves,
     lapsed,
@@ -14,7 +13,6 @@ from relatum.store import (
     moved_contexts,
     serial_checkpoints,
     serial_consumers,
-    serial_holds,
     serial_members,
     serial_positions,
     super_stream_partitions,
@@ -24,7 +22,6 @@ from relatum.store import (
 _consumers: Final = serial_consumers.c
 _members: Final = serial_members.c
 _positions: Final = serial_positions.c
-_holds: Final = serial_holds.c
 _moves: Final = context_moves.c
 _partitions: Final = super_stream_partitions.c
 
@@ -147,13 +144,6 @@ begin: Final = (
     )
 )
 
-holds_of: Final = sa.select(
-    _holds.move_id,
-    _holds.marker_offset,
-    _holds.cursor,
-    sa.func.extract("epoch", NOW - _holds.since).cast(sa.Float).label("since_s"),
-).where(_holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition)
-
 scans_of: Final = sa.union_all(
     sa.select(_moves.scan_from.label("at")).where(_moves.source_id == _of_partition, _moves.fence_offset.is_(None)),
     sa.select(_moves.target_scan_from).where(_moves.target_id == _of_partition, _moves.marker_offset.is_(None)),
@@ -222,36 +212,6 @@ drop_checkpoints: Final = sa.delete(serial_checkpoints).where(
     serial_checkpoints.c.last_offset >= _at,
 )
 
-drop_holds_behind: Final = sa.delete(serial_holds).where(
-    _holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition, _holds.marker_offset >= _at
-)
-
-move_holds_back: Final = (
-    sa.update(serial_holds)
-    .where(_holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition)
-    .values(cursor=sa.func.least(_holds.cursor, _at))
-)
-
-free_holds_behind: Final = (
-    sa.update(serial_holds)
-    .where(
-        _holds.consumer_id == _of_consumer,
-        _holds.source_id == _of_partition,
-        _holds.fence_offset >= sa.bindparam("end", type_=sa.BigInteger),
-    )
-    .values(fence_offset=-1)
-)
-
-drop_holds: Final = sa.delete(serial_holds).where(
-    _holds.consumer_id == _of_consumer, _holds.partition_id == _of_partition
-)
-
-free_holds: Final = (
-    sa.update(serial_holds)
-    .where(_holds.consumer_id == _of_consumer, _holds.source_id == _of_partition)
-    .values(fence_offset=-1)
-)
-
 # What a step stores
 
 advance: Final = marked(
@@ -305,80 +265,6 @@ checkpoints_of: Final = (
     .order_by(_checkpoints.last_offset)
 )
 
-_of_move: Final = sa.bindparam("of_move", type_=sa.BigInteger)
-
-begin_hold: Final = insert(serial_holds).from_select(
-    [
-        "consumer_id",
-        "partition_id",
-        "move_id",
-        "source_id",
-        "epoch",
-        "marker_offset",
-        "cursor",
-        "fence_offset",
-    ],
-    sa.select(
-        _of_consumer,
-        _of_partition,
-        _of_move,
-        _partitions.partition_id,
-        sa.bindparam("of_epoch", type_=sa.BigInteger),
-        sa.bindparam("marked_at", type_=sa.BigInteger),
-        sa.bindparam("next_held", type_=sa.BigInteger),
-        sa.bindparam("fenced_at", type_=sa.BigInteger),
-    )
-    .join(serial_consumers, _consumers.super_stream_id == _partitions.super_stream_id)
-    .where(_consumers.consumer_id == _of_consumer, _partitions.stream == sa.bindparam("of_source")),
-)
-
-_this_hold: Final = (
-    _holds.consumer_id == _of_consumer,
-    _holds.partition_id == _of_partition,
-    _holds.move_id == _of_move,
-)
-
-move_hold: Final = (
-    sa.update(serial_holds)
-    .where(*_this_hold)
-    .values(cursor=sa.bindparam("next_held", type_=sa.BigInteger), held=sa.bindparam("waiting", type_=sa.BigInteger))
-)
-
-end_hold: Final = sa.delete(serial_holds).where(*_this_hold)
-
-# Which holds are complete
-
-_source_positions: Final = serial_positions.alias("source_positions")
-_before: Final = serial_holds.alias("holds_before")
-_waiting: Final = moved_contexts.alias("waiting")
-_waiting_before: Final = moved_contexts.alias("waiting_before")
-
-complete_holds: Final = (
-    sa.select(_holds.partition_id, _holds.move_id)
-    .join(
-        _source_positions,
-        (_source_positions.c.consumer_id == _holds.consumer_id)
-        & (_source_positions.c.partition_id == _holds.source_id),
-    )
-    .where(
-        _holds.consumer_id == _of_consumer,
-        _holds.partition_id == sa.any_(sa.bindparam("of_partitions", type_=sa.ARRAY(sa.Integer))),
-        _source_positions.c.position > _holds.fence_offset,
-        ~sa.exists(
-            sa.select(sa.literal(1))
-            .select_from(_before)
-            .join(_waiting_before, _waiting_before.c.move_id == _before.c.move_id)
-            .join(_waiting, _waiting.c.name == _waiting_before.c.name)
-            .where(
-                _before.c.consumer_id == _holds.consumer_id,
-                _before.c.partition_id == _holds.source_id,
-                _before.c.marker_offset < _holds.fence_offset,
-                _waiting.c.move_id == _holds.move_id,
-            )
-        ),
-    )
-)
-
 # What is shown
 
 status: Final = (
@@ -392,18 +278,4 @@ status: Final = (
     .join(super_stream_partitions, _partitions.partition_id == _positions.partition_id)
     .where(_positions.consumer_id == _of_consumer)
     .order_by(_partitions.place, _positions.partition_id)
-)
-
-status_holds: Final = (
-    sa.select(
-        _holds.partition_id,
-        _holds.move_id,
-        _sources.c.stream.label("source"),
-        _holds.fence_offset,
-        _holds.held,
-        sa.func.extract("epoch", NOW - _holds.since).cast(sa.Float).label("since_s"),
-    )
-    .join(_sources, _sources.c.partition_id == _holds.source_id)
-    .where(_holds.consumer_id == _of_consumer)
-    .order_by(_holds.partition_id, _holds.marker_offset)
 )

@@ -7,9 +7,8 @@ have been changed since, by this very member, too. A member whose lease has run 
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,12 +16,13 @@ import sqlalchemy as sa
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.serial._order_verify_store import floors_before
+from relatum.contexts.serial.consuming import _hold_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._serial_options import LEASE_S
-from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
+from relatum.contexts.serial.consuming._serial_starts import consistent_starts
+from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost, moved_before
 from relatum.contexts.serial.moving._move_store import MoveStore
-from relatum.errors import PartitionLost
 from relatum.reading import position_of
 from relatum.store import (
     Database,
@@ -41,48 +41,6 @@ POOL: Final = 4
 
 CHECKPOINTS_KEPT: Final = 300
 """Checkpoints kept of a partition: of the last five minutes at least, see `CHECKPOINT_S`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What is stored of a partition this member has now.
-
-    Attributes:
-        position: Where to go on delivering.
-        version: The position's version.
-        known_by: What lay at the last offset read; None where nothing was.
-        holds: The cursor of each open hold, by move.
-        since: For how long each has been open, seconds.
-        read_from: Where to go on reading: what is held lies before the position.
-    """
-
-    position: int
-    version: int
-    known_by: Position | None
-    holds: Mapping[int, int]
-    since: Mapping[int, float]
-    read_from: int
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a member has.
-
-    Attributes:
-        holder: Its name. Another one than before where its lease had run out: what it had, it has no more.
-        partitions: The streams of the partitions it has, by their ids.
-        surplus: How many of them others should have.
-        has_abandoned: Whether a move has not ended, and nobody attends it.
-    """
-
-    holder: str
-    partitions: Mapping[int, str]
-    surplus: int
-    has_abandoned: bool = False
-
-
-Initial = Callable[[Sequence[str]], Mapping[str, int]]
-"""Finds where to begin in each of these streams."""
 
 
 class ConsumerStore:
@@ -176,7 +134,7 @@ class ConsumerStore:
                 moves = connection.execute(statements.moves_of, named).all()
                 rows = [
                     {"of_consumer": self._consumer_id, "of_partition": partitions[stream], "at": at}
-                    for stream, at in consistent_starts(starts, _moved_before(partitions, moves)).items()
+                    for stream, at in consistent_starts(starts, moved_before(partitions, moves)).items()
                 ]
                 connection.execute(statements.add_positions, rows)
             connection.execute(statements.add_new_partitions, self._me)
@@ -227,7 +185,7 @@ class ConsumerStore:
             row = connection.execute(statements.begin, mine).one_or_none()
             if row is None:
                 return None
-            holds = connection.execute(statements.holds_of, mine).all()
+            holds = connection.execute(hold_statements.holds_of, mine).all()
             scans = connection.scalars(statements.scans_of, {"of_partition": partition_id})
             read_from = min([row.position, *(hold.marker_offset for hold in holds), *scans])
         known_by = None
@@ -271,8 +229,8 @@ class ConsumerStore:
         with self._database.transaction() as connection:
             if connection.execute(statements.begin_anew, {**mine, "at": position}).rowcount:
                 connection.execute(statements.drop_checkpoints, {**mine, "at": 0})
-                connection.execute(statements.drop_holds, mine)
-                connection.execute(statements.free_holds, mine)
+                connection.execute(hold_statements.drop_holds, mine)
+                connection.execute(hold_statements.free_holds, mine)
 
     def checkpoints(self, partition_id: int) -> list[Position]:
         """What lay at some of the offsets behind the position, ascending."""
@@ -289,11 +247,11 @@ class ConsumerStore:
         """
         at = {**self._mine(partition_id), "at": agreed.offset + 1}
         with self._database.transaction() as connection:
-            if connection.execute(statements.go_back, {**at, **_known(agreed)}).rowcount:
+            if connection.execute(statements.go_back, {**at, **known_by(agreed)}).rowcount:
                 connection.execute(statements.drop_checkpoints, at)
-                connection.execute(statements.drop_holds_behind, at)
-                connection.execute(statements.move_holds_back, at)
-                connection.execute(statements.free_holds_behind, {**at, "end": end})
+                connection.execute(hold_statements.drop_holds_behind, at)
+                connection.execute(hold_statements.move_holds_back, at)
+                connection.execute(hold_statements.free_holds_behind, {**at, "end": end})
 
     def drain(self, partition_id: int) -> bool:
         """Note that a partition's stream is gone, if it was retired: there is nothing left to wait for in it."""
@@ -302,7 +260,7 @@ class ConsumerStore:
             if connection.execute(statements.is_retired, {"of_partition": partition_id}).first() is None:
                 return False
             connection.execute(statements.drain, mine)
-            connection.execute(statements.drop_holds, mine)
+            connection.execute(hold_statements.drop_holds, mine)
             return True
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -322,12 +280,12 @@ class ConsumerStore:
             return False
         mine = self._mine(following.partition_id)
         if step.is_checkpoint and step.last is not None:
-            connection.execute(statements.add_checkpoint, {**mine, **_known(position_of(step.last))})
+            connection.execute(statements.add_checkpoint, {**mine, **known_by(position_of(step.last))})
             connection.execute(statements.forget_checkpoints, {**mine, "kept": CHECKPOINTS_KEPT})
         begun = {hold.move_id for hold in step.begun}
         for hold in step.begun:
             connection.execute(
-                statements.begin_hold,
+                hold_statements.begin_hold,
                 {
                     **mine,
                     "of_move": hold.move_id,
@@ -341,9 +299,9 @@ class ConsumerStore:
         for move_id, cursor, held in step.holds:
             if move_id not in begun:
                 moved = {**mine, "of_move": move_id, "next_held": cursor, "waiting": held}
-                connection.execute(statements.move_hold, moved)
+                connection.execute(hold_statements.move_hold, moved)
         for move_id in step.ended:
-            connection.execute(statements.end_hold, {**mine, "of_move": move_id})
+            connection.execute(hold_statements.end_hold, {**mine, "of_move": move_id})
         return True
 
     def _advance(self, connection: sa.Connection, following: Following, step: Step, token: UUID) -> bool:
@@ -356,7 +314,7 @@ class ConsumerStore:
         moved |= self.tokens.of(token)
         if step.last is None:
             return statements.advance_unread, moved
-        return statements.advance, moved | _known(position_of(step.last))
+        return statements.advance, moved | known_by(position_of(step.last))
 
     def came_through(self, token: UUID, *, within_s: float = 0.0, stop: threading.Event | None = None) -> bool:
         """Whether a try that nobody answered was committed; see `relatum.store.settle`."""
@@ -383,42 +341,10 @@ class ConsumerStore:
     def complete(self, partition_ids: Collection[int]) -> list[tuple[int, int]]:
         """The holds in these partitions that have nothing to wait for any more: partition and move of each."""
         wanted = {**self._me, "of_partitions": list(partition_ids)}
-        return [(row.partition_id, row.move_id) for row in self._database.rows(statements.complete_holds, wanted)]
+        return [(row.partition_id, row.move_id) for row in self._database.rows(hold_statements.complete_holds, wanted)]
 
     def status(self) -> tuple[list[Any], list[Any]]:
         """The rows of all partitions, and of all open holds."""
         with self._database.transaction() as connection:
             positions = connection.execute(statements.status, self._me).all()
-            return list(positions), list(connection.execute(statements.status_holds, self._me))
-
-
-def _known(position: Position) -> dict[str, int | None]:
-    """What lay at an offset, as parameters."""
-    return {
-        "known_offset": position.offset,
-        "known_fingerprint": position.fingerprint,
-        "known_chunk_ms": position.chunk_ms,
-    }
-
-
-def lost(stream: str, name: str) -> PartitionLost:
-    """The error of a member that has a partition no more."""
-    return PartitionLost(
-        f"another member of {name!r} has {stream!r} now, or it was opened anew; nothing was written, and what was not "
-        "acknowledged is delivered again",
-        stream=stream,
-    )
-
-
-def _moved_before(partitions: Mapping[str, int], moves: Sequence[Any]) -> list[MovedBefore]:
-    """The moves' rows, as those who begin in the middle look at them."""
-    streams = {partition_id: stream for stream, partition_id in partitions.items()}
-    return [
-        MovedBefore(
-            streams.get(move.source_id, ""),
-            streams.get(move.target_id, ""),
-            move.fence_offset,
-            move.target_scan_from if move.marker_offset is None else move.marker_offset,
-        )
-        for move in moves
-    ]
+            return list(positions), list(connection.execute(hold_statements.status_holds, self._me))
