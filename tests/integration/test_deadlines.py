@@ -11,16 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.errors import DatabaseUnavailable
-from relatum.store import (
-    CommitInDoubt,
-    Tokens,
-    close_engine,
-    joined,
-    known_engine,
-    make_engine,
-    settle,
-    translated_errors,
-)
+from relatum.store import CommitInDoubt, Tokens, close_engine, known_engine, make_engine, settle, translated_errors
+from relatum.store._settling import joined
 from relatum.waiting import Deadline, within
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked, nobody_waits, silent_database, stopped_sessions

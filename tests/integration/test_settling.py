@@ -9,15 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.store import (
-    CommitInDoubt,
-    Tokens,
-    forget_settlements,
-    joined,
-    make_engine,
-    settle,
-    settlements,
-)
+from relatum.store import CommitInDoubt, Tokens, forget_settlements, make_engine, settle, settlements
+from relatum.store._settling import joined
 from tests.support import wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
 from tests.support.proxy import Proxy

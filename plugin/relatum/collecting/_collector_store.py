@@ -33,8 +33,6 @@ from relatum.store import (
     Tokens,
     database_name,
     forget_settlements,
-    joined,
-    settle,
     translated_errors,
 )
 from relatum.waiting import Deadline
@@ -268,10 +266,7 @@ class CollectorStore:
 
     def came_through(self, token: UUID) -> bool:
         """Whether a joined transaction in doubt was committed; asked once, over a connection of its own."""
-        came_through = settle(self._engine, token, within_s=0.0)
-        if came_through:
-            self._tokens.committed(token)
-        return came_through
+        return self._tokens.came_through(self._engine, token)
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
@@ -281,10 +276,8 @@ class CollectorStore:
             CommitInDoubt: The connection was lost during the commit: ask `came_through`, before anything is done again.
             DatabaseUnavailable: PostgreSQL is away; nothing was committed.
         """
-        token = self._tokens.new()
-        with joined(self._engine, token, lambda connection: self._tokens.write(connection, token)) as connection:
+        with self._tokens.transaction(self._engine, within_s=None) as connection:
             yield connection
-        self._tokens.committed(token)
 
     # Taking over
 

@@ -128,32 +128,50 @@ class Tokens:
 
     @contextmanager
     def transaction(
-        self, engine: sa.Engine, *, within_s: float = SETTLE_S, stop: threading.Event | None = None
+        self,
+        engine: sa.Engine,
+        store: "Callable[[sa.Connection, UUID], object] | None" = None,
+        *,
+        within_s: float | None = SETTLE_S,
+        stop: threading.Event | None = None,
+        what: str = "",
     ) -> Iterator[sa.Connection]:
-        """A transaction that was committed when the block has been left without an error, and not otherwise.
+        """A transaction that others write in. It was committed when the block has been left without an error.
 
         Args:
             engine: The database.
-            within_s: Seconds for which a commit in doubt is settled.
+            store: Stores a step at its end, with its token, by `write` or a statement made by `marked`. Where it
+                raises, all is rolled back. None: the token alone.
+            within_s: Seconds for which a commit in doubt is settled; None: for the caller to settle.
             stop: Ends that, too.
+            what: Of what the error says that it was rolled back.
 
         Raises:
             CommitInDoubt: PostgreSQL gave no answer in that time: settle `error.token` later.
             DatabaseUnavailable: PostgreSQL is away; nothing was committed.
             ConfigurationError: The block ended the transaction itself.
         """
-        token = self.new()
+        token, write = self.new(), store or self.write
         try:
-            with joined(engine, token, lambda connection: self.write(connection, token)) as connection:
+            with joined(engine, token, lambda connection: write(connection, token)) as connection:
                 yield connection
         except CommitInDoubt as error:
+            if within_s is None:
+                raise
             try:
                 came_through = settle(engine, token, within_s=within_s, stop=stop)
             except DatabaseUnavailable:
                 raise error from error.__cause__
             if not came_through:
-                raise rolled_back() from error
+                raise rolled_back(what) from error
         self.committed(token)
+
+    def came_through(self, engine: sa.Engine, token: UUID) -> bool:
+        """Whether a try in doubt was committed; asked once. See `settle`."""
+        came_through = settle(engine, token, within_s=0.0)
+        if came_through:
+            self.committed(token)
+        return came_through
 
 
 @contextmanager

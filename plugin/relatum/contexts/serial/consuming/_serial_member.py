@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
-from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -29,7 +28,7 @@ from relatum.errors import (
 )
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
-from relatum.store import SETTLE_S, CommitInDoubt, database_name, rolled_back
+from relatum.store import CommitInDoubt, database_name
 from relatum.superstreams import Layout, describe_super_stream
 from relatum.waiting import Outages
 
@@ -332,9 +331,6 @@ class Member:
         if not is_stored:
             self.shared.drop(following)
             raise lost(following.stream, self.store.name)
-        self._committed(following, step, token)
-
-    def _committed(self, following: Following, step: Step, token: UUID) -> None:
         self.store.tokens.committed(token)
         self.shared.committed(following, step)
 
@@ -342,7 +338,7 @@ class Member:
         if following.is_over or following.outstanding is not step:
             raise lost(following.stream, self.store.name)
 
-    def _was_committed(self, following: Following, step: Step, *, within_s: float = 0.0) -> bool:
+    def _was_committed(self, following: Following, step: Step) -> bool:
         """Whether an earlier try came through whose commit nobody answered; False where there was none.
 
         Raises:
@@ -351,10 +347,10 @@ class Member:
         token = following.in_doubt
         if token is None:
             return False
-        came_through = self.store.came_through(token, within_s=within_s, stop=self.shared.stopping)
+        came_through = self.store.came_through(token)
         following.in_doubt = None
         if came_through:
-            self._committed(following, step, token)
+            self.shared.committed(following, step)
         return came_through
 
     @contextmanager
@@ -363,34 +359,15 @@ class Member:
         self._check(following, step)
         if self._was_committed(following, step):
             raise lost(following.stream, self.store.name)
-        token = self.store.tokens.new()
         try:
-            with self.store.joined(following, step, token) as connection:
+            with self.store.joined(following, step, stop=self.shared.stopping) as connection:
                 yield connection
-        except CommitInDoubt as error:
-            following.in_doubt = token
-            if not self._settled(following, step):
-                raise rolled_back(f" of this batch of {following.stream!r}") from error
-            return
-        except PartitionLost:
+        except (PartitionLost, CommitInDoubt):
+            # One in doubt, too, is opened anew: what was committed is consumed, and what was not is delivered again,
+            # by this member or another.
             self.shared.drop(following)
             raise
-        self._committed(following, step, token)
-
-    def _settled(self, following: Following, step: Step) -> bool:
-        """Whether a commit that nobody answered came through; asked for ten seconds.
-
-        It is told whoever has the partition by then: what was committed is consumed, and what was not is delivered
-        again, by this member or another.
-
-        Raises:
-            DatabaseUnavailable: There was no answer. The partition is opened anew, where the database says it is.
-        """
-        try:
-            return self._was_committed(following, step, within_s=SETTLE_S)
-        except DatabaseUnavailable:
-            self.shared.drop(following)
-            raise
+        self.shared.committed(following, step)
 
 
 def _beginning(reader: StreamReader, stream: str, start: Start) -> int:

@@ -30,8 +30,6 @@ from relatum.store import (
     Position,
     Tokens,
     forget_settlements,
-    joined,
-    settle,
 )
 from relatum.waiting import Deadline
 
@@ -316,24 +314,30 @@ class ConsumerStore:
             return statements.advance_unread, moved
         return statements.advance, moved | known_by(position_of(step.last))
 
-    def came_through(self, token: UUID, *, within_s: float = 0.0, stop: threading.Event | None = None) -> bool:
-        """Whether a try that nobody answered was committed; see `relatum.store.settle`."""
-        return settle(self.engine, token, within_s=within_s, stop=stop)
+    def came_through(self, token: UUID) -> bool:
+        """Whether a try that nobody answered was committed; asked once."""
+        return self.tokens.came_through(self.engine, token)
 
     @contextmanager
-    def joined(self, following: Following, step: Step, token: UUID) -> Iterator[sa.Connection]:
+    def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
         """A transaction that an application writes in, and that stores the step at its end.
+
+        Args:
+            following: The partition.
+            step: The step.
+            stop: Set: a commit in doubt is asked about no longer.
 
         Raises:
             PartitionLost: The partition is another member's; all was rolled back.
-            CommitInDoubt: The connection was lost during the commit.
+            CommitInDoubt: It is not known whether it was committed; it was asked about for ten seconds.
         """
 
-        def store(connection: sa.Connection) -> None:
+        def store(connection: sa.Connection, token: UUID) -> None:
             if not self._write(connection, following, step, token):
                 raise lost(following.stream, self.name)
 
-        with joined(self.engine, token, store) as connection:
+        what = f" of this batch of {following.stream!r}"
+        with self.tokens.transaction(self.engine, store, stop=stop, what=what) as connection:
             yield connection
 
     # --- holds, and what is shown -----------------------------------------------------------------------------------
