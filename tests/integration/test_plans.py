@@ -79,12 +79,15 @@ INDEXES = {
     "time_blocks_lookup": ["stream_id", "width_class", "min_us"],
     "coverage_stream": ["stream_id"],
     "streams_current": ["vhost", "name"],
+    "recorder_members_holder": ["holder"],
     "streams_super_stream": ["vhost", "super_stream"],
 }
 """Each index that may be used, with the columns a probe of it must be limited by."""
 
 FILL = f"""
-INSERT INTO relatum.streams (name) SELECT 's' || n FROM generate_series(1, {STREAMS}) AS n;
+INSERT INTO relatum.streams (name, lease_holder) SELECT 's' || n, 'm' || n FROM generate_series(1, {STREAMS}) AS n;
+INSERT INTO relatum.recorder_members (holder, name, lease_expires_at)
+  SELECT 'm' || n, 'one', now() + interval '1 hour' FROM generate_series(1, 1000) AS n;
 INSERT INTO relatum.coverage (stream_id, from_offset, to_offset, key_ids, with_time, is_tail)
   SELECT n, 0, {ROWS}, '{{1,2}}', true, true FROM generate_series(1, {STREAMS}) AS n;
 INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value)

@@ -1,0 +1,131 @@
+"""The one way to run SQL: statements by themselves, transactions, and what is repeated."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum.errors import ConfigurationError, DatabaseUnavailable, RowRefused, UsedAfterClose
+from relatum.store import Database, compiled, keys
+
+ADD = (
+    sa.insert(keys)
+    .values(name=sa.bindparam("named"), sources=["header:a"], type="text")
+    .returning(keys.c.key_id, keys.c.name)
+)
+NAMES = sa.select(keys.c.name).order_by(keys.c.key_id)
+SLOW = sa.select(sa.func.pg_sleep(0.05))
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """One of a URL."""
+    made = Database(database_url, pool_size=4)
+    yield made
+    made.close()
+
+
+def names(database: Database) -> list[str]:
+    """What is there."""
+    return [row.name for row in database.rows(NAMES, {})]
+
+
+def end_all_connections(url: str) -> None:
+    """As a restart of the server does."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_a_statement_by_itself_is_kept(database: Database) -> None:
+    """Its rows are named, its text will do as well, and what it wrote is there."""
+    ((key_id, name),) = database.rows(ADD, {"named": "a"})
+    assert database.rows(compiled(NAMES), {}) == [(name,)]
+    assert (key_id, names(database)) == (1, ["a"])
+
+
+def test_what_is_not_accepted_is_rolled_back(database: Database) -> None:
+    """By the rows that it gave."""
+    assert database.rows(ADD, {"named": "a"}, accept=lambda rows: rows[0].name == "b") == []
+    assert database.rows(ADD, {"named": "b"}, accept=lambda rows: rows[0].name == "b")
+    assert names(database) == ["b"]
+
+
+def test_what_was_dead_in_the_pool_is_replaced(database: Database, database_url: str) -> None:
+    """Of many connections, too, by one more try; but not where the caller finds out what became of it."""
+    barrier = Barrier(4)
+
+    def use(_: int) -> None:
+        barrier.wait()
+        database.rows(SLOW, {})
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(use, range(4)))
+    with database.transaction() as connection:
+        connection.execute(NAMES)
+    end_all_connections(database_url)
+    with pytest.raises(DatabaseUnavailable):
+        database.rows(ADD, {"named": "a"}, once=True)
+    assert database.rows(ADD, {"named": "b"})
+    end_all_connections(database_url)
+    assert database.run(lambda connection: connection.scalars(NAMES).all()) == ["b"]
+
+
+def test_a_refused_value_is_not_repeated_and_harms_no_connection(database: Database) -> None:
+    """The connection is used on."""
+    database.rows(ADD, {"named": "a"})
+    (before,) = database.rows("SELECT pg_backend_pid() AS pid", {})
+    with pytest.raises(RowRefused):
+        database.rows(ADD, {"named": "a"})
+    assert database.rows("SELECT pg_backend_pid() AS pid", {}) == [before]
+
+
+def test_a_connection_that_is_kept_stands_in_nobodys_way(database_url: str) -> None:
+    """With room for two, one is kept; a transaction, and one in it, have what they need."""
+    database = Database(database_url, pool_size=1)
+    database.rows(NAMES, {})
+    assert database.engine.pool.checkedout() == 1  # type: ignore[attr-defined]
+    with database.transaction() as connection:
+        connection.execute(NAMES)
+        assert database.rows(NAMES, {}) == []
+    database.close()
+
+
+def test_a_callers_engine_is_as_it_was(engine: sa.Engine) -> None:
+    """None of its connections is kept, and the next who has it finds it as ever."""
+    database = Database(engine)
+    database.rows(ADD, {"named": "a"})
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        assert not driver.autocommit
+        assert type(driver.execute("SELECT 1").fetchone()) is tuple
+    database.close()
+    with engine.connect() as connection:
+        assert connection.scalars(NAMES).all() == ["a"]
+    with pytest.raises(UsedAfterClose):
+        database.rows(NAMES, {})
+
+
+def test_what_is_closed_says_so(database_url: str) -> None:
+    """Statements and transactions alike."""
+    database = Database(database_url, refusing="closed; go home")
+    database.rows(NAMES, {})
+    database.close()
+    for use in (lambda: database.rows(NAMES, {}), lambda: database.run(lambda connection: connection.execute(NAMES))):
+        with pytest.raises(UsedAfterClose, match="go home"):
+            use()
+
+
+def test_another_driver_is_refused() -> None:
+    """Before anything is asked."""
+    engine = sa.create_engine("sqlite://")
+    with pytest.raises(ConfigurationError, match="psycopg 3"):
+        Database(engine).rows(NAMES, {})
+    engine.dispose()
