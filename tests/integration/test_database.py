@@ -87,7 +87,7 @@ def test_a_refused_value_is_not_repeated_and_harms_no_connection(database: Datab
 
 
 def test_a_connection_that_is_kept_stands_in_nobodys_way(database_url: str) -> None:
-    """With room for two, one is kept; a transaction, and one in it, have what they need."""
+    """With room for two, one is kept; a transaction, and a statement beside it, have what they need."""
     database = Database(database_url, pool_size=1)
     database.rows(NAMES, {})
     assert database.engine.pool.checkedout() == 1  # type: ignore[attr-defined]

@@ -89,8 +89,7 @@ class Database:
         engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database, **options)
         self.engine = engine if ending is None else component_engine(engine, ending)
         """For those who are given an engine."""
-        pool: Any = self.engine.pool
-        self._kept = Kept(self.engine, max(1, pool.size() // 2) if self._is_own else 0)
+        self._kept = Kept(self.engine, _kept_most(self.engine.pool) if self._is_own else 0)
 
     def rows(
         self,
@@ -174,6 +173,13 @@ class Database:
         self._kept.drop()
         if self._is_own:
             close_engine(self.engine, self._refusing)
+
+
+def _kept_most(pool: Any) -> int:
+    """Half of the connections that a pool allows; as many as it keeps itself, where it allows any number."""
+    overflow: int = pool._max_overflow
+    kept: int = pool.size()
+    return max(1, (kept + (kept if overflow < 0 else overflow)) // 2)
 
 
 def _executed(
