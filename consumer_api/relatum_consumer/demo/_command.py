@@ -118,16 +118,13 @@ def _servers(
 
 def _run(servers: "Servers", data: "Dataset", checked: int, seed: int) -> dict[str, Any]:
     from relatum.reading import StreamReader
-    from relatum.store import make_engine
+    from relatum.store import as_engine
     from relatum_consumer import Relations
     from relatum_consumer.demo._asking import Demonstration
 
     upgrade(servers.database)
-    engine = make_engine(servers.database)
-    try:
+    with as_engine(servers.database) as engine:
         result = _publish(servers, engine, data)
-    finally:
-        engine.dispose()
     with (
         Relations(broker=servers.broker, database=servers.database, stream_url=servers.stream_url) as relations,
         StreamReader.open(servers.address) as reader,

@@ -9,7 +9,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relatum.errors import InvalidInput
-from relatum.store import as_engine, make_engine, translated_errors
+from relatum.store import as_engine, close_engine, make_engine, translated_errors
 from relatum_spark._broker import database_url
 
 LIMIT_S: Final = 3600.0
@@ -88,7 +88,7 @@ def snapshot(database: str | None = None, *, limit_s: float = LIMIT_S) -> Iterat
         # Closed without a rollback: the server may have ended it by its limit.
         connection.invalidate()
         connection.close()
-        engine.dispose()
+        close_engine(engine)
 
 
 def _export(connection: sa.Connection, limit_s: float) -> str:
