@@ -108,6 +108,23 @@ def test_mechanisms(house):
     assert mechanisms.followers(modules) == ["relatum.recording._tail"]
 
 
+def test_protocols_of_steps(house):
+    """Whatever asks by requests has one protocol, also for some of them, and where it gives something on the way."""
+    modules = house(
+        steps___request="class Request: ...\ndef run(steps: Generator[Kind, Any, Result]) -> Result: ...\n",
+        reading___asking="""
+            class Find(Request[int]): ...
+            class Pause(Request[None]): ...
+            Asked: TypeAlias = Find | Pause
+            def found() -> Generator[Asked, Any, int]: ...
+            def chunks() -> Generator[Find | bytes | None, Any, None]: ...
+        """,
+        wire___bytes="def exchanged() -> Generator[None | bytes, list[bytes], int]: ...\n",
+        store___rows="def rows() -> Generator[str, None, None]: ...\n",
+    )
+    assert mechanisms.step_protocols(modules) == ["relatum.steps: Request", "relatum.wire: None | bytes"]
+
+
 def test_twins(house):
     """Twins are pairs by name or by class, and one that is generated makes no pair."""
     modules = house(

@@ -19,7 +19,11 @@ def step_drivers(modules: Mapping[str, Module]) -> list[str]:
 
 
 def step_protocols(modules: Mapping[str, Module]) -> list[str]:
-    """Return what generators of steps yield, by annotation: `Generator[Step, Answer, Result]` with an answer."""
+    """Return the protocols of steps, by what `Generator[Step, Answer, Result]` with an answer yields.
+
+    All that yield a `Request` of `relatum.steps`, or a kind of it, have one; what else is yielded is another's.
+    """
+    requests = _requests(modules)
     found = set()
     for module in modules.values():
         for node in module.nodes:
@@ -30,8 +34,30 @@ def step_protocols(modules: Mapping[str, Module]) -> list[str]:
             ):
                 kinds = [ast.unparse(part) for part in node.slice.elts]
                 if len(kinds) == 3 and kinds[1] != "None" and kinds[0] not in ("Any", "None"):
-                    found.add(f"{module.room}: {kinds[0]}")
+                    is_one = module.room == "relatum.steps" or not requests.isdisjoint(kinds[0].split(" | "))
+                    found.add("relatum.steps: Request" if is_one else f"{module.room}: {kinds[0]}")
     return sorted(found)
+
+
+def _requests(modules: Mapping[str, Module]) -> set[str]:
+    """Return the kinds of requests by their names, and the names of unions of them."""
+    named: list[tuple[str, list[str]]] = []
+    requests: set[str] = set()
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and any(
+                _last(getattr(base, "value", base)) == "Request" for base in node.bases
+            ):
+                requests.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                named.append((ast.unparse(node.target), ast.unparse(node.value).split(" | ")))
+            elif isinstance(node, ast.Assign):
+                named.append((ast.unparse(node.targets[0]), ast.unparse(node.value).split(" | ")))
+    size = -1
+    while size != len(requests):
+        size = len(requests)
+        requests |= {name for name, parts in named if requests.issuperset(parts)}
+    return requests
 
 
 def sql_runners(modules: Mapping[str, Module]) -> list[str]:

@@ -1,3 +1,4 @@
+# The blocking face of this, _blocking.py, is made by tools/make-twins.
 """The asyncio driver of steps."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -11,7 +12,12 @@ _Result = TypeVar("_Result")
 
 
 async def async_run(steps: Generator[_Request, Any, _Result], perform: Callable[[_Request], Awaitable[Any]]) -> _Result:
-    """As `run`. A task that is cancelled while a request is performed closes the steps there."""
+    """Take steps to their end; what they return, and what they raise.
+
+    Args:
+        steps: They give nothing on the way; of this call alone, and closed when it returns or is interrupted.
+        perform: Gives the answer to a request. An `Exception` that it raises is raised in the steps.
+    """
     answer: Any = None
     error: Exception | None = None
     try:
@@ -34,7 +40,14 @@ async def async_run(steps: Generator[_Request, Any, _Result], perform: Callable[
 async def async_each(
     steps: Generator[Request[Any] | _Item, Any, None], perform: Callable[[Any], Awaitable[Any]]
 ) -> AsyncGenerator[_Item, None]:
-    """As `each`. To be closed where it is left early (`contextlib.aclosing`)."""
+    """What steps give on the way, as it comes: all they yield that is no `Request`.
+
+    To be closed where it is left early (`contextlib.aclosing`): then the steps are closed where they stand.
+
+    Args:
+        steps: Of this call alone.
+        perform: As for `async_run`.
+    """
     answer: Any = None
     error: Exception | None = None
     try:

@@ -1,3 +1,4 @@
+# Generated from _asyncio.py by tools/make-twins: edit that, then "make twins".
 """The blocking driver of steps."""
 
 from collections.abc import Callable, Generator
@@ -14,7 +15,7 @@ def run(steps: Generator[_Request, Any, _Result], perform: Callable[[_Request], 
     """Take steps to their end; what they return, and what they raise.
 
     Args:
-        steps: They give nothing on the way; of this call alone, and closed when it returns.
+        steps: They give nothing on the way; of this call alone, and closed when it returns or is interrupted.
         perform: Gives the answer to a request. An `Exception` that it raises is raised in the steps.
     """
     answer: Any = None
