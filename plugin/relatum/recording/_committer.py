@@ -16,6 +16,13 @@ HELD_UP_S: Final = 0.05
 """Seconds after which a stream whose range somebody else had locked is tried again."""
 
 
+GATHER_FROM: Final = 16
+"""Streams in a transaction from which on the next one waits for more: each transaction has a cost of its own, too."""
+
+GATHER_S: Final = 0.01
+"""Seconds it waits then."""
+
+
 class Committer:
     """Commits what writers have, in the order in which they had it.
 
@@ -36,7 +43,7 @@ class Committer:
         self._held_up: list[Writer] = []
         self._held_up_at = 0.0
         self._committing = 0
-        self._is_stopping = False
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def submit(self, writer: Writer) -> None:
@@ -55,7 +62,7 @@ class Committer:
     def stop(self, timeout_s: float) -> None:
         """End the thread, when what was submitted is committed."""
         with self._changed:
-            self._is_stopping = True
+            self._stopping.set()
             self._changed.notify()
             thread = self._thread
         if thread is not None:
@@ -75,6 +82,8 @@ class Committer:
             self._metrics.batch_s.observe(time.perf_counter() - begun)
             with self._changed:
                 self._ready.extend(more)
+            if len(pairs) >= GATHER_FROM:
+                self._stopping.wait(GATHER_S)
 
     def _next(self) -> list[Writer]:
         """The writers that have something; none at the stop."""
@@ -87,7 +96,7 @@ class Committer:
                 if self._ready:
                     found, self._ready = self._ready, []
                     return found
-                if self._is_stopping:
+                if self._stopping.is_set():
                     return []
                 self._changed.wait(pause_s)
 
