@@ -1,5 +1,6 @@
 """What recording costs the servers: connections, threads, transactions, questions."""
 
+import gc
 import logging
 import threading
 import time
@@ -136,6 +137,17 @@ def recorded(engine: sa.Engine, names: list[str]) -> int:
     )
     with engine.begin() as connection:
         return int(connection.execute(query, {"names": names}).scalar_one())
+
+
+def test_one_that_ends_as_it_begins_leaves_nothing_open(
+    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str]
+) -> None:
+    """Whatever was being opened at that moment is closed: a connection left to the garbage collector is a warning."""
+    for _ in range(10):
+        recorder = Recorder(amqp_url, database_url, many_streams[:5])
+        with running(recorder):
+            wait_until(lambda recorder=recorder: recorder._group._has_begun, what="its begin")  # type: ignore[misc]
+        gc.collect()
 
 
 def test_no_connection_at_all_is_a_clear_error() -> None:
