@@ -1,65 +1,23 @@
+# Generated from _async_relations.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of look-ups."""
 
-import ssl
-import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
-from weakref import WeakSet
+from typing import Any
 
-import sqlalchemy as sa
-
-from relatum import metrics
-from relatum.checks import checked_count, checked_seconds
-from relatum.errors import AccessRefused, NotFound, ReadTimeout, RelatumError, UsedAfterClose
+from relatum.checks import checked_seconds
+from relatum.errors import AccessRefused, NotFound
 from relatum.ids import MessageId
-from relatum.processes import after_fork, leave_to_parent
-from relatum.reading import (
-    CONNECTIONS_MAX,
-    AuthMechanism,
-    BrokerAddress,
-    Message,
-    StreamReader,
-    agreement,
-    check_limit,
-)
-from relatum.steps import run
-from relatum.store import Database
-from relatum.waiting import left_s, within
-from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
-from relatum_consumer.groups import GroupLookups, GroupMethods
-from relatum_consumer.lookups import (
-    CLOSED,
-    NOT_REACHED_YET,
-    POOL_MAX,
-    Agree,
-    Answer,
-    Bounds,
-    LookupRequest,
-    Lookups,
-    Missing,
-    Names,
-    Order,
-    Partitions,
-    Pause,
-    Reach,
-    Read,
-    Scan,
-    Select,
-    Steps,
-    Within,
-)
-
-_Result = TypeVar("_Result")
+from relatum.reading import Message
+from relatum_consumer._asking import Asking
+from relatum_consumer.lookups import Answer, Names, Order
 
 
-class Relations(GroupMethods):
-    """Finds the messages that belong together, and reads them. Blocking; `AsyncRelations` has the same methods.
+class Relations(Asking):
+    """Finds the messages that belong together, and reads them, blocking.
 
-    A context manager; threads may share one: each call takes a connection to the database and one to the broker of
-    its own for as long as it lasts. Both are opened when they are first needed.
+    A context manager; threads may share one: each call takes a connection to the database and one to the
+    broker of its own for as long as it lasts. Both are opened when they are first needed.
 
     Args:
         broker: The broker's URL (`amqp://…` or `rabbitmq-stream://…`), or its address.
@@ -70,7 +28,9 @@ class Relations(GroupMethods):
             never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
             connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
             a recorder) may need more. Iterators take it for each question they ask.
-        pool_size: Connections to the database that are kept; as many again are opened under load. Default 5.
+        pool_size: Connections to the database that are kept; as many again are opened under load. With `asyncio`,
+            statements run in so many threads, and a call that is cancelled has its thread give up the statement.
+            Default 5.
         connections_max: Connections to the broker at most, from 2 on, to all its nodes together. What is asked waits
             for one within `timeout_s`; each iteration that reads streams holds one. Default 16.
         ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
@@ -86,46 +46,6 @@ class Relations(GroupMethods):
       `ConnectionsInUse` (more asked at once than `connections_max` could serve in time): safe to repeat.
     """
 
-    def __init__(
-        self,
-        broker: str | BrokerAddress,
-        database: str | sa.Engine,
-        *,
-        stream_url: str | None = None,
-        transport: Literal["auto", "stream", "amqp"] = "auto",
-        timeout_s: float = 10.0,
-        pool_size: int = 5,
-        connections_max: int = CONNECTIONS_MAX,
-        ssl_context: ssl.SSLContext | None = None,
-        auth_mechanism: AuthMechanism | None = None,
-    ) -> None:
-        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
-        checked_seconds("timeout_s", timeout_s)
-        checked_count("pool_size", pool_size, most=POOL_MAX)
-        self._database = Database(database, refusing=CLOSED, pool_size=pool_size)
-        check_limit(connections_max)
-        self._counts = LookupCounts(connections_max)
-        self._options: dict[str, Any] = {
-            "transport": transport,
-            "timeout_s": timeout_s,
-            "connections_max": connections_max,
-        }
-        self._timeout_s = timeout_s
-        self._lookups = Lookups(self._address.vhost, timeout_s)
-        self._group_lookups = GroupLookups(self._lookups.catalog)
-        self._sharing = WeakSet()
-        self._lock = threading.Lock()
-        self._reader: StreamReader | None = None
-        self._is_closed = False
-        after_fork(self, Relations._renew)
-        metrics.report(self._counts, owner=self)
-
-    def _renew(self) -> None:
-        """In a child: no other thread asks, and groups under way are the parent's. The rest sees to itself."""
-        self._lock = threading.Lock()
-        leave_to_parent(*self._sharing)
-        self._sharing = WeakSet()
-
     # --- reading ------------------------------------------------------------------------------------------
 
     def read(self, stream: str, offset: int) -> Message:
@@ -136,9 +56,12 @@ class Relations(GroupMethods):
             OffsetNotFound: the stream ends before it, or the broker used the offset itself.
             StreamNotFound: there is no such stream.
         """
-        return self._open_reader().read(stream, offset)
+        reader = self._open_reader()
+        return reader.read(stream, offset)
 
-    def read_many(self, ids: Iterable[MessageId | tuple[str, int]]) -> Iterator[Message | NotFound | AccessRefused]:
+    def read_many(
+        self, ids: Iterable[MessageId | tuple[str, int]]
+    ) -> Generator[Message | NotFound | AccessRefused, None, None]:
         """The messages of many ids, one after the other in the order of the ids; memory is bounded.
 
         Args:
@@ -253,7 +176,8 @@ class Relations(GroupMethods):
             KeyNotDefined, NothingRecorded, StreamNotFound, InvalidInput: as for `related`.
         """
         checked_seconds("timeout_s", timeout_s)
-        return self._run(self._lookups.wait_related(message, to, by, limit, order, timeout_s), waits_s=timeout_s)
+        steps = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
+        return self._run(steps, waits_s=timeout_s)
 
     # --- by time ------------------------------------------------------------------------------------------
 
@@ -343,87 +267,3 @@ class Relations(GroupMethods):
             TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
         """
         return self._run(self._lookups.window(moment, stream, before_s, after_s, by, complete=complete))
-
-    # --- carrying out -------------------------------------------------------------------------------------
-
-    def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
-        with within(self._timeout_s + waits_s), self._counts.counted():
-            return run(steps, self._carry_out)
-
-    def _carry_out(self, request: LookupRequest) -> Any:
-        if type(request) is Select:
-            with within(self._timeout_s):
-                return self._database.rows(request.sql, request.parameters)
-        if type(request) is Read:
-            return self._read(request.ids)
-        if type(request) is Pause:
-            return time.sleep(left_s(request.seconds))
-        if type(request) is Within:
-            with within(request.until - time.monotonic()):
-                return self._carry_out(request.request)
-        return self._ask(self._open_reader(), request)
-
-    def _ask(self, reader: StreamReader, request: LookupRequest) -> Any:
-        """Carry out what the broker answers; to have reached it is an answer, too."""
-        if type(request) is Reach:
-            return None
-        if type(request) is Bounds:
-            return reader.bounds(request.stream)
-        if type(request) is Missing:
-            return reader.missing(request.streams)
-        if type(request) is Partitions:
-            return reader.partitions(request.super_stream)
-        if type(request) is Agree:
-            return agreement(reader, request.stream, request.position)
-        assert type(request) is Scan, "there are no other requests"
-        return reader.scan(request.stream, request.start, request.stop, request.take)
-
-    def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
-        reader = self._open_reader()
-        if len(ids) > 1:
-            return list[Message | RelatumError](reader.read_all(ids))
-        try:
-            return [reader.read(*ids[0])]
-        except (NotFound, AccessRefused) as error:
-            return [error]
-
-    def _open_reader(self) -> StreamReader:
-        reader = self._reader
-        if reader is None:
-            # Who opens it may take all of its own time, if the broker is silent; others have theirs.
-            if not self._lock.acquire(timeout=left_s(self._timeout_s)):
-                raise ReadTimeout(NOT_REACHED_YET)
-            try:
-                if self._is_closed:
-                    raise UsedAfterClose(CLOSED)
-                if self._reader is None:
-                    self._reader = StreamReader.open(self._address, **self._options)
-                reader = self._reader
-            finally:
-                self._lock.release()
-        return reader
-
-    def statistics(self) -> LookupStatistics:
-        """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
-        reader = self._reader
-        return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
-
-    def close(self) -> None:
-        """Close all connections. Calls under way in other threads may fail; shared groups are given back."""
-        for shared in list(self._sharing):
-            shared.close()
-        with self._lock:
-            self._is_closed = True
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-        self._database.close()
-        metrics.retire(self._counts)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,3 +1,4 @@
+# The blocking face of this, _groups.py, is made by tools/make-twins.
 """The asyncio face of groups: the methods of `AsyncRelations` that read them."""
 
 from abc import ABC, abstractmethod
@@ -71,7 +72,7 @@ class AsyncGroupMethods(ABC):
         complete_only: Literal[False],
         consumer: None = None,
         **options: Unpack[GroupArguments],
-    ) -> "AsyncGenerator[AsyncOpenGroup, None]": ...
+    ) -> AsyncGenerator["AsyncOpenGroup", None]: ...
     @overload
     def groups(
         self,
@@ -80,7 +81,7 @@ class AsyncGroupMethods(ABC):
         complete_only: bool,
         consumer: None = None,
         **options: Unpack[GroupArguments],
-    ) -> "AsyncGenerator[Group | AsyncOpenGroup, None]": ...
+    ) -> AsyncGenerator["Group | AsyncOpenGroup", None]: ...
     @overload
     def groups(
         self, streams: Names = None, *, consumer: str | GroupConsumer, **options: Unpack[SharingArguments]
@@ -101,9 +102,55 @@ class AsyncGroupMethods(ABC):
         on_conflict: OnConflict = "raise",
         consumer: str | GroupConsumer | None = None,
     ) -> AsyncGenerator[Any, None] | AsyncSharedGroups:
-        """Whole groups, one after the other. See `Relations.groups`; with `complete_only=False`, `AsyncOpenGroup`s.
+        """Whole groups, one after the other, whatever order and streams their messages lie in.
 
-        Use `async with contextlib.aclosing(relations.groups(…))` where it is left early.
+        What is complete when this is called is given in the order of groups. With `follow`, groups that complete later
+        are given as they do, also where they stand before one that was given already: none is lost, and each is given
+        once. Groups lie in memory by their places; of their messages, 64 MiB and one group are held at most.
+
+        Args:
+            streams: The streams and super streams to look in; None for all that are recorded. A group counts only
+                with its messages in these.
+            order: "logical" (default): a group stands where its message 1 stands, its messages are in the order of
+                their numbers. "physical": a group stands where the first of its messages to arrive stands, its
+                messages are in the order of arrival. In a stream, that is the order of offsets; streams are merged by
+                the messages' times, then by name.
+            complete_only: True (default) gives `Group`s, each complete and each message read and checked. False gives
+                an `OpenGroup` for each group that has its first message: iterating over it gives its messages as they
+                come, and waits for the next.
+            start: Where to begin: an offset, where one stream is named; a `datetime` (without a zone UTC), for groups
+                whose place has that time or a later one; None for the first message. A group that stands before it is
+                left out, one that stands behind it is whole even if some of its messages lie before it.
+            ungrouped: True also gives messages that are in no group, each as a group of one without an id. The streams
+                themselves are read for that. Default False.
+            complete: True (default) also reads what is retained and not recorded yet, so that every group that was
+                complete is given. False takes what is recorded.
+            follow: True goes on with what comes later, from the recorded part of the streams. Default False.
+            timeout_s: With `complete_only=False`: seconds an `OpenGroup` waits for its next message; 0 looks once.
+                Default 10.
+            idle_timeout_s: With `follow`: ends when no group came for so many seconds; None (default) waits for ever.
+            on_duplicate: What becomes of a number that several messages have: "first" (default) takes the one that
+                arrived first and keeps the others in `Group.duplicates`; "raise" raises `GroupConflict`. A message
+                that an exchange routed to several streams is no duplicate.
+            on_conflict: What becomes of a group that has all its numbers, but two lasts, numbers past the last, or
+                messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn, and the
+                iteration is over; "skip" passes it over; "dead_letter" publishes its messages to the dead-letter stream
+                of a consumer.
+            consumer: The name under which several processes share the groups and go on where they were, or a
+                `GroupConsumer` with its options. Gives `SharedGroup`s, each to be acknowledged, of what is recorded;
+                `complete_only`, `ungrouped`, `complete` and `timeout_s` stay as they are. None (default): nothing is
+                remembered.
+
+        Returns:
+            An iterator; use `contextlib.aclosing` where it is left early. With a consumer it is a context manager that
+            does.
+
+        Raises:
+            KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
+            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
+            GroupConflict: see `on_duplicate` and `on_conflict`. A consumer's group was given back.
+            ConfigurationError: the consumer reads other streams, or in another order.
+            InvalidInput: an argument is wrong, or far too much is not recorded.
         """
         options = {
             "order": order,
@@ -124,7 +171,20 @@ class AsyncGroupMethods(ABC):
     async def incomplete_groups(
         self, streams: Names = None, *, older_than: timedelta | float
     ) -> list[IncompleteGroupReport]:
-        """The groups that are not complete, or contradict themselves. See `Relations.incomplete_groups`."""
+        """The groups that are not complete, or contradict themselves, oldest first: what is there, what is missing.
+
+        Definite: what is retained and not recorded yet is read. A group that was complete and is being dropped by
+        retention is none of them, as long as its rows are not pruned; afterwards its first numbers show as missing.
+
+        Args:
+            streams: As for `groups`.
+            older_than: How long ago the first message must have come, by its time: a `timedelta` or seconds. Messages
+                of unknown time count as old.
+
+        Raises:
+            KeyNotDefined, StreamNotFound: as for `groups`.
+            InvalidInput: an argument is wrong, or there are more than 100,000.
+        """
         return await self._run_out(self._group_lookups.incomplete_groups(streams, older_than))
 
     # --- one group ----------------------------------------------------------------------------------------
@@ -132,21 +192,74 @@ class AsyncGroupMethods(ABC):
     async def group(
         self, group_id: str, *, streams: Names = None, order: GroupOrder = "logical", complete: bool = True
     ) -> Group:
-        """What there is of one group, complete or not. See `Relations.group`."""
+        """What there is of one group, complete or not: `group.position` says how far it is and what is wrong.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            streams: As for `groups`.
+            order: As for `groups`.
+            complete: True (default) also reads what is retained and not recorded yet.
+
+        Returns:
+            The group; without any message where there is none.
+
+        Raises:
+            InvalidGroup: that is no group's id.
+            KeyNotDefined, StreamNotFound: as for `groups`.
+        """
         return await self._finish(self._group_lookups.group(group_id, streams, order, complete=complete))
 
     async def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
-        """The messages of one number of a group. See `Relations.grouped`."""
+        """The messages of one number of a group: one, or several where it has duplicates, oldest first.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            sequence: The number, from 1 to 999,999,999.
+            streams: As for `groups`.
+            complete: As for `find`.
+
+        Returns:
+            The messages and the status, as from `find`.
+
+        Raises:
+            InvalidGroup: that is no group's id, or no number.
+            KeyNotDefined, StreamNotFound: as for `groups`.
+        """
         return await self._finish(self._group_lookups.grouped(group_id, sequence, streams, complete=complete))
 
     async def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
-        """How far a group is. See `Relations.group_position`."""
+        """How far a group is: what a publisher needs to go on with it after a failure.
+
+        Args:
+            group_id: 48 hexadecimal digits.
+            streams: As for `groups`. Who goes on with the group names where its messages go: None (default) means the
+                streams that the database knows, which after a kill may lack one that was just begun, and then
+                `MessageGroup.resume` refuses the position.
+            complete: True (default) also reads what is retained and not recorded yet: going on from a position that is
+                behind makes duplicates.
+
+        Returns:
+            The position, and which streams it is of; of a group of which there is nothing, that of one that begins.
+
+        Raises:
+            InvalidGroup: that is no group's id.
+            KeyNotDefined, StreamNotFound: as for `groups`.
+        """
         return await self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
 
     # --- sharing groups -----------------------------------------------------------------------------------
 
     async def group_consumer_status(self, name: str) -> GroupConsumerStatus:
-        """What is known of a consumer that shares groups. See `Relations.group_consumer_status`."""
+        """What is known of a consumer that shares groups: its groups by state, its members, its streams with their lag.
+
+        All groups the consumer knows are counted: a second for some millions that are done.
+
+        Args:
+            name: The consumer's name.
+
+        Raises:
+            NotFound: nobody has read under that name.
+        """
         return await self._finish(consumer_status(self._group_lookups.catalog, name))
 
     def _share(self, options: SharedOptions) -> AsyncSharedGroups:
@@ -181,7 +294,6 @@ class _Carrier:
 
     async def carry_out(self, request: GroupRequest) -> Any:
         if type(request) is TakeMany:
-            assert self._many is not None, "a read was begun"
             return [await anext(self._many) for _ in range(request.count)]
         if type(request) is OpenMany:
             await self.aclose()
@@ -200,7 +312,22 @@ class _Carrier:
 
 
 class AsyncOpenGroup:
-    """A group as it comes: `async for` over it gives its messages, and waits for the next. See `OpenGroup`."""
+    """A group as it comes: iterating over it gives its messages, and waits for the next.
+
+    In logical order each message is given once all before it are there. An iteration ends behind the last message;
+    each begins anew.
+
+    Attributes:
+        group_id: Its id; None for a message that is in no group.
+        position: How far the group was when it was found; None for a message that is in no group.
+
+    Iterating may raise:
+
+    - `IncompleteGroup`: the next message did not come within `timeout_s`. What was given is right; iterating again
+      gives it once more.
+    - `GroupConflict`: two lasts, a number past the last, or a message that retention dropped (unless
+      `on_conflict="skip"`, which ends the group there); a duplicate with `on_duplicate="raise"`.
+    """
 
     def __init__(self, relations: AsyncGroupMethods, found: Unfolding) -> None:
         self._relations = relations

@@ -1,6 +1,6 @@
+# Generated from _async_groups.py by tools/make-twins: edit that, then "make twins".
 """The blocking face of groups: the methods of `Relations` that read them."""
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -72,7 +72,7 @@ class GroupMethods(ABC):
         complete_only: Literal[False],
         consumer: None = None,
         **options: Unpack[GroupArguments],
-    ) -> "Generator[OpenGroup, None, None]": ...
+    ) -> Generator["OpenGroup", None, None]: ...
     @overload
     def groups(
         self,
@@ -81,7 +81,7 @@ class GroupMethods(ABC):
         complete_only: bool,
         consumer: None = None,
         **options: Unpack[GroupArguments],
-    ) -> "Generator[Group | OpenGroup, None, None]": ...
+    ) -> Generator["Group | OpenGroup", None, None]: ...
     @overload
     def groups(
         self, streams: Names = None, *, consumer: str | GroupConsumer, **options: Unpack[SharingArguments]
@@ -142,7 +142,8 @@ class GroupMethods(ABC):
                 remembered.
 
         Returns:
-            An iterator; close it where it is left early. With a consumer it is a context manager that does.
+            An iterator; use `contextlib.closing` where it is left early. With a consumer it is a context manager that
+            does.
 
         Raises:
             KeyNotDefined: the key `message_group` is not defined: groups cannot be found.
@@ -287,22 +288,24 @@ class _Carrier:
 
     def __init__(self, relations: GroupMethods) -> None:
         self._relations = relations
-        self._many: Iterator[Any] = iter(())
+        self._many: Any = None
 
     def carry_out(self, request: GroupRequest) -> Any:
         if type(request) is TakeMany:
-            return list(itertools.islice(self._many, request.count))
+            return [next(self._many) for _ in range(request.count)]
         if type(request) is OpenMany:
             self.close()
-            self._many = self._relations._open_reader().read_many(request.ids, window=request.window)
+            reader = self._relations._open_reader()
+            self._many = reader.read_many(request.ids, window=request.window)
             return None
         if type(request) is Sift:
-            return self._relations._open_reader().scan(request.stream, request.start, request.stop, request.take)
+            reader = self._relations._open_reader()
+            return reader.scan(request.stream, request.start, request.stop, request.take)
         return self._relations._carry_out(request)
 
     def close(self) -> None:
         """End the batched read."""
-        if isinstance(self._many, Generator):
+        if self._many is not None:
             self._many.close()
 
 

@@ -1,0 +1,186 @@
+# Generated from _async_asking.py by tools/make-twins: edit that, then "make twins".
+"""What the blocking face of look-ups asks by: its reader, its connections to the database, and how they end."""
+
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+from weakref import WeakSet
+
+import sqlalchemy as sa
+
+from relatum import metrics
+from relatum.checks import checked_count, checked_seconds
+from relatum.errors import (
+    AccessRefused,
+    NotFound,
+    ReadTimeout,
+    RelatumError,
+    UsedAfterClose,
+)
+from relatum.ids import MessageId
+from relatum.processes import after_fork, leave_to_parent
+from relatum.reading import (
+    CONNECTIONS_MAX,
+    AuthMechanism,
+    BrokerAddress,
+    Message,
+    StreamReader,
+    agreement,
+    check_limit,
+)
+from relatum.steps import run
+from relatum.store import Database
+from relatum.waiting import left_s, within
+from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
+from relatum_consumer.groups import GroupLookups, GroupMethods
+from relatum_consumer.lookups import (
+    CLOSED,
+    NOT_REACHED_YET,
+    POOL_MAX,
+    Agree,
+    Bounds,
+    LookupRequest,
+    Lookups,
+    Missing,
+    Partitions,
+    Pause,
+    Reach,
+    Read,
+    Scan,
+    Select,
+    Steps,
+    Within,
+)
+
+_Result = TypeVar("_Result")
+
+
+class Asking(GroupMethods):
+    """Carries out what look-ups ask for. Arguments are those of `Relations`."""
+
+    def __init__(
+        self,
+        broker: str | BrokerAddress,
+        database: str | sa.Engine,
+        *,
+        stream_url: str | None = None,
+        transport: Literal["auto", "stream", "amqp"] = "auto",
+        timeout_s: float = 10.0,
+        pool_size: int = 5,
+        connections_max: int = CONNECTIONS_MAX,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
+    ) -> None:
+        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("pool_size", pool_size, most=POOL_MAX)
+        self._database = Database(database, refusing=CLOSED, pool_size=pool_size)
+        self._timeout_s = timeout_s
+        check_limit(connections_max)
+        self._counts = LookupCounts(connections_max)
+        self._options: dict[str, Any] = {
+            "transport": transport,
+            "timeout_s": timeout_s,
+            "connections_max": connections_max,
+        }
+        self._lookups = Lookups(self._address.vhost, timeout_s)
+        self._group_lookups = GroupLookups(self._lookups.catalog)
+        self._sharing = WeakSet()
+        self._lock = threading.Lock()
+        self._reader: StreamReader | None = None
+        self._is_closed = False
+        after_fork(self, Asking._renew)
+        metrics.report(self._counts, owner=self)
+
+    def _renew(self) -> None:
+        """In a child: groups under way are the parent's. What else is the parent's sees to itself."""
+        leave_to_parent(*self._sharing)
+        self._lock, self._sharing = threading.Lock(), WeakSet()
+
+    def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+        with within(self._timeout_s + waits_s), self._counts.counted():
+            return run(steps, self._carry_out)
+
+    def _carry_out(self, request: LookupRequest) -> Any:
+        if type(request) is Select:
+            return self._select(request)
+        if type(request) is Read:
+            return self._read(request.ids)
+        if type(request) is Pause:
+            return time.sleep(left_s(request.seconds))
+        if type(request) is Within:
+            with within(request.until - time.monotonic()):
+                return self._carry_out(request.request)
+        return self._ask(self._open_reader(), request)
+
+    def _ask(self, reader: StreamReader, request: LookupRequest) -> Any:
+        """Carry out what the broker answers; to have reached it is an answer, too."""
+        if type(request) is Reach:
+            return None
+        if type(request) is Bounds:
+            return reader.bounds(request.stream)
+        if type(request) is Missing:
+            return reader.missing(request.streams)
+        if type(request) is Partitions:
+            return reader.partitions(request.super_stream)
+        if type(request) is Agree:
+            return agreement(reader, request.stream, request.position)
+        assert type(request) is Scan, "there are no other requests"
+        return reader.scan(request.stream, request.start, request.stop, request.take)
+
+    def _select(self, request: Select) -> list[Any]:
+        with within(self._timeout_s):
+            return self._database.rows(request.sql, request.parameters)
+
+    def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
+        reader = self._open_reader()
+        if len(ids) > 1:
+            return list[Message | RelatumError](reader.read_all(ids))
+        try:
+            return [reader.read(*ids[0])]
+        except (NotFound, AccessRefused) as error:
+            return [error]
+
+    def _open_reader(self) -> StreamReader:
+        reader = self._reader
+        if reader is None:
+            # Who opens it may take all of its own time, if the broker is silent; others have theirs.
+            if not self._lock.acquire(timeout=left_s(self._timeout_s)):
+                raise ReadTimeout(NOT_REACHED_YET)
+            try:
+                if self._is_closed:
+                    raise UsedAfterClose(CLOSED)
+                if self._reader is None:
+                    self._reader = StreamReader.open(self._address, **self._options)
+                reader = self._reader
+            finally:
+                self._lock.release()
+        return reader
+
+    def statistics(self) -> LookupStatistics:
+        """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
+        reader = self._reader
+        return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
+
+    def close(self) -> None:
+        """Close all connections. Calls under way in other threads may fail; shared groups are given back."""
+        for shared in list(self._sharing):
+            shared.close()
+        with self._lock:
+            self._is_closed = True
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        self._database.close()
+        metrics.retire(self._counts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

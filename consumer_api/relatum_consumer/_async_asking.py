@@ -1,0 +1,228 @@
+# The blocking face of this, _asking.py, is made by tools/make-twins.
+"""What the asyncio face of look-ups asks by: its reader, its connections to the database, and how they end."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+from weakref import WeakSet
+
+import sqlalchemy as sa
+
+from relatum import metrics
+from relatum.checks import checked_count, checked_seconds
+from relatum.errors import (
+    AccessRefused,
+    DatabaseUnavailable,
+    NotFound,
+    ReadTimeout,
+    RelatumError,
+    UsedAfterClose,
+)
+from relatum.ids import MessageId
+from relatum.processes import after_fork, leave_to_parent
+from relatum.reading import (
+    CONNECTIONS_MAX,
+    AsyncStreamReader,
+    AuthMechanism,
+    BrokerAddress,
+    Message,
+    async_agreement,
+    check_limit,
+)
+from relatum.steps import async_run
+from relatum.store import Database
+from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
+from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
+from relatum_consumer.groups import AsyncGroupMethods, GroupLookups
+from relatum_consumer.lookups import (
+    CLOSED,
+    NOT_REACHED_YET,
+    POOL_MAX,
+    Agree,
+    Bounds,
+    LookupRequest,
+    Lookups,
+    Missing,
+    Partitions,
+    Pause,
+    Reach,
+    Read,
+    Scan,
+    Select,
+    Steps,
+    Within,
+)
+
+_Result = TypeVar("_Result")
+
+
+class AsyncAsking(AsyncGroupMethods):
+    """Carries out what look-ups ask for. Arguments are those of `AsyncRelations`."""
+
+    def __init__(
+        self,
+        broker: str | BrokerAddress,
+        database: str | sa.Engine,
+        *,
+        stream_url: str | None = None,
+        transport: Literal["auto", "stream", "amqp"] = "auto",
+        timeout_s: float = 10.0,
+        pool_size: int = 5,
+        connections_max: int = CONNECTIONS_MAX,
+        ssl_context: ssl.SSLContext | None = None,
+        auth_mechanism: AuthMechanism | None = None,
+    ) -> None:
+        self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
+        checked_seconds("timeout_s", timeout_s)
+        checked_count("pool_size", pool_size, most=POOL_MAX)
+        self._database = Database(database, refusing=CLOSED, pool_size=pool_size)
+        self._timeout_s = timeout_s
+        # asyncio only:
+        self._pool_size = pool_size
+        self._asking: set[Deadline] = set()
+        self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
+        # both:
+        check_limit(connections_max)
+        self._counts = LookupCounts(connections_max)
+        self._options: dict[str, Any] = {
+            "transport": transport,
+            "timeout_s": timeout_s,
+            "connections_max": connections_max,
+        }
+        self._lookups = Lookups(self._address.vhost, timeout_s)
+        self._group_lookups = GroupLookups(self._lookups.catalog)
+        self._sharing = WeakSet()
+        self._lock = asyncio.Lock()
+        self._reader: AsyncStreamReader | None = None
+        self._is_closed = False
+        after_fork(self, AsyncAsking._renew)
+        metrics.report(self._counts, owner=self)
+
+    def _renew(self) -> None:
+        """In a child: groups under way are the parent's. What else is the parent's sees to itself."""
+        # asyncio only:
+        leave_to_parent(self._threads, self._reader)
+        self._threads = ThreadPoolExecutor(self._pool_size, thread_name_prefix="relatum-database")
+        self._reader, self._asking = None, set()
+        # both:
+        leave_to_parent(*self._sharing)
+        self._lock, self._sharing = asyncio.Lock(), WeakSet()
+
+    async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+        with within(self._timeout_s + waits_s), self._counts.counted():
+            return await async_run(steps, self._carry_out)
+
+    async def _carry_out(self, request: LookupRequest) -> Any:
+        if type(request) is Select:
+            return await self._select(request)
+        if type(request) is Read:
+            return await self._read(request.ids)
+        if type(request) is Pause:
+            return await asyncio.sleep(left_s(request.seconds))
+        if type(request) is Within:
+            with within(request.until - time.monotonic()):
+                return await self._carry_out(request.request)
+        return await self._ask(await self._open_reader(), request)
+
+    async def _ask(self, reader: AsyncStreamReader, request: LookupRequest) -> Any:
+        """Carry out what the broker answers; to have reached it is an answer, too."""
+        if type(request) is Reach:
+            return None
+        if type(request) is Bounds:
+            return await reader.bounds(request.stream)
+        if type(request) is Missing:
+            return await reader.missing(request.streams)
+        if type(request) is Partitions:
+            return await reader.partitions(request.super_stream)
+        if type(request) is Agree:
+            return await async_agreement(reader, request.stream, request.position)
+        assert type(request) is Scan, "there are no other requests"
+        return await reader.scan(request.stream, request.start, request.stop, request.take)
+
+    async def _select(self, request: Select) -> list[Any]:
+        # blocking only:
+        # with within(self._timeout_s):
+        #     return self._database.rows(request.sql, request.parameters)
+        # asyncio only:
+        if self._is_closed:
+            raise UsedAfterClose(CLOSED)
+        with within(self._timeout_s) as deadline:
+            self._asking.add(deadline)
+            try:
+                # The thread's own error, which says more, comes first where a thread has begun.
+                async with asyncio.timeout(deadline.left_s() + 2 * LOOK_S):
+                    return await in_thread(self._threads, self._database.rows, request.sql, request.parameters)
+            except TimeoutError:
+                text = f"all {self._pool_size} threads for the database (pool_size) are in use"
+                raise DatabaseUnavailable(f"{text}, and none became free ({deadline})", reason="pool") from None
+            finally:
+                self._asking.discard(deadline)
+        # both:
+
+    async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
+        reader = await self._open_reader()
+        if len(ids) > 1:
+            return list[Message | RelatumError](await reader.read_all(ids))
+        try:
+            return [await reader.read(*ids[0])]
+        except (NotFound, AccessRefused) as error:
+            return [error]
+
+    async def _open_reader(self) -> AsyncStreamReader:
+        reader = self._reader
+        if reader is None:
+            # Who opens it may take all of its own time, if the broker is silent; others have theirs.
+            # blocking only:
+            # if not self._lock.acquire(timeout=left_s(self._timeout_s)):
+            #     raise ReadTimeout(NOT_REACHED_YET)
+            # asyncio only:
+            try:
+                async with asyncio.timeout(left_s(self._timeout_s)):
+                    await self._lock.acquire()
+            except TimeoutError:
+                raise ReadTimeout(NOT_REACHED_YET) from None
+            # both:
+            try:
+                if self._is_closed:
+                    raise UsedAfterClose(CLOSED)
+                if self._reader is None:
+                    self._reader = await AsyncStreamReader.open(self._address, **self._options)
+                reader = self._reader
+            finally:
+                self._lock.release()
+        return reader
+
+    def statistics(self) -> LookupStatistics:
+        """The connections to the broker that are in use, idle and waited for, and what was asked. It asks nobody."""
+        reader = self._reader
+        return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
+
+    async def close(self) -> None:
+        """Close all connections. Calls under way in other tasks may fail; shared groups are given back."""
+        for shared in list(self._sharing):
+            await shared.aclose()
+        async with self._lock:
+            self._is_closed = True
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+        # asyncio only:
+        # The threads give their connections back first.
+        for deadline in list(self._asking):
+            deadline.end_in(0)
+        await asyncio.to_thread(self._threads.shutdown)
+        # both:
+        self._database.close()
+        metrics.retire(self._counts)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
