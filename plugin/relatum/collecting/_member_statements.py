@@ -6,14 +6,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store import (
-    NOW,
     collected_messages,
     collector_members,
     collector_sources,
     collectors,
-    from_now,
     holds,
     lapsed,
+    leased,
 )
 
 _messages: Final = collected_messages.c
@@ -46,21 +45,22 @@ add_member: Final = (
     sa.insert(collector_members)
     .values(
         collector_id=_of_collector,
-        holder=sa.bindparam("held_by"),
         types=sa.bindparam("has_types", type_=sa.ARRAY(sa.Text)),
         lease_s=sa.bindparam("holds_s", type_=sa.Float),
-        lease_expires_at=from_now(sa.bindparam("holds_s", type_=sa.Float)),
+        **leased(sa.bindparam("holds_s", type_=sa.Float), sa.bindparam("held_by")),
     )
     .returning(_members.member_id)
 )
 
 renew: Final = (
-    sa.update(collector_members)
-    .where(_members.member_id == sa.bindparam("id"))
-    .values(lease_expires_at=from_now(_members.lease_s))
+    sa.update(collector_members).where(_members.member_id == sa.bindparam("id")).values(**leased(_members.lease_s))
 )
 
-leave: Final = sa.update(collector_members).where(_members.member_id == sa.bindparam("id")).values(lease_expires_at=NOW)
+leave: Final = (
+    sa.update(collector_members)
+    .where(_members.member_id == sa.bindparam("id"))
+    .values(**leased(sa.literal_column("0")))
+)
 
 hold_member: Final = (
     sa.select(sa.func.now())

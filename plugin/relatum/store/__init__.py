@@ -42,7 +42,7 @@ from relatum.store._engine import (
     make_engine,
 )
 from relatum.store._group_tables import group_consumers, group_scans, group_states
-from relatum.store._lease import LEASE_S, NOW, from_now, holds, lapsed, renewal_s
+from relatum.store._lease import LEASE_S, NOW, from_now, holds, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
 from relatum.store._named import database_name
 from relatum.store._placement_tables import (
@@ -155,6 +155,7 @@ __all__ = [
     "known_engine",
     "lapsed",
     "last_position",
+    "leased",
     "lock_stream",
     "make_engine",
     "marked",
@@ -190,5 +191,6 @@ __all__ = [
     "tail_of",
     "time_blocks",
     "translated_errors",
+    "unleased",
     "write_token",
 ]

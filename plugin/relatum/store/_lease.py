@@ -35,7 +35,24 @@ NOW: Final = sa.func.clock_timestamp()
 
 def from_now(seconds: "sa.ColumnElement[float]") -> sa.ColumnElement[Any]:
     """The moment so many seconds from now."""
-    return NOW + sa.func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+    nothing: list[Any] = [sa.literal_column("0")] * 6  # No parameters: the text alone is what some prepare.
+    return NOW + sa.func.make_interval(*nothing, seconds)
+
+
+def leased(seconds: "sa.ColumnElement[float]", by: Any = None) -> dict[str, Any]:
+    """What is written of a lease that holds for so many seconds from now.
+
+    Args:
+        seconds: How long.
+        by: Who has it; None where that stays as it is.
+    """
+    held: dict[str, Any] = {} if by is None else {"holder": by}
+    return held | {"lease_expires_at": from_now(seconds)}
+
+
+def unleased() -> dict[str, Any]:
+    """What is written of what nobody holds any more."""
+    return {"holder": sa.null(), "lease_expires_at": sa.null()}
 
 
 def holds(expires_at: "sa.ColumnElement[Any]") -> sa.ColumnElement[bool]:

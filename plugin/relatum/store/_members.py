@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.processes import new_holder
-from relatum.store._lease import from_now, holds, lapsed, renewal_s
+from relatum.store._lease import holds, lapsed, leased, renewal_s
 from relatum.store._shares import target
 from relatum.store._tables import recorder_members, streams
 
@@ -26,7 +26,7 @@ _TRIES: Final = 3
 _WITHIN: Final[Any] = sa.bindparam("of_within")
 _BY: Final = sa.bindparam("by", type_=sa.Text)
 _KEYS: Final = sa.bindparam("keys", type_=sa.ARRAY(sa.Integer))
-_EXPIRES: Final = from_now(sa.bindparam("lease_s", type_=sa.Float))
+_LEASED: Final = leased(sa.bindparam("lease_s", type_=sa.Float))
 
 
 class Sharing:
@@ -61,11 +61,11 @@ class Sharing:
         shared = (*are, *(() if of_rows is None else (of_rows == _WITHIN,)))
         some = key == sa.any_(_KEYS)
         # One that has run out is not renewed: the member has to learn that it was dead to the others.
-        self.renew = sa.update(members).where(*its_row, holds(expires_at)).values(lease_expires_at=_EXPIRES)
+        self.renew = sa.update(members).where(*its_row, holds(expires_at)).values(**_LEASED)
         self.join = (
             insert(members)
-            .values({within: _WITHIN, members.c.holder: _BY, expires_at: _EXPIRES})
-            .on_conflict_do_update(index_elements=[within, members.c.holder], set_={"lease_expires_at": _EXPIRES})
+            .values({within.name: _WITHIN, "holder": _BY} | _LEASED)
+            .on_conflict_do_update(index_elements=[within, members.c.holder], set_=_LEASED)
         )
         dead = sa.select(members.c.holder).where(within == _WITHIN, lapsed(expires_at))
         # Two that find each other dead must not wait for each other.

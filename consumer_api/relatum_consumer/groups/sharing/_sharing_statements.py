@@ -12,10 +12,23 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import NOW, compiled, coverage, group_consumers, group_scans, group_states, holds, lapsed
+from relatum.store import (
+    NOW,
+    compiled,
+    coverage,
+    group_consumers,
+    group_scans,
+    group_states,
+    holds,
+    lapsed,
+    leased,
+    unleased,
+)
 
 _CONSUMER: Final = sa.bindparam("consumer_id", type_=sa.Integer)
 _HOLDER: Final = sa.bindparam("holder", type_=sa.Text)
+_FOR: Final = sa.bindparam("lease_s", type_=sa.Double)
+_LEASED: Final = leased(_FOR, _HOLDER)
 _LIMIT: Final = sa.bindparam("limit", type_=sa.BigInteger)
 
 _CLAIMABLE: Final[Any] = sa.text("relatum.group_states.state IN ('ready', 'claimed')")
@@ -169,7 +182,8 @@ def _upsert(rows: Any) -> Any:
     return statement.on_conflict_do_update(
         index_elements=["consumer_id", "group_id"],
         set_={name: new[name] for name, _ in _WANTED if name != "group_id"}
-        | {"touched_at": NOW, "told_at": _NULL, "holder": _NULL, "lease_expires_at": _NULL, "done_at": _NULL}
+        | {"touched_at": NOW, "told_at": _NULL, "done_at": _NULL}
+        | unleased()
         | {"given": sa.literal_column("0")},
         where=(_STATES.state == _word("open")) | ~(_STATES.stream_id == sa.any_(present)),
     ).returning(_STATES.group_id)
@@ -226,7 +240,7 @@ def _take(chosen: Any, **values: Any) -> Any:
     return (
         sa.update(group_states)
         .where(_STATES.consumer_id == _CONSUMER, _STATES.group_id == chosen.c.group_id)
-        .values(holder=_HOLDER, lease_expires_at=_in("lease_s"), deliveries=_STATES.deliveries + _ONE, **values)
+        .values(**_LEASED, deliveries=_STATES.deliveries + _ONE, **values)
         .returning(*(_STATES[name] for name in _CLAIM_COLUMNS))
     )
 
@@ -240,7 +254,7 @@ def renew() -> str:
     statement = (
         sa.update(group_states)
         .where(*_MINE, _named("group_ids"), _STATES.state.in_([_word("claimed"), _word("open")]))
-        .values(lease_expires_at=_in("lease_s"))
+        .values(**leased(_FOR))
     )
     return compiled(statement.returning(_STATES.group_id, _STATES.deliveries))
 
@@ -258,7 +272,7 @@ def finish(state: str) -> str:
     """End a claim: the group is "done", "dead", or, told of and let be, "open". Its id; nothing where it was lost."""
     values: dict[str, Any] = {"state": _word(state), "done_at": NOW}
     if state == "open":
-        values = {"told_at": NOW, "holder": _NULL, "lease_expires_at": _NULL}
+        values = {"told_at": NOW} | unleased()
     from_states = [_word("claimed")] if state == "done" else [_word("claimed"), _word("open")]
     statement = sa.update(group_states).where(*_this_claim(), _STATES.state.in_(from_states)).values(**values)
     return compiled(statement.returning(_STATES.group_id))
@@ -272,7 +286,7 @@ def give_back(state: str) -> str:
     """
     statement = sa.update(group_states).where(*_this_claim(), _STATES.state.in_([_word("claimed"), _word("open")]))
     left = sa.case((_STATES.state == _word("open"), _word("open")), else_=_word(state))
-    values = statement.values(state=left, holder=_NULL, lease_expires_at=_NULL)
+    values = statement.values(state=left, **unleased())
     return compiled(values.returning(_STATES.group_id))
 
 

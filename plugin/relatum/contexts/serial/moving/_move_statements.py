@@ -14,6 +14,7 @@ from relatum.store import (
     context_moves,
     from_now,
     lapsed,
+    leased,
     moved_contexts,
     placement_epochs,
     placements,
@@ -22,6 +23,7 @@ from relatum.store import (
     serial_positions,
     super_stream_partitions,
     super_streams,
+    unleased,
 )
 
 _moves: Final = context_moves.c
@@ -32,7 +34,11 @@ _of_super_stream: Final = sa.bindparam("of_super_stream", type_=sa.Integer)
 _move: Final = sa.bindparam("of_move", type_=sa.BigInteger)
 _attempt: Final = sa.bindparam("of_attempt", type_=sa.Integer)
 _names: Final = sa.any_(sa.bindparam("named", type_=sa.ARRAY(sa.Text)))
-_lease: Final = from_now(sa.bindparam("holds_s", type_=sa.Float))
+_for: Final = sa.bindparam("holds_s", type_=sa.Float)
+_lease: Final = from_now(_for)
+_taken: Final = leased(_for, sa.bindparam("held_by", type_=sa.Text))
+# Who went on with it last is still shown.
+_unattended: Final = {name: value for name, value in unleased().items() if name != "holder"}
 _open: Final = _moves.ended_at.is_(None)
 
 # What a crash of PostgreSQL takes back must not be in a stream already: a fence behind which a context goes on as if
@@ -153,7 +159,7 @@ set_ended: Final = (
     .values(
         state=sa.case((_moves.aborting, "aborted"), else_="switched"),
         marker_offset=sa.bindparam("at_offset", type_=sa.BigInteger),
-        lease_expires_at=sa.null(),
+        **_unattended,
         ended_at=NOW,
     )
     .returning(_moves.source_id, _moves.target_id, _moves.epoch)
@@ -177,17 +183,13 @@ count_sets: Final = (
     .values(open_sets=_partitions.open_sets + sa.bindparam("more", type_=sa.BigInteger))
 )
 
-attend: Final = (
-    sa.update(context_moves)
-    .where(_moves.move_id == _move, _open)
-    .values(holder=sa.bindparam("held_by", type_=sa.Text), lease_expires_at=_lease)
-)
+attend: Final = sa.update(context_moves).where(_moves.move_id == _move, _open).values(**_taken)
 
 # Only of one who has it still: another goes on with a move whose holder was not heard of.
 keep_attending: Final = (
     sa.update(context_moves)
     .where(_moves.move_id == _move, _open, _moves.holder == sa.bindparam("held_by", type_=sa.Text))
-    .values(lease_expires_at=_lease)
+    .values(**leased(_for))
 )
 
 _is_abandoned: Final = (_moves.super_stream_id == _of_super_stream, _open, lapsed(_moves.lease_expires_at))
@@ -203,7 +205,7 @@ take_abandoned: Final = (
         .with_for_update(skip_locked=True)
         .scalar_subquery()
     )
-    .values(holder=sa.bindparam("held_by", type_=sa.Text), lease_expires_at=_lease)
+    .values(**_taken)
     .returning(_moves.move_id)
 )
 
