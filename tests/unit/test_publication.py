@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from relatum.contexts.placement._cache import PlacementCache, Sent, Unchecked
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
-from relatum.contexts.placement._publication import (
+from relatum.contexts.placement._publication import Publications, Unsettled
+from relatum.contexts.placement._publication_requests import (
     Adopt,
     FindMove,
     Place,
-    Publications,
     ReadChanges,
     ReadGeneration,
     Search,
     Send,
     Sleep,
-    Unsettled,
 )
 from relatum.contexts.placement._search import Search as Looking
 from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable

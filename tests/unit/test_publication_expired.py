@@ -9,11 +9,11 @@ import pytest
 
 from relatum.contexts.placement._entries import Adoption
 from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
-from relatum.contexts.placement._publication import (
+from relatum.contexts.placement._publication import Publications
+from relatum.contexts.placement._publication_requests import (
     Adopt,
     FindMove,
     Place,
-    Publications,
     ReadChanges,
     ReadGeneration,
     Search,

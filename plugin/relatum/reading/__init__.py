@@ -15,8 +15,6 @@ from relatum.reading._login import AuthMechanism, BrokerLogin
 from relatum.reading._login_query import login_of_query
 from relatum.reading._message import (
     Message,
-    Properties,
-    TimeSource,
     header_value,
     is_header,
     message_time,
@@ -24,6 +22,7 @@ from relatum.reading._message import (
     reply_to_text,
     type_and_id_of,
 )
+from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS, login_for
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE, other_nodes, refusal
 from relatum.reading._reader import StreamReader

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Self
 from urllib.parse import unquote
@@ -17,6 +16,7 @@ from relatum.errors import InvalidInput, UndecodableMessage
 from relatum.headers import TIME_HEADER
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.reading._message_values import Properties, TimeSource
 from relatum.wire import amqp10
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,42 +32,6 @@ _TYPE: Final = {b"x-basic-type": 0}
 _ABSENT: Final[Any] = object()
 _FIELDS: Final = 13
 """Fields of AMQP 1.0's properties; its header has five. A list of more has others that nobody knows."""
-
-
-class TimeSource(Enum):
-    """Where a message's time comes from, most exact first."""
-
-    HEADER = "header"
-    """The header `relatum_time`, microseconds."""
-    PROPERTY = "property"
-    """The property `timestamp`, seconds."""
-    CHUNK = "chunk"
-    """When the broker wrote the chunk, milliseconds; AMQP 0.9.1 does not show it."""
-    UNKNOWN = "unknown"
-    """There is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Properties:
-    """A message's AMQP 0.9.1 properties, under pika's names. None where the publisher gave none.
-
-    Attributes:
-        delivery_mode: 2 for persistent, else 1: RabbitMQ 4 no longer tells "not persistent" from "not given".
-        timestamp: The publisher's, whole seconds, UTC.
-    """
-
-    content_type: str | None = None
-    content_encoding: str | None = None
-    delivery_mode: int = 1
-    priority: int | None = None
-    correlation_id: str | None = None
-    reply_to: str | None = None
-    expiration: str | None = None
-    message_id: str | None = None
-    timestamp: datetime | None = None
-    type: str | None = None
-    user_id: str | None = None
-    app_id: str | None = None
 
 
 _NONE: Final = Properties()

@@ -2,7 +2,6 @@
 
 from relatum.superstreams._admin import (
     Broker,
-    StreamOptions,
     add_partition,
     declare_super_stream,
     delete_super_stream,
@@ -15,6 +14,7 @@ from relatum.superstreams._handle import AffinityHandle
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
 from relatum.superstreams._protocol import Outgoing, Target, TargetExchange, channel_of
 from relatum.superstreams._routing import partition_of
+from relatum.superstreams._stream_options import StreamOptions
 from relatum.superstreams._target import SuperStream
 
 __all__ = [

@@ -13,9 +13,9 @@ from relatum.contexts.affinity._balancing import MessageBalance, SetBalance
 from relatum.contexts.affinity._set_keeping import Keeping
 from relatum.contexts.placement._async_placement_router import AsyncRouter
 from relatum.contexts.placement._model import PartitionRow
-from relatum.contexts.placement._placement_core import RouterOptions
 from relatum.contexts.placement._placement_router import Router, require_confirms
-from relatum.contexts.placement._publication import WhenAway
+from relatum.contexts.placement._publication_requests import WhenAway
+from relatum.contexts.placement._router_options import RouterOptions
 from relatum.contexts.serial.moving._abandoned import attend_for
 from relatum.headers import AFFINITY_HEADER
 from relatum.limits import INTEGER_MAX

@@ -16,19 +16,19 @@ from relatum import publishing
 from relatum.checks import checked_seconds
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._model import PartitionRow
-from relatum.contexts.placement._placement_core import CLOSED, Places, RouterCore, RouterOptions, unsettled
+from relatum.contexts.placement._placement_core import CLOSED, Places, RouterCore, unsettled
 from relatum.contexts.placement._placement_router import rejected
-from relatum.contexts.placement._publication import (
+from relatum.contexts.placement._publication import Published, Unsettled
+from relatum.contexts.placement._publication_requests import (
     Adopt,
     PublicationRequest,
-    Published,
     ReadGeneration,
     Send,
     Sleep,
     Steps,
     T,
-    Unsettled,
 )
+from relatum.contexts.placement._router_options import RouterOptions
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishUnroutable, RelatumError, UsedAfterClose
 from relatum.processes import of_one_process

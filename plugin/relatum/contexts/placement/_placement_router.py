@@ -16,8 +16,10 @@ from pika.exceptions import UnroutableError
 from relatum.checks import checked_seconds
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._model import PartitionRow
-from relatum.contexts.placement._placement_core import Places, RouterCore, RouterOptions, unsettled
-from relatum.contexts.placement._publication import PublicationRequest, Published, Send, Sleep, Steps, T, Unsettled
+from relatum.contexts.placement._placement_core import Places, RouterCore, unsettled
+from relatum.contexts.placement._publication import Published, Unsettled
+from relatum.contexts.placement._publication_requests import PublicationRequest, Send, Sleep, Steps, T
+from relatum.contexts.placement._router_options import RouterOptions
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.errors import ConfigurationError, PublishOutcomeUnknown, PublishRejected, RelatumError
 from relatum.processes import of_one_process

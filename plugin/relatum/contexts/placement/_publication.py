@@ -19,16 +19,27 @@ not overtake each other. No clock has a say in any of that, unless `check_s` all
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from relatum.contexts.placement._cache import Known, PlacementCache, Sent, Unchecked
 from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
+from relatum.contexts.placement._publication_requests import (
+    Adopt,
+    FindMove,
+    Place,
+    ReadChanges,
+    ReadGeneration,
+    Search,
+    Send,
+    Sleep,
+    Steps,
+    WhenAway,
+)
 from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
 from relatum.metrics import Histogram
-from relatum.steps import Request
 
 POLL_S: Final = 0.005
 """Seconds between two looks whether a move has ended."""
@@ -47,105 +58,6 @@ FRESH_S: Final = 0.02
 
 Shorter than the 0.05 s a mover waits before its fence: so hardly a message is a stray. Nothing else depends on it.
 """
-
-WhenAway: TypeAlias = Literal["known", "wait", "fail"]
-"""What to do while the database is away: go on with known placements, wait, or fail."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadGeneration(Request[int]):
-    """Read the generation of the super stream; the answer is an `int`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadChanges(Request[tuple[int, Sequence[Placement] | None]]):
-    """Read what changed; the answer is a pair: the generation as of which it was read, and the placements.
-
-    None instead of placements where it cannot be told any more.
-    """
-
-    since: int
-
-
-@dataclass(frozen=True, slots=True)
-class Place(Request[Placement]):
-    """Read the placement of a name, making one where there is none; the answer is a `Placement`, open or moving.
-
-    Attributes:
-        name: The context or affinity set.
-        stream: Where to place it, if it is not placed yet; None: by the router's rule.
-    """
-
-    name: str
-    stream: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Send(Request[Any]):
-    """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own.
-
-    Attributes:
-        placement: Where it goes.
-        placed: Its header `relatum_placed`.
-        as_of: The generation the placement is right as of.
-    """
-
-    placement: Placement
-    placed: Placed
-    as_of: int
-
-
-@dataclass(frozen=True, slots=True)
-class FindMove(Request[MoveInfo | None]):
-    """Find the first move of a name out of or into a stream whose fence or marker has a higher epoch.
-
-    The answer is a `MoveInfo`, or None where there is none.
-    """
-
-    name: str
-    epoch: int
-    stream: str
-
-
-@dataclass(frozen=True, slots=True)
-class Search(Request[int | None]):
-    """Find what was sent, where it lies behind a fence or a marker of its name with a higher epoch.
-
-    Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all, is no
-    stray. The answer is the offset, or None.
-
-    Attributes:
-        sent: What is looked for.
-        from_offset: Where to begin.
-        anywhere: Whether it is asked for wherever it lies.
-    """
-
-    sent: Sent
-    from_offset: int
-    anywhere: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt(Request[None]):
-    """Publish an adoption to a stream and wait for the broker's confirm; the answer is None."""
-
-    stream: str
-    adoption: Adoption
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep(Request[None]):
-    """Let time pass; the answer is None."""
-
-    seconds: float
-
-
-PublicationRequest: TypeAlias = ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | Sleep
-"""What a step asks for."""
-
-Steps: TypeAlias = Generator[PublicationRequest, Any, T]
 
 
 class Published(NamedTuple):

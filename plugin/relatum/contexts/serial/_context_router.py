@@ -8,8 +8,8 @@ from pika import BasicProperties
 
 from relatum.checks import as_options, checked_choice, checked_count
 from relatum.contexts.placement._async_placement_router import AsyncRouter
-from relatum.contexts.placement._placement_core import RouterOptions
 from relatum.contexts.placement._placement_router import Router
+from relatum.contexts.placement._router_options import RouterOptions
 from relatum.contexts.serial.moving._abandoned import attend_for
 from relatum.headers import CONTEXT_HEADER
 from relatum.limits import INTEGER_MAX

@@ -1,0 +1,111 @@
+"""What a publication under a placement asks for, of whoever performs it."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from relatum.contexts.placement._cache import Sent
+from relatum.contexts.placement._entries import Adoption, Placed
+from relatum.contexts.placement._model import MoveInfo, Placement
+from relatum.steps import Request
+
+WhenAway: TypeAlias = Literal["known", "wait", "fail"]
+"""What to do while the database is away: go on with known placements, wait, or fail."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGeneration(Request[int]):
+    """Read the generation of the super stream; the answer is an `int`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChanges(Request[tuple[int, Sequence[Placement] | None]]):
+    """Read what changed; the answer is a pair: the generation as of which it was read, and the placements.
+
+    None instead of placements where it cannot be told any more.
+    """
+
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Request[Placement]):
+    """Read the placement of a name, making one where there is none; the answer is a `Placement`, open or moving.
+
+    Attributes:
+        name: The context or affinity set.
+        stream: Where to place it, if it is not placed yet; None: by the router's rule.
+    """
+
+    name: str
+    stream: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Request[Any]):
+    """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own.
+
+    Attributes:
+        placement: Where it goes.
+        placed: Its header `relatum_placed`.
+        as_of: The generation the placement is right as of.
+    """
+
+    placement: Placement
+    placed: Placed
+    as_of: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindMove(Request[MoveInfo | None]):
+    """Find the first move of a name out of or into a stream whose fence or marker has a higher epoch.
+
+    The answer is a `MoveInfo`, or None where there is none.
+    """
+
+    name: str
+    epoch: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Search(Request[int | None]):
+    """Find what was sent, where it lies behind a fence or a marker of its name with a higher epoch.
+
+    Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all, is no
+    stray. The answer is the offset, or None.
+
+    Attributes:
+        sent: What is looked for.
+        from_offset: Where to begin.
+        anywhere: Whether it is asked for wherever it lies.
+    """
+
+    sent: Sent
+    from_offset: int
+    anywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt(Request[None]):
+    """Publish an adoption to a stream and wait for the broker's confirm; the answer is None."""
+
+    stream: str
+    adoption: Adoption
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep(Request[None]):
+    """Let time pass; the answer is None."""
+
+    seconds: float
+
+
+PublicationRequest: TypeAlias = ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | Sleep
+"""What a step asks for."""
+
+
+Steps: TypeAlias = Generator[PublicationRequest, Any, T]
