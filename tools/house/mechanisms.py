@@ -7,8 +7,12 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from tools.house.sources import Module
+
+FOLLOWING: Final = "relatum.following"
+"""The room of what follows streams for ever."""
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -71,8 +75,13 @@ def leases(modules: Mapping[str, Module]) -> list[str]:
 
 
 def followers(modules: Mapping[str, Module]) -> list[str]:
-    """Return the modules outside the room of reading that follow a stream for ever: they read with `follow=True`."""
-    return _where(modules, lambda module: module.room != "relatum.reading" and any(map(_follows, module.nodes)))
+    """Return who follows streams for ever: the room of that, and modules that read with `follow=True` beside it.
+
+    The room of reading has the means, and follows nothing by itself.
+    """
+    rooms = ("relatum.reading", FOLLOWING)
+    room = [FOLLOWING] if FOLLOWING in modules else []
+    return room + _where(modules, lambda module: module.room not in rooms and any(map(_follows, module.nodes)))
 
 
 def rebuilt_functions(modules: Mapping[str, Module]) -> list[str]:
