@@ -1,5 +1,6 @@
 """Recording many streams in one process: `relatum record`."""
 
+import hashlib
 import logging
 import ssl
 import threading
@@ -36,6 +37,9 @@ PARTITIONS_S: Final = 30.0
 DATABASE_CONNECTIONS_MAX: Final = 4
 """Connections to PostgreSQL of a recorder, unless it is told otherwise: a dozen recorders fit into its default of 100.
 """
+
+SHARED_NAME_BYTES_MAX: Final = 500
+"""Bytes of the name members share by, at most: PostgreSQL indexes 2,700."""
 
 _NAMES: Final = "looking for streams to record"
 
@@ -88,8 +92,7 @@ class Recorder:
         self._owns_engine = not isinstance(database, sa.Engine)
         self._engine = engine_of(database, database_connections_max)
         self._keys = as_definitions(keys)
-        # Those that were told to record the same share it.
-        name = f"{self._address.vhost} {','.join(sorted(set(self._names)))}"
+        name = shared_name(self._address.vhost, self._names)
         self._group = RecorderGroup(self._address, self._engine, name=name, holder=holder, lease_s=lease_s)
         self._group.metrics.named(self._names)
         self._plain: set[str] = set()
@@ -196,6 +199,15 @@ class Recorder:
             # None over AMQP 0.9.1, where nobody can say what is a super stream.
             if reader.routes("", name):
                 self._plain.add(name)
+
+
+def shared_name(vhost: str, names: Iterable[str]) -> str:
+    """The name that members share by: the same for all that are told to record the same, and short enough to index."""
+    told = sorted(set(names))
+    name = f"{vhost} {','.join(told)}"
+    if len(name.encode()) <= SHARED_NAME_BYTES_MAX:
+        return name
+    return f"{len(told)} streams {hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def engine_of(database: str | sa.Engine, connections_max: int) -> sa.Engine:
