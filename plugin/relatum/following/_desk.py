@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple, Protocol
 
+from relatum.errors import StreamUnavailable
 from relatum.following._course import Differs, Doubt, Drop, Finding, Give, Missed, Rewind, Step
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Replaced
 from relatum.following._followed import Followed
@@ -196,6 +197,12 @@ class Desk:
         pause_s = followed.pause_after(error)
         self.outages.failed(self._names.one(followed.stream), error)
         self.put(followed, Failed(followed.stream, followed.number, error))
+        followed.timer = self.loop.call_later(pause_s, lambda: self._seat(followed))
+
+    def again(self, followed: Followed) -> None:
+        """Try again soon to read a stream, which passes: nobody is told."""
+        self._unseat(followed)
+        pause_s = followed.pause_after(StreamUnavailable("", stream=followed.stream))
         followed.timer = self.loop.call_later(pause_s, lambda: self._seat(followed))
 
     def away(self, error: Exception) -> None:

@@ -174,10 +174,12 @@ class Questions:
         reader = self.reader()
         return reader.link(node) if reader.transport == "stream" else None
 
-    def why_missing(self, stream: str) -> RelatumError:
-        """Why a node does not know a stream: there is none, or a queue of that name."""
+    def why_missing(self, stream: str) -> RelatumError | None:
+        """Why a node does not know a stream: there is none, or a queue of that name. None where it was declared now."""
         try:
             self.reader().bounds(stream)
+        except StreamUnavailable:
+            return None
         except RelatumError as error:
             return error
-        return StreamUnavailable(f"The stream {stream!r} was declared just now.", stream=stream)
+        return None

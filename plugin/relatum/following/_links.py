@@ -283,8 +283,12 @@ class Links:
         followed.round += 1
         begun = followed.round
 
-        def answered(error: Exception) -> None:
-            if followed.round == begun:
+        def answered(error: Exception | None) -> None:
+            if followed.round != begun:
+                return
+            if error is None:
+                self.desk.again(followed)
+            else:
                 self.desk.failed(followed, error)
 
         self.desk.helpers.ask(lambda: self.desk.questions.why_missing(followed.stream), answered)
