@@ -71,7 +71,7 @@ def test_nothing_at_the_place_is_asked_about_once() -> None:
     assert not list(course.nothing_came())
     assert not list(course.answered(Finding(Agreement.SAME, None)))
     assert not list(course.nothing_came())
-    assert not course.is_agreed
+    assert (course.is_known, course.is_agreed) == (True, False)
     assert kinds(course.arrived(held(6, 7))) == [Give]
 
 

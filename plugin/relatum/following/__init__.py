@@ -2,8 +2,9 @@
 
 What a follower tells has one meaning each, and no component has another one for it.
 
-- **Attached**: the stream is read, and is the one that is known: the message that was read last lies where it lay, or
-  retention has taken it, and then nothing speaks against it. It ends whatever the stream waited for.
+- **Attached**: the stream is read, and is the one that is known: the message that was read last lies where it lay, as
+  was seen, or by the word of its leader where a node is behind; or retention has taken it, and then nothing speaks
+  against it. It ends whatever the stream waited for.
 - **Records**: what was not given before, in order. Offsets ascend, and have gaps in healthy streams, too.
 - **Hole**: retention was faster. What is missing lay before the stream's begin, which the broker was asked for; all
   other gaps are the stream's own, and not told.

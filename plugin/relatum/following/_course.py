@@ -94,11 +94,15 @@ class Course:
     def __init__(self, next_offset: int, known: Position | None) -> None:
         self.next_offset = next_offset
         self.known = known
-        self.is_agreed = False
-        self._is_vouched = False
+        self.is_agreed = self._is_vouched = False
         self._is_asking = False
         self._is_over = False
         self._waiting: deque[Held] = deque()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the stream is the one that is known: as far as it was read, or by the word of its leader."""
+        return self.is_agreed or self._is_vouched
 
     @property
     def start(self) -> int:

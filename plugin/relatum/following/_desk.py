@@ -230,7 +230,7 @@ class Desk:
     def _go(self, followed: Followed, steps: Iterator[Step]) -> None:
         stream, number = followed.stream, followed.number
         for step in steps:
-            if followed.course.is_agreed:
+            if followed.course.is_known:
                 self._attached(followed)
             if isinstance(step, Give):
                 followed.gave()
@@ -249,7 +249,7 @@ class Desk:
                 self._ask(followed, step)
             elif isinstance(step, Differs):
                 self._replaced(followed, step)
-        if followed.course.is_agreed:
+        if followed.course.is_known:
             self._attached(followed)
 
     def _ask(self, followed: Followed, doubt: Doubt) -> None:
