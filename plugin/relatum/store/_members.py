@@ -75,7 +75,7 @@ class Sharing:
         self.leave = sa.delete(members).where(*its_row)
         self.is_held: sa.ColumnElement[bool] = _is_held(within, held_by, of_rows)
         """Whether a row is somebody's now, for queries on the table of what is shared."""
-        self.look = sa.select(key, held_by, self.is_held.label("is_held")).where(*shared, some)
+        self.look = _look(key, held_by, self.is_held, shared)
         free = key == _free(key, held_by, shared)
         self.take = sa.update(rows).where(*shared, free).values({held_by: _BY, **(taken or {})}).returning(key)
         self.release = sa.update(rows).where(*shared, some, held_by == _BY).values({held_by: None})
@@ -90,6 +90,18 @@ def _is_held(
     if of_rows is not None:
         matches.append(holders.c[within.name] == of_rows)
     return sa.exists(sa.select(holders.c.holder).where(*matches).correlate(held_by.table))
+
+
+def _look(key: "sa.Column[int]", held_by: "sa.Column[Any]", is_held: Any, shared: tuple[Any, ...]) -> "sa.Select[Any]":
+    """Key, holder and whether that one is alive, of all that is wanted: key by key, however the planner sees it.
+
+    By `= ANY` a prepared statement compares each row of the table with each key where it takes no index: 2,000 streams
+    took 200 ms.
+    """
+    wanted = sa.func.unnest(_KEYS).table_valued(sa.column("key", sa.Integer), name="wanted").render_derived()
+    found = sa.select(key.label("key"), held_by.label("holder"), is_held.label("is_held"))
+    one = found.where(*shared, key == wanted.c.key).offset(sa.literal_column("0")).lateral("one")
+    return sa.select(one.c.key, one.c.holder, one.c.is_held).select_from(wanted.join(one, sa.true()))
 
 
 def _free(key: "sa.Column[int]", held_by: "sa.Column[Any]", shared: tuple[Any, ...]) -> Any:
