@@ -14,6 +14,9 @@ from tools.house.sources import Module
 FOLLOWING: Final = "relatum.following"
 """The room of what follows streams for ever."""
 
+_LEASE_ENDS: Final = "lease_expires_at"
+_NULLS: Final = ("_NULL", "sa.null()")
+
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -153,10 +156,17 @@ def _caught(handler: ast.ExceptHandler) -> Iterable[str]:
 
 
 def _is_lease(node: ast.AST) -> bool:
-    if not isinstance(node, ast.keyword) or node.arg != "lease_expires_at":
-        return False
-    freed = isinstance(node.value, ast.Constant) or ast.unparse(node.value) in ("_NULL", "sa.null()")
-    return not freed
+    """Say whether a moment at which a lease ends is written: by keyword, or in a mapping of columns."""
+    values = []
+    if isinstance(node, ast.keyword) and node.arg == _LEASE_ENDS:
+        values = [node.value]
+    elif isinstance(node, ast.Dict):
+        values = [
+            value
+            for key, value in zip(node.keys, node.values, strict=True)
+            if isinstance(key, ast.Constant) and key.value == _LEASE_ENDS
+        ]
+    return any(not isinstance(value, ast.Constant) and ast.unparse(value) not in _NULLS for value in values)
 
 
 def _follows(node: ast.AST) -> bool:
