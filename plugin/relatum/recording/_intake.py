@@ -109,6 +109,7 @@ class Intake:
                 self._close(track, event)
             case Failed():
                 track.progress.stop()
+                track.progress.reconnects += 1
                 if isinstance(event.error, NotFound | AccessRefused):
                     track.progress.show(None)
                     track.is_refused = True
