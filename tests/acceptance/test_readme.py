@@ -138,8 +138,9 @@ def test_spark_works_as_shown(environment: dict[str, str]) -> None:
 
 
 def shown_commands() -> set[tuple[str, ...]]:
-    """Each line `relatum …` of README and docs, as words; comments are left out."""
-    lines = (line for document in DOCUMENTS for line in document.read_text().splitlines())
+    """Each line `relatum …` of README and docs, as words; comments are left out, and pictures in text."""
+    pages = (re.sub(r"^```text$.*?^```$", "", each.read_text(), flags=re.S | re.M) for each in DOCUMENTS)
+    lines = (line for page in pages for line in page.splitlines())
     return {tuple(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("relatum ")}
 
 
