@@ -215,8 +215,7 @@ def _recorder(world: World, url: str, options: dict[str, Any]) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        # Begun once the broker was asked what the name is.
-        wait_until(lambda: bool(ended) or bool(recorder._group._running), WAIT_S)
+        wait_until(lambda: bool(ended) or recorder.statistics().streams[STREAM].is_recording, WAIT_S)
     finally:
         stop.set()
         thread.join(WAIT_S)
