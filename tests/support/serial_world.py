@@ -17,11 +17,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Marker, Placed
 from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
+from relatum.contexts.placement._publication_requests import PublicationRequest
 from relatum.contexts.placement._search import Search
 from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
 from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
@@ -294,7 +295,7 @@ class World:
         if sent is not None:
             self._append(sent)
             return None
-        if type(request).__module__ == publication.__name__:
+        if isinstance(request, get_args(PublicationRequest)):
             return self._publication_answer(request)
         return self._move_answer(request)
 
