@@ -176,3 +176,21 @@ def test_a_component_may_be_told_of_in_the_applications_own_registry(things: lis
     registry.register(metrics.collector())
     things[0].done = 1
     assert f'relatum_tried_done_total{{name="{name}"}} 1.0' in generate_latest(registry).decode()
+
+
+def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It is left out and named once; what the others tell, and closing it, is as ever."""
+
+    class Broken(Thing):
+        def statistics(self) -> ThingStatistics:
+            raise RuntimeError("no answer")
+
+    broken, thing = Broken(), Thing()
+    metrics.report(broken, name="broken")
+    metrics.report(thing, name="whole")
+    thing.open = 7
+    assert 7 in page().values()
+    page()
+    metrics.retire(broken)
+    metrics.retire(thing)
+    assert [record.message for record in caplog.records] == ["the metrics of a Broken are left out: a defect"]

@@ -4,6 +4,7 @@ Counters never fall: what a component had counted when it was closed goes on bei
 being closed had counted what it told last, where it was not told apart from its owner (see `report`).
 """
 
+import logging
 import threading
 import weakref
 from collections import deque
@@ -12,6 +13,8 @@ from typing import Any, Final, Protocol
 
 from relatum.metrics._declaring import Kind, Metric, values_in
 from relatum.processes import after_fork
+
+logger: Final = logging.getLogger("relatum.metrics")
 
 Values = dict[tuple[Metric, tuple[str, ...]], list[Any]]
 """What components tell, by metric and values of its labels."""
@@ -28,20 +31,28 @@ class Reports(Protocol):
 class _Entry:
     """One component that is reported."""
 
-    __slots__ = ("counted", "finalizer", "labels", "source")
+    __slots__ = ("counted", "finalizer", "has_failed", "labels", "source")
 
     def __init__(self, source: Callable[[], Reports | None], labels: Mapping[str, str]) -> None:
         self.source = source
         self.labels = labels
         self.finalizer: weakref.finalize[..., Any]
         self.counted: Values = {}
+        self.has_failed = False
 
     def values(self) -> Values:
-        """What it tells now; of one that is gone, what it had counted when it was asked last."""
+        """What it tells now; of one that is gone, or fails, what it had counted when it was asked last."""
         source = self.source()
         if source is None:
             return self.counted
-        found = values_of(source, self.labels)
+        try:
+            found = values_of(source, self.labels)
+        except Exception:
+            # One that cannot answer must not silence all others, nor hinder its own closing.
+            if not self.has_failed:
+                logger.exception("the metrics of a %s are left out: a defect", type(source).__name__)
+            self.has_failed = True
+            return self.counted
         self.counted = {key: values for key, values in found.items() if key[0].kind is not Kind.GAUGE}
         return found
 
