@@ -13,7 +13,7 @@ from relatum.reading._channels import AsyncChannel, Channel
 from relatum.reading._socket import SocketConnection
 from relatum.wire._session import Login
 
-LOGIN = Login("guest", "guest", "/")
+LOGIN = Login("guest", "guest", "/", heartbeat_s=0)
 MORE_THAN_FITS = b"\0" * (16 << 20)
 
 
