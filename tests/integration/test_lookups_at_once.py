@@ -35,7 +35,8 @@ def test_answers_of_several_messages_stay_within_the_limit(
         else:
             sizes, statistics = asyncio.run(_in_tasks(address, database_url))
         assert sizes == [MESSAGES] * LOOKUPS
-        assert proxy.opened <= statistics.limit == 16
+        # Not all ever opened: while the database is the slow part, idle ones past the kept ones are closed meanwhile.
+        assert proxy.most <= statistics.limit == 16
         assert (statistics.in_use, statistics.waiting, statistics.following) == (0, 0, 0)
         assert 1 <= statistics.idle <= 8
         assert statistics.opened == proxy.opened
