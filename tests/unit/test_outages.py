@@ -66,6 +66,24 @@ def test_a_broker_that_starts_is_still_the_same_outage(
     assert [line.levelname for line in caplog.records] == ["WARNING", "INFO"]
 
 
+def test_a_stream_that_starts_after_its_broker_is_no_news_to_those_who_did_not_wait_for_that(
+    outages: Outages, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever meets such a stream just after the broker is back keeps still, unless it lasts."""
+    starts = StreamUnavailable("starts", stream="s")
+    outages.failed("connections", BrokerUnavailable("gone"))
+    outages.over("connections")
+    assert not outages.failed("recording of stream 's'", starts)
+    outages.over("recording of stream 's'")
+    assert [line.levelname for line in caplog.records] == ["WARNING", "INFO"]
+    monkeypatch.setattr("relatum.waiting._outages.STARTING_S", 0.0)
+    for _ in range(2):
+        outages.failed("recording of stream 's'", starts)
+    assert texts(caplog.records[2:]) == [
+        ("WARNING", "recording of stream 's' waits, and is tried again: StreamUnavailable: starts")
+    ]
+
+
 def test_who_comes_to_wait_for_something_else_lets_the_first_be_back(
     outages: Outages, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,6 +19,9 @@ from relatum.waiting._repeating import ended
 ANSWER_S: Final = 10.0
 """Seconds after which a server that was asked and says nothing counts as away."""
 
+STARTING_S: Final = 30.0
+"""Seconds after a broker is back within which a stream that is not there yet is no news."""
+
 
 class Server(StrEnum):
     """What may be away as a whole."""
@@ -54,6 +57,7 @@ class Outages:
         self._since_own: dict[str, float] = {}
         self._seen_back: set[Server] = set()
         """Servers that somebody has gone on with while others still wait for them."""
+        self._broker_back_at = -STARTING_S
         self._answered: set[Server] = set()
         self._asked: dict[object, tuple[Server, float]] = {}
         self._recoveries = 0
@@ -77,7 +81,7 @@ class Outages:
         with self._changed:
             before = self._waiting.get(who)
             what = _cause(error, before)
-            if what == before:
+            if what == before or (isinstance(error, StreamUnavailable) and before is None and self._is_starting()):
                 return False
             self._waiting[who] = what
             # What it waited for before may be there: the others say so.
@@ -139,10 +143,16 @@ class Outages:
             back = self._back(what)
         self._say_back(back)
 
+    def _is_starting(self) -> bool:
+        """Whether the broker is back only just: its streams start behind it."""
+        return time.monotonic() < self._broker_back_at + STARTING_S
+
     def _back(self, what: "Server | str | None") -> tuple[Server, float] | None:
         """The server, and since when it was away, if nobody waits for it any more; the lock is held."""
         if not isinstance(what, Server) or what in self._waiting.values() or what not in self._since:
             return None
+        if what is Server.BROKER:
+            self._broker_back_at = time.monotonic()
         self._answered.add(what)
         self._seen_back.discard(what)
         return what, self._since.pop(what)
