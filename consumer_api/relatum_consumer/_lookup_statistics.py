@@ -31,11 +31,7 @@ class LookupStatistics(ReaderStatistics):
 
 
 class LookupCounts:
-    """What is counted of the look-ups of one object.
-
-    Args:
-        limit: Connections to the broker at most.
-    """
+    """What is counted of the look-ups of one object."""
 
     def __init__(self, limit: int) -> None:
         self.connections = ReaderStatistics.of_none(limit)

@@ -165,11 +165,7 @@ def related(
 
 
 def open_relations(broker: str | None, stream_url: str | None, database: str | None) -> Relations:
-    """The look-ups of a command, for what its options or the environment name.
-
-    Raises:
-        ConfigurationError: the broker or the database is not named, or cannot be one.
-    """
+    """The look-ups of a command, for what its options or the environment name."""
     return Relations(broker=require_broker(broker), database=require_database(database), stream_url=stream_url)
 
 

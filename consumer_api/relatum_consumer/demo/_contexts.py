@@ -97,11 +97,7 @@ class Result:
 
 
 def run(servers: Servers, data: Dataset, say: Tell, progress: Progress) -> Result:
-    """Publish, move, consume, and compare with the data frame.
-
-    Raises:
-        ConfigurationError: the super stream is there already; nothing was published.
-    """
+    """Publish, move, consume, and compare with the data frame."""
     super_stream = servers.stream(SUPER_STREAM)
     _declare(servers, super_stream)
     began = time.perf_counter()
@@ -161,14 +157,7 @@ def _expected(messages: Sequence[Outgoing]) -> dict[str, list[str]]:
 
 
 class Publishing:
-    """Publishes flights from several threads; a plane's all from the same. Leaving waits for the last.
-
-    Args:
-        servers: Where to.
-        super_stream: The super stream.
-        messages: What to publish, in order.
-        progress: Told how many more are published.
-    """
+    """Publishes flights from several threads; a plane's all from the same. Leaving waits for the last."""
 
     def __init__(self, servers: Servers, super_stream: str, messages: list[Outgoing], progress: Progress) -> None:
         self.messages = messages

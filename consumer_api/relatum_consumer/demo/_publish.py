@@ -47,10 +47,6 @@ def publish_and_record(servers: Servers, engine: sa.Engine, data: Dataset, progr
 
     Returns:
         Seconds until all was published, and seconds from then until all was recorded.
-
-    Raises:
-        ConfigurationError: one of the streams is there already; nothing was published.
-        NotRecordedInTime: the recorder did not come to the end.
     """
     connection = pika.BlockingConnection(pika.URLParameters(servers.broker))
     try:

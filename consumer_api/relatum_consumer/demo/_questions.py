@@ -24,17 +24,7 @@ Found = str | None
 
 @dataclass(frozen=True)
 class Question:
-    """One question about a flight.
-
-    Attributes:
-        words: What is asked, for people.
-        how: By which kind of key.
-        stream: Where the answer lies.
-        ask: Asks Relatum.
-        matches: Whether a message of the stream can be the answer; the scan's filter.
-        is_latest: Whether the answer is the last of the messages that match, by time and then by offset.
-        rows: The rows of the stream's data frame that match, in order of publishing.
-    """
+    """One question about a flight."""
 
     words: str
     how: str

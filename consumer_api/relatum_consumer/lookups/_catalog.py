@@ -78,10 +78,6 @@ class Catalog:
 
     A stale snapshot cannot make an answer wrong, only a second old: key ids are never used again, every message is
     checked against the definition that was used, and the streams are looked up in the statements themselves.
-
-    Args:
-        vhost: The virtual host whose streams are meant.
-        patience_s: Seconds a look-up waits while the broker cannot say whether a stream is the one that was recorded.
     """
 
     def __init__(self, vhost: str, patience_s: float = 10.0) -> None:
@@ -112,11 +108,7 @@ class Catalog:
         return snapshot
 
     def definition(self, key: str) -> Steps[KeyDefinition]:
-        """A key's definition.
-
-        Raises:
-            KeyNotDefined: no key of that name is in force.
-        """
+        """A key's definition."""
         if not isinstance(key, str):
             raise InvalidInput(f"a key is asked for by its name, not by {type(key).__name__}")
         snapshot = yield from self._current()
@@ -129,11 +121,7 @@ class Catalog:
             raise KeyNotDefined(f"no key {key!r} is defined{meant}; see `relatum keys list`", key=key) from None
 
     def values_of(self, message: Message, keys: Sequence[str] | None) -> Steps[Values]:
-        """The message's own values of the keys, or of every key defined where None; and the keys it has no value of.
-
-        Raises:
-            KeyNotDefined: no key of that name is in force, or none at all.
-        """
+        """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
         if keys is None:
             snapshot = yield from self._current()
             if not snapshot.definitions:
@@ -152,12 +140,7 @@ class Catalog:
         )
 
     def value_sought(self, key: str, value: Any) -> Steps[Wanted]:
-        """A value someone asks for.
-
-        Raises:
-            KeyNotDefined: no key of that name is in force.
-            InvalidRelationshipKey: no message can carry that value.
-        """
+        """A value someone asks for."""
         definition = yield from self.definition(key)
         try:
             return Wanted(definition, definition.canonical_query(value))
@@ -166,11 +149,7 @@ class Catalog:
             raise InvalidRelationshipKey(message, key=key, reason=error.reason.value) from error
 
     def check_names(self, names: Sequence[str] | None) -> Steps[None]:
-        """See that each name is a stream or super stream, recorded or not.
-
-        Raises:
-            StreamNotFound: neither the database nor the broker knows one.
-        """
+        """See that each name is a stream or super stream, recorded or not."""
         if names is None:
             return
         snapshot = yield from self._current()
@@ -211,14 +190,7 @@ class Catalog:
         return tuple(sorted({stream for name in names for stream in by_name.get(name, (name,))}))
 
     def nothing_recorded(self, gone: Sequence[str] = ()) -> Steps[NoReturn]:
-        """Say that no stream is there of which anything could be known, once the broker was reached.
-
-        Args:
-            gone: Streams that were recorded and that the broker has no more.
-
-        Raises:
-            NothingRecorded: always, unless the broker cannot be reached or refuses this user the virtual host.
-        """
+        """Say that no stream is there of which anything could be known, once the broker was reached."""
         yield from Reach()
         others = yield from Select(statements.other_vhosts(), {"vhost": self.vhost})
         if gone:

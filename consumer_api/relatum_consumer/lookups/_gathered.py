@@ -14,14 +14,7 @@ _SPARE: Final = 64
 
 
 class Gathered:
-    """Takes messages as they are read, whichever streams they come from.
-
-    Args:
-        is_meant: Whether a message is sought.
-        advice: What to do where there are too many, for the error.
-        first: The first of messages in the order of the answer, as many as are asked for; None where all are.
-        limit: How many are asked for; None for all.
-    """
+    """Takes messages as they are read, whichever streams they come from."""
 
     def __init__(
         self,
@@ -44,21 +37,13 @@ class Gathered:
         return list(self._messages.values())
 
     def consider(self, message: Message) -> bool:
-        """Take a message if it is meant. False: nobody else need keep it.
-
-        Raises:
-            InvalidInput: there are too many, though all were asked for.
-        """
+        """Take a message if it is meant. False: nobody else need keep it."""
         if self._is_meant(message):
             self.take(message)
         return False
 
     def take(self, message: Message) -> None:
-        """Take a message that is meant; the same one again changes nothing.
-
-        Raises:
-            InvalidInput: as for `consider`.
-        """
+        """Take a message that is meant; the same one again changes nothing."""
         if message.id in self._messages:
             return
         self._messages[message.id] = message
@@ -70,11 +55,7 @@ class Gathered:
         self.check(0)
 
     def check(self, more: int) -> None:
-        """See that so many messages more are not too many.
-
-        Raises:
-            InvalidInput: as for `consider`.
-        """
+        """See that so many messages more are not too many."""
         check_count(len(self._messages) + more, self._advice)
         if self._bytes > limits.ANSWER_BYTES_MAX:
             raise InvalidInput(f"messages of more than {limits.ANSWER_BYTES_MAX >> 20} MiB: {self._advice}")

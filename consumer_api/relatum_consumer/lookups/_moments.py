@@ -93,11 +93,7 @@ class Search:
     by: Wanted | None = None
 
     def targets(self) -> Steps[list[PresentStream]]:
-        """The recorded streams meant.
-
-        Raises:
-            TimeNotRecorded: times are switched off for one of them.
-        """
+        """The recorded streams meant."""
         streams = yield from self.catalog.streams([self.name])
         for stream in streams:
             if not stream.record_time:
@@ -308,19 +304,7 @@ def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
 def _read(
     run: Sequence[Block], stream: PresentStream, lost: Lost, consider: Callable[[Message], object]
 ) -> Steps[None]:
-    """Read the messages between the offsets of blocks, and see that they agree with each; the rest of what expired.
-
-    Args:
-        run: The blocks.
-        stream: Their stream.
-        lost: Takes in what has expired.
-        consider: Called with each message as it is read: a run of large ones is never held as a whole.
-
-    Raises:
-        StreamReplaced: a block's earliest or latest time is not among them.
-        StreamUnavailable: a part of them did not come, from a node that is behind or starting.
-        TimeNotRecorded: they are read over AMQP, which does not show the times that were recorded.
-    """
+    """Read the messages between the offsets of blocks, and see that they agree with each; the rest of what expired."""
     start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
     floor = lost.floors.get(stream.name, 0)
     if stop <= floor:

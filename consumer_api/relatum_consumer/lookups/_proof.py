@@ -59,11 +59,7 @@ class Evidence:
     unproven: set[str] = field(default_factory=set)
 
     def scan(self, consider: Callable[[Message], object]) -> Steps[None]:
-        """Read what is not recorded. What cannot be unpacked makes its stream unproven.
-
-        Args:
-            consider: Called with each message as it is read; raises where that is enough. It keeps what it wants.
-        """
+        """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
 
         def look(message: Message) -> bool:
             if isinstance(message.raw, UnreadableRecord):
@@ -85,14 +81,7 @@ class Evidence:
         return tuple(name for name in names if name not in recorded)
 
     def status(self, *, is_found: bool, was_read: bool, has_expired: bool, is_whole: bool) -> Status:
-        """What an answer may say; the rule is told where this module begins.
-
-        Args:
-            is_found: Whether there is a message.
-            was_read: Whether what is not recorded was read.
-            has_expired: Whether retention has taken one that was meant.
-            is_whole: Whether everything that the index names could be read, or surely expired.
-        """
+        """What an answer may say; the rule is told where this module begins."""
         is_proven = is_whole and not (was_read and (self.unproven or self.left_out))
         if is_found:
             return Status.FOUND if is_proven else Status.UNPROVEN
@@ -108,11 +97,7 @@ def uncovered(
 ) -> Steps[list[Uncovered]]:
     """The uncovered ranges of `evidence`. That there is none is no proof: it takes all of the evidence.
 
-    Args:
-        catalog: Of the database.
-        names: As for `evidence`.
-        key_ids: As for `evidence`.
-        is_proof: False counts what was recorded over AMQP 0.9.1, too: its rows are right, but some may lack.
+    Without `is_proof`, what was recorded over AMQP 0.9.1 counts, too: its rows are right, but some may lack.
     """
     return (yield from evidence(catalog, names, key_ids, is_proof=is_proof)).uncovered
 
@@ -185,13 +170,6 @@ def all_ends(streams: Sequence[str], *, is_named: bool) -> Steps[dict[str, Strea
 
     One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So all
     are asked for together first, where nobody named them and many may have been recorded once and deleted.
-
-    Args:
-        streams: Their names.
-        is_named: As for `ends_of`.
-
-    Raises:
-        StreamNotFound, NotAStream, AccessRefused, Transient: as for `ends_of`.
     """
     gone: set[str] = set() if is_named or not streams else set((yield from Missing(streams)))
     found: dict[str, StreamBounds | LeftOut | None] = {}
@@ -214,14 +192,7 @@ def gaps(
     key_ids: Iterable[int],
     recorded_as: Callable[[Iterable[CoverageRow], int], list[Range]] = proven,
 ) -> list[Range]:
-    """The retained offsets that are not recorded for every one of the keys.
-
-    Args:
-        bounds: The first and the last offset retained.
-        rows: What is recorded of the stream.
-        key_ids: The keys.
-        recorded_as: `proven`, or `covered` to count what was recorded over AMQP 0.9.1 as well.
-    """
+    """The retained offsets that are not recorded for every one of the keys."""
     first, last = bounds
     if first is None or last is None:
         return []
@@ -252,12 +223,7 @@ def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, lis
 
 
 def _check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> Steps[None]:
-    """See that the stream is the one that was recorded, by what lies at the last recorded offset.
-
-    Raises:
-        StreamReplaced: something else lies there, or the leader's end lies before it.
-        StreamUnavailable: nobody could say within the catalog's patience.
-    """
+    """See that the stream is the one that was recorded, by what lies at the last recorded offset."""
     position = last_position(rows)
     if position is None:
         return

@@ -131,13 +131,7 @@ def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> S
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Steps[Answer]:
-    """The answer for a message that has no value to be shared: no message of any stream can share it.
-
-    Args:
-        catalog: Of the database.
-        names: Streams and super streams that are there; None for all that are recorded.
-        lacking: The keys asked by, and why the message has none of them.
-    """
+    """The answer for a message that has no value to be shared: no message of any stream can share it."""
     streams: set[str] = set((yield from catalog.recorded(names)))
     for name in names or ():
         if not (yield from catalog.recorded([name])):
@@ -185,21 +179,7 @@ def concluded(
     was_read: bool,
     has_expired: bool | None = None,
 ) -> Steps[Answer]:
-    """The answer that evidence and what was found after it amount to.
-
-    Args:
-        catalog: Of the database.
-        known: From before the index was asked.
-        hits: What was found.
-        expired: Where retention took some.
-        unread: Where some could not be read.
-        was_read: Whether what is not recorded was read.
-        has_expired: Whether retention has taken some; None where `expired` says so.
-
-    Raises:
-        NothingRecorded: there is no stream to say anything of.
-        AccessRefused: there are some, and this user may read none of them.
-    """
+    """The answer that evidence and what was found after it amount to."""
     lost = bool(expired) if has_expired is None else has_expired
     if not known.streams and not (hits or lost):
         if known.left_out:
@@ -289,12 +269,7 @@ class Gone(NamedTuple):
 
 
 def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, Gone]]]:
-    """The rows' messages, each checked against its row; and the rows whose messages are gone.
-
-    Raises:
-        StreamReplaced: a message does not carry what its row says.
-        StreamNotFound, NotAStream, AccessRefused: a stream that was named was deleted, or this user may not read it.
-    """
+    """The rows' messages, each checked against its row; and the rows whose messages are gone."""
     if not rows:
         return (), {}
     hits: list[Hit] = []
@@ -314,11 +289,7 @@ def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit,
 def check(
     wanted: Sequence[Wanted], where: MessageId, time_us: int | None, key_ids: Iterable[int], message: Message
 ) -> Hit:
-    """The hit a message is, once it carries the keys and the time of its row.
-
-    Raises:
-        StreamReplaced: it does not.
-    """
+    """The hit a message is, once it carries the keys and the time of its row."""
     found = [each for each in wanted if each.is_of(message)]
     # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.
     if time_us is not None and message.time_us is not None and time_us != message.time_us:

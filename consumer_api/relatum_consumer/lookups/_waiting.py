@@ -75,11 +75,7 @@ def ended_at(until: float, steps: Steps[_Result]) -> Steps[_Result]:
 
 
 def asked_at_least(until: float, steps: Steps[_Result]) -> Steps[_Result]:
-    """What must be known before anything can be sought.
-
-    Raises:
-        Transient: it could not be asked in time: nothing can be said at all.
-    """
+    """What must be known before anything can be sought."""
     try:
         return (yield from ended_at(max(until + GRACE_S, time.monotonic() + COLD_S), steps))
     except OutOfTime as out:
@@ -87,14 +83,7 @@ def asked_at_least(until: float, steps: Steps[_Result]) -> Steps[_Result]:
 
 
 def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -> Steps[Answer]:
-    """Probe the index until it names a message or the time is over; then say what is known.
-
-    Args:
-        catalog: Of the database.
-        question: What is sought.
-        until: When the wait ends, as of `time.monotonic`.
-        timeout_s: How long it is in all.
-    """
+    """Probe the index until it names a message or the time is over; then say what is known."""
     waiting = _Waiting(catalog, question, until, timeout_s)
     try:
         answer = yield from ended_at(until + GRACE_S, waiting.run())
@@ -173,11 +162,7 @@ class _Waiting:
             self._catalog.proof_s = time.monotonic() - self._proof_began
 
     def out_of_time(self, out: OutOfTime) -> Answer:
-        """What is known, without asking for more.
-
-        Raises:
-            Transient: what ran out of time, where no stream is known of which something could be said.
-        """
+        """What is known, without asking for more."""
         known = self._known
         streams = self._catalog.known(self._question.names) if known is None else known.streams
         if not streams:

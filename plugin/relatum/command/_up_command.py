@@ -42,11 +42,7 @@ def up(
 
 
 def set_up(database_url: str) -> None:
-    """Make a database ready by what the installed packages registered, as its schema by the migrations.
-
-    Args:
-        database_url: A `postgresql://` URL of its owner.
-    """
+    """Make a database ready by what the installed packages registered, as its schema by the migrations."""
     for entry_point in entry_points(group=SETUP_GROUP):
         make_ready: Any = entry_point.load()
         make_ready(database_url)

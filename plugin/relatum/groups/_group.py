@@ -19,15 +19,7 @@ _CHOICES: Final = ("raise", "close")
 
 
 class GroupBase:
-    """What the groups of both clients share: the group's numbers, and how it ends.
-
-    Args:
-        routing_key: See `MessageGroup`.
-        on_incomplete: See `MessageGroup`.
-        group_id: See `MessageGroup`.
-        start: See `MessageGroup`.
-        exchange: The name of the exchange where messages go that name nothing else.
-    """
+    """What the groups of both clients share: the group's numbers, and how it ends."""
 
     def __init__(
         self, routing_key: str, on_incomplete: OnIncomplete, group_id: str | None, start: int, *, exchange: str = ""

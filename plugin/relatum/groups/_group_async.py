@@ -95,11 +95,7 @@ class AsyncMessageGroup(GroupBase):
         return result
 
     async def close(self) -> None:
-        """End the group, as leaving its block does.
-
-        Raises:
-            IncompleteGroup: messages of it are missing (fields `missing`, `last_sequence`).
-        """
+        """End the group, as leaving its block does."""
         if self._must_close():
             from aio_pika import Message
 

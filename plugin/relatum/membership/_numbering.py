@@ -27,9 +27,6 @@ class Numbering:
     Args:
         group_id: The group to go on with. None: a new one.
         start: The first number to give; those below it are taken for published.
-
-    Raises:
-        InvalidGroup: they cannot be an id and a number, or a new group would not begin at 1.
     """
 
     def __init__(self, group_id: str | None = None, start: int = 1) -> None:
@@ -44,12 +41,7 @@ class Numbering:
         self._has_ended = False
 
     def resume(self, position: GroupPosition) -> None:
-        """Go on where a group stands: with the numbers that are missing, then with those above the highest.
-
-        Raises:
-            InvalidGroup: it is another group, and this one has been begun; or it is no position.
-            GroupConflict: the group cannot be made whole by any further message.
-        """
+        """Go on where a group stands: with the numbers that are missing, then with those above the highest."""
         if not isinstance(position, GroupPosition):
             raise InvalidGroup(
                 f"position is what group_position gives, not {type(position).__name__}",
@@ -73,11 +65,7 @@ class Numbering:
         self._gaps = list(position.missing)  # sorted, so a heap
 
     def take(self, *, last: bool = False) -> Membership:
-        """The place of the next message: the lowest number that is free; for the last one, that above all others.
-
-        Raises:
-            InvalidGroup: the group has ended, or its numbers have.
-        """
+        """The place of the next message: the lowest number that is free; for the last one, that above all others."""
         if self._has_ended or (self.last_sequence is not None and (last or not self._gaps)):
             raise InvalidGroup(f"group {self.group_id} has ended; nothing was sent", reason=str(GroupFault.ENDED))
         if self._gaps and not last:

@@ -133,13 +133,7 @@ class DeadLetters:
 
 
 class Burial:
-    """Publishes dead letters; where that is repeated, none again that was confirmed.
-
-    Args:
-        dead_letters: Where to.
-        letters: The messages, and why each is dead.
-        headers: More headers to add to each.
-    """
+    """Publishes dead letters; where that is repeated, none again that was confirmed."""
 
     def __init__(
         self, dead_letters: DeadLetters, letters: Iterable[tuple[Message, str]], **headers: str | int | bool
@@ -171,12 +165,7 @@ class Burial:
 
 
 class _Letter:
-    """What a dead letter carries beside the body.
-
-    Args:
-        message: The message.
-        added: What says why it is dead.
-    """
+    """What a dead letter carries beside the body."""
 
     def __init__(self, message: Message, added: Mapping[str, Any]) -> None:
         place = {STREAM_HEADER: message.stream, OFFSET_HEADER: message.offset}
@@ -194,11 +183,7 @@ class _Letter:
         return new_properties({**self._headers, **self._added}, self._given)
 
     def reduce(self, bytes_max: int | None) -> None:
-        """Leave out what cannot be encoded, then the largest of the rest until a frame holds it.
-
-        Args:
-            bytes_max: Bytes that all may take; None where that was not the reason.
-        """
+        """Leave out what cannot be encoded, then the largest of the rest until a frame holds it."""
         sizes = {("", name): _size(given={name: value}) for name, value in self._given.items() if value is not None}
         sizes |= {("header ", name): _size(headers={name: value}) for name, value in self._headers.items()}
         left_out = [key for key, size in sizes.items() if size is None]

@@ -39,11 +39,7 @@ _VALUE_BYTES: Final = 9
 
 
 class HeaderLimits:
-    """The limits in force on one connection.
-
-    Args:
-        frame_bytes_max: The frame size the connection negotiated; 0 means no limit but our own.
-    """
+    """The limits in force on one connection."""
 
     def __init__(self, frame_bytes_max: int) -> None:
         self._frame_bytes_max = frame_bytes_max
@@ -55,11 +51,6 @@ class HeaderLimits:
 
     def check(self, headers: Mapping[str, Any], read_property: Callable[[Any, str], Any], properties: Any) -> None:
         """Return where the headers can be sent safely.
-
-        Args:
-            headers: As they will be sent, but for what the interceptor adds.
-            read_property: Gives a property of `properties` by the name pika has for it.
-            properties: The message's properties.
 
         Raises:
             HeadersRefused: they are too many, too deep or too large (field `reason`); nothing was sent.

@@ -68,13 +68,7 @@ class Options:
 
 
 class Interception:
-    """One intercepted connection.
-
-    Args:
-        options: What `intercept` was asked for.
-        connection: The client's connection.
-        client: Which client it is, for the metrics.
-    """
+    """One intercepted connection."""
 
     def __init__(self, options: Options, connection: Any, client: str) -> None:
         self.options = options
@@ -105,11 +99,7 @@ class Interception:
         metrics.report(self.counts, owner=self, client=client)
 
     def check_usable(self) -> None:
-        """Nothing, where it is one of this process.
-
-        Raises:
-            UsedAfterFork: the connection is the parent's.
-        """
+        """Nothing, where it is one of this process."""
 
     def address(self) -> BrokerAddress:
         """Where streams are read, and as whom: as the client's own connection, unless options say otherwise."""
@@ -131,9 +121,6 @@ class Interception:
 
     def await_agreement(self, *, may_wait: bool) -> None:
         """See whether the database defines the keys as the caller does, as far as is known.
-
-        Args:
-            may_wait: Whether to wait, for a second at most, until it was asked.
 
         Raises:
             KeyDefinitionConflict, InvalidKeyDefinition: it does not; not for a publisher that nothing is to stop.

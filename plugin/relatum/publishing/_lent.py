@@ -38,11 +38,7 @@ class _Lent:
 
 
 class LentReader:
-    """Opened when first asked for, kept until `close`. There is one at a time, however many look. Threads share it.
-
-    Args:
-        address: Where streams are read.
-    """
+    """Opened when first asked for, kept until `close`. There is one at a time, however many look. Threads share it."""
 
     def __init__(self, address: BrokerAddress) -> None:
         self._address = address
@@ -59,12 +55,7 @@ class LentReader:
 
     @contextmanager
     def lend(self) -> Iterator[StreamReader]:
-        """The reader, for a look. Its questions end with the call around them (`relatum.waiting._deadline.within`).
-
-        Raises:
-            BrokerUnavailable, AccessRefused, ConfigurationError: none can be opened.
-            ReadTimeout: another look still tries to open it.
-        """
+        """The reader, for a look. Its questions end with the call around them (`relatum.waiting._deadline.within`)."""
         self._close_unused()
         lent = self._take()
         try:

@@ -67,26 +67,17 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What is known of one message that was sent.
-
-    Attributes:
-        exchange: Where it was published to.
-        routing_key: With which routing key.
-        message_id: Its property of that name.
-        receipt: What the recorder writes its places down under; None where it was not asked to.
-        time_us: The time header it was sent with; None where it has none.
-        body: Its body.
-        sent_at: When, UTC, by the clock of this machine: a moment before it was handed to the client.
-        monotonic_s: The same moment on `time.monotonic()`'s scale.
-    """
+    """What is known of one message that was sent."""
 
     exchange: str
     routing_key: str
     message_id: str
     receipt: str | None
+    """What the recorder writes its places down under; None where it was not asked to."""
     time_us: int | None
     body: bytes
     sent_at: datetime
+    """By the clock of this machine, a moment before it was handed to the client; `monotonic_s` is the same moment."""
     monotonic_s: float
 
     @classmethod
@@ -100,16 +91,9 @@ class Sent:
         *,
         monotonic_s: float | None = None,
     ) -> "Sent":
-        """The facts of a message.
+        """The facts of a message that was handed to the client at `monotonic_s`, or is about to be (None).
 
-        Args:
-            exchange: Where it is published to.
-            routing_key: With which routing key.
-            message_id: Its property of that name.
-            headers: Its headers.
-            body: Its body.
-            monotonic_s: `time.monotonic()` before it was handed to the client; None: it is about to be. A lost
-                connection may be noticed minutes later, so who learns of it then must have looked before.
+        A lost connection may be noticed minutes later, so who learns of it then must have looked before.
         """
         now = time.monotonic()
         before_s = now if monotonic_s is None else monotonic_s
@@ -132,15 +116,7 @@ class Sent:
 
 
 class Locator:
-    """Finds the messages of one connection.
-
-    Args:
-        address: Where streams are read.
-        database: Where receipts are; None: only streams can be searched.
-        recorder: The recorder in this process, which tells of receipts at once; None: the table is asked.
-        streams: Streams that messages may be in, as the caller said.
-        receipt_s: Counts the seconds from sending to the receipt; None: nobody asks.
-    """
+    """Finds the messages of one connection."""
 
     def __init__(
         self,
@@ -207,11 +183,7 @@ class Locator:
         return Whereabouts(frozenset([name] if names is None else names), is_exact=True)
 
     def destinations(self, sent: Sent, timeout_s: float) -> Whereabouts:
-        """The queues or streams a message must be in if it arrived, as far as that can be found out without harm.
-
-        Raises:
-            Transient: the broker does not answer.
-        """
+        """The queues or streams a message must be in if it arrived, as far as that can be found out without harm."""
         exchange, name = sent.exchange, sent.routing_key
         if exchange == "":
             # Not asked for: a broker that starts says of streams, too, that they are none.
@@ -222,11 +194,7 @@ class Locator:
         return Whereabouts(bound | self._told, is_exact=False)
 
     def _bound(self, exchange: str, timeout_s: float) -> frozenset[str]:
-        """The streams bound to an exchange.
-
-        Raises:
-            Transient: the broker does not answer.
-        """
+        """The streams bound to an exchange."""
         if exchange.startswith(BROKERS_OWN):
             return frozenset()
         now = time.monotonic()
@@ -270,9 +238,6 @@ class Locator:
         """Which of these streams are still to be recorded up to their ends.
 
         Streams that nobody has ever recorded count only where a recorder of this process is about to.
-
-        Raises:
-            DatabaseUnavailable: the database does not answer.
         """
         query = (
             sa.select(streams.c.name, sa.func.max(coverage.c.to_offset))
@@ -287,12 +252,7 @@ class Locator:
         return frozenset(stream for stream, end in ends.items() if recorded.get(stream, nobodys) <= end)
 
     def recorded(self, sent: Sent) -> frozenset[MessageId]:
-        """The message's places in the table so far.
-
-        Raises:
-            ConfigurationError: there is no database to ask.
-            DatabaseUnavailable: it does not answer.
-        """
+        """The message's places in the table so far."""
         query = (
             sa.select(streams.c.name, receipts.c.stream_offset)
             .join_from(receipts, streams, receipts.c.stream_id == streams.c.stream_id)
@@ -302,11 +262,7 @@ class Locator:
             return frozenset(MessageId(name, offset) for name, offset in connection.execute(query))
 
     def outcomes(self) -> Outcomes:
-        """Where to ask what became of messages.
-
-        Raises:
-            ConfigurationError: there is no database to ask.
-        """
+        """Where to ask what became of messages."""
         return Outcomes(self._database_engine())
 
     def async_outcomes(self) -> AsyncOutcomes:

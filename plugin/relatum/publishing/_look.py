@@ -71,11 +71,7 @@ class Look:
         return where.streams - {place.stream for place in found}
 
     def at_end(self, found: frozenset[MessageId], timeout_s: float) -> tuple[MessageId, ...]:
-        """What to give when time is over.
-
-        Raises:
-            NotRecordedInTime: nothing is recorded, or not in each of the streams that are exactly known.
-        """
+        """What to give when time is over."""
         where = self._where
         assert where is not None
         if found and not where.is_exact:

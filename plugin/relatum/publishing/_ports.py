@@ -26,11 +26,7 @@ class Recorder(KeyKeeper, Protocol):
         """Record the streams this exchange and routing key lead to, from now on. Cheap where already known."""
 
     def subscribe(self, receipt: str, listener: Callable[[MessageId], None]) -> Callable[[], None]:
-        """Call `listener` (in the recorder's thread) for each place recorded for that receipt.
-
-        Returns:
-            What ends the subscription.
-        """
+        """Call `listener` (in the recorder's thread) for each place recorded for that receipt."""
 
     def close(self) -> None:
         """Finish the batch at hand and stop."""

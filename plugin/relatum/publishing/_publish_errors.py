@@ -15,14 +15,7 @@ _classes: dict[tuple[type[PublishError], type[Exception]], type[PublishError]] =
 
 
 def outcome(ours: type[_Outcome], theirs: Exception, **fields: Any) -> _Outcome:
-    """The client's exception as one of ours too; raise it `from` the client's.
-
-    Args:
-        ours: What the publish ended as: `PublishNacked`, `PublishUnroutable`, `PublishRejected` or
-            `PublishOutcomeUnknown`.
-        theirs: The exception pika or aio-pika raised. It is not changed.
-        fields: Further attributes (`in_stream`, `settle`).
-    """
+    """The client's exception as one of ours too; raise it `from` the client's."""
     if isinstance(theirs, ours):
         theirs.__dict__.update(fields)
         return theirs

@@ -36,12 +36,7 @@ def refuses_message(text: str) -> bool:
 
 
 def refuses_publish(text: str, exchange: str) -> bool:
-    """Whether a close's text is about a publish to an exchange, on a channel that may have other things under way.
-
-    Args:
-        text: The reply text.
-        exchange: The exchange's name; "" for the default one.
-    """
+    """Whether a close's text is about a publish to an exchange, on a channel that may have other things under way."""
     named = f"'{exchange or 'amq.default'}'" in text
     missing = named and "NOT_FOUND - no exchange" in text
     return refuses_message(text) or missing or (named and _OF_PUBLISHING.search(text) is not None)

@@ -45,11 +45,9 @@ _HEARTBEATS_UNTIL_GIVEN_UP: Final = 3
 
 
 def final_at(heartbeat_s: int, *, announced: bool) -> float | None:
-    """From when on nothing sent by a lost connection can arrive any more, on `time.monotonic()`'s scale.
+    """From when on nothing sent by a lost connection can arrive any more, on `time.monotonic()`'s scale; None: never.
 
-    Args:
-        heartbeat_s: The heartbeat the connection negotiated; 0: none, then it is never known.
-        announced: The broker itself closed the channel or the connection: it takes nothing more from it.
+    Once the broker itself has closed channel or connection (`announced`), it takes nothing more from it.
     """
     if announced:
         return time.monotonic() + 1
@@ -113,14 +111,7 @@ class Unsettled:
 
 
 class _Looks:
-    """The looks of one call of `settle`, and what they come to. It waits for nothing but the broker.
-
-    Args:
-        unsettled: The message.
-        timeout_s: As of `settle`.
-        streams: As of `settle`.
-        again: What settles it again, for who is told that it is still unknown.
-    """
+    """The looks of one call of `settle`, and what they come to. It waits for nothing but the broker."""
 
     def __init__(
         self, unsettled: Unsettled, timeout_s: float | None, streams: tuple[str, ...], *, again: Callable[..., Any]
@@ -220,12 +211,7 @@ class _OutOfTime(ReadTimeout):
 
 
 class _Search:
-    """One stream's part of settling: reads on from where it last ended.
-
-    Attributes:
-        place: Where the message lies; None while it was not found.
-        doubt: Why not finding it proves nothing, in words; empty where it does.
-    """
+    """One stream's part of settling: reads on from where it last ended."""
 
     def __init__(self, sent: Sent, stream: str) -> None:
         self._sent = sent
@@ -242,11 +228,7 @@ class _Search:
         return self.place is not None or self._is_absent
 
     def go_on(self, reader: StreamReader, deadline: float) -> None:
-        """Read to the stream's present end, or to the message.
-
-        Raises:
-            Transient, NotFound: the stream cannot be read now.
-        """
+        """Read to the stream's present end, or to the message."""
         self._is_absent = False
         if self.place is not None:
             return

@@ -115,13 +115,8 @@ class Stamper:
     ) -> Stamp:
         """What to send for a message with these headers, properties and body.
 
-        Args:
-            headers: The caller's headers.
-            message_id: The caller's property of that name.
-            timestamp: The caller's property of that name.
-            properties: The client's object that has all properties. Only read where a key or a limit needs it.
-            body: Only looked at by keys that come from it.
-            receipt: Value of the header that asks the recorder for a receipt; None: it is not asked.
+        `properties` is the client's object, only read where a key or a limit needs it; `receipt` the value of the
+        header that asks the recorder for one, None: it is not asked.
 
         Raises:
             InvalidRelationshipKey: a key's value or the message's time cannot be recorded.
@@ -245,9 +240,6 @@ def _check_survives(definition: KeyDefinition, headers: Mapping[str, Any]) -> No
 
     An AMQP timestamp counts seconds. What else changes on the way is no key's value (floating point), or the same in
     its canonical form (bytes, and integers of any size).
-
-    Raises:
-        InvalidValue: a `datetime` has a fraction of a second.
     """
     for component in definition.components:
         value = headers.get(component.name) if component.kind == "header" else None

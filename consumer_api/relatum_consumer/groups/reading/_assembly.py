@@ -151,14 +151,7 @@ class Assembled:
 def assemble(
     group_id: str, members: Iterable[Row], order: GroupOrder = "logical", floors: Mapping[str, int] | None = None
 ) -> Assembled:
-    """A group out of its rows, which come in any order, each once.
-
-    Args:
-        group_id: The group.
-        members: All its rows.
-        order: "logical" puts members in the order of their numbers, "physical" in that of their arrival.
-        floors: The first retained offset by stream: rows before it have expired.
-    """
+    """A group out of its rows, which come in any order, each once."""
     arrived = in_arrival(members)
     expired: list[Row] = []
     if floors:

@@ -22,14 +22,7 @@ FINAL = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of groups that are not sound.
-
-    Attributes:
-        order: The order inside a group.
-        on_duplicate: "first" gives the message that arrived first, "raise" raises.
-        on_conflict: "raise" raises, anything else passes the group over.
-        is_named: Whether the streams were named: then one that was deleted is an error.
-    """
+    """What becomes of groups that are not sound."""
 
     order: GroupOrder = "logical"
     on_duplicate: OnDuplicate = "first"
@@ -37,11 +30,7 @@ class Policy:
     is_named: bool = True
 
     def passes(self, group: Assembled) -> bool:
-        """Whether a group is to be given.
-
-        Raises:
-            GroupConflict: it cannot be, and must not be passed over.
-        """
+        """Whether a group is to be given."""
         if not group.was_complete:
             return False
         anomaly = next((each for each in FINAL if each in group.anomalies), None)
@@ -64,16 +53,7 @@ def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
 
 
 def deliver(groups: Sequence[Assembled], policy: Policy) -> "GivingSteps[Group, Reading]":
-    """Give those of the groups that are whole and sound, one after the other, reading them all in one pass.
-
-    Returns:
-        The reading, which knows how much it was.
-
-    Raises:
-        GroupConflict: at the turn of a group that is not sound, as the policy says.
-        StreamReplaced: a message does not carry what its row says.
-        StreamNotFound: a stream that was named was deleted.
-    """
+    """Give those of the groups that are whole and sound, one after the other, reading them all in one pass."""
     reading = Reading([row for group in groups if _is_readable(group) for row in group.rows + group.duplicate_rows])
     for group in groups:
         if not _is_readable(group):
@@ -211,12 +191,7 @@ class Reading:
 def read_members(
     reading: Reading, members: Collection[Member], *, is_named: bool
 ) -> GroupSteps[tuple[list[Message], dict[str, int]]]:
-    """The next members of a reading, each checked; and the first retained offsets of streams that dropped some.
-
-    Raises:
-        StreamReplaced: a message does not carry what its row says.
-        StreamNotFound: a stream that was named was deleted.
-    """
+    """The next members of a reading, each checked; and the first retained offsets of streams that dropped some."""
     messages: list[Message] = []
     floors: dict[str, int] = {}
     for member, found in zip(members, (yield from reading.take(len(members))), strict=True):
@@ -229,11 +204,7 @@ def read_members(
 
 
 def floor_of(stream: str, bounds: StreamBounds) -> int:
-    """The first offset that a stream retains; of one without any message, that is behind all that it ever had.
-
-    Raises:
-        StreamUnavailable: it shows no message, and nobody can say whether it has any: a node is behind, or starts.
-    """
+    """The first offset that a stream retains; of one without any message, that is behind all that it ever had."""
     if bounds.first is not None:
         return bounds.first
     if bounds.is_proven:
@@ -245,11 +216,7 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
 
 
 def checked(member: Member, message: Message) -> Message:
-    """The message, once it is what its row says.
-
-    Raises:
-        StreamReplaced: it is not.
-    """
+    """The message, once it is what its row says."""
     if (membership(message.headers) or UNGROUPED) != member[:3]:
         raise replaced(*member.id)
     # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.

@@ -50,15 +50,7 @@ _IDS_AT_ONCE = 1_000
 def standing(
     catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder = "logical", complete: bool
 ) -> GroupSteps[Assembled]:
-    """A group as it is now.
-
-    Args:
-        catalog: Of the database.
-        group_id: The group.
-        names: Streams and super streams; None for all that are recorded.
-        order: The order of its members.
-        complete: Also read what is retained and not recorded yet.
-    """
+    """A group as it is now."""
     key_id = yield from group_key(catalog)
     yield from catalog.check_names(names)
     known = (yield from evidence(catalog, names, [key_id])) if complete else None

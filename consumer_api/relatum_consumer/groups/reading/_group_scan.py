@@ -31,12 +31,6 @@ class Scan:
     """The messages of streams at which groups may stand, in the order of arrival.
 
     In logical order those are the messages of number 1, in physical order all messages of groups.
-
-    Args:
-        view: The streams; where it moves their ends on, the scan goes on.
-        order: The order of groups.
-        start: The offset to begin at, in each stream; None for the first.
-        ungrouped: Give messages that are in no group, too. For that the streams themselves are read.
     """
 
     def __init__(self, view: View, order: GroupOrder, start: int | None, *, ungrouped: bool) -> None:

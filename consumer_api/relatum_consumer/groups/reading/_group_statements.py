@@ -29,11 +29,7 @@ _BY_ITSELF: Final[Any] = sa.literal_column("0")
 
 @lru_cache
 def rows_between(*, firsts_only: bool) -> str:
-    """Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset.
-
-    Args:
-        firsts_only: Only the rows of sequence 1.
-    """
+    """Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset."""
     rows = relationships.c
     statement = sa.select(rows.value, rows.stream_offset, rows.time_us).where(
         rows.stream_id == _STREAM_ID,

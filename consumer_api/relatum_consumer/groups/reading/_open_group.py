@@ -22,13 +22,7 @@ from relatum_consumer.lookups import POLL_S_MAX, POLL_S_MIN, Catalog, Pause
 
 @dataclass(frozen=True, slots=True)
 class Unfolding:
-    """A group to be given as it comes.
-
-    Attributes:
-        group_id: Its id; None for a message that is in no group.
-        position: How far it was when it was found.
-        messages: Makes the steps that give its messages.
-    """
+    """A group to be given as it comes."""
 
     group_id: str | None
     position: GroupPosition | None
@@ -97,11 +91,7 @@ def unfold(catalog: Catalog, options: GroupOptions, group_id: str) -> GivingStep
 
 
 def _is_sound(group: Assembled, options: GroupOptions) -> GroupSteps[bool]:
-    """Whether to go on with a group.
-
-    Raises:
-        GroupConflict: it is not sound, and must not be passed over.
-    """
+    """Whether to go on with a group."""
     anomaly = next((each for each in FINAL if each in group.anomalies), None)
     if anomaly is not None:
         if options.on_conflict == "raise":

@@ -79,11 +79,7 @@ def _offset(member: Member) -> int:
 
 
 def group_key(catalog: Catalog) -> GroupSteps[int]:
-    """The number of the key by which groups are found.
-
-    Raises:
-        KeyNotDefined: it is not defined, or means something else.
-    """
+    """The number of the key by which groups are found."""
     try:
         definition = yield from catalog.definition(GROUP_KEY.name)
     except KeyNotDefined:
@@ -100,13 +96,7 @@ def group_key(catalog: Catalog) -> GroupSteps[int]:
 
 
 def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> GroupSteps[View]:
-    """The streams as they stand now.
-
-    Args:
-        catalog: Of the database.
-        names: Streams and super streams; None for all that are recorded.
-        complete: Also read which members lie in what is not recorded; else only what is recorded counts.
-    """
+    """The streams as they stand now."""
     key_id = yield from group_key(catalog)
     yield from catalog.check_names(names)
     bounds = yield from _bounds(catalog, names)

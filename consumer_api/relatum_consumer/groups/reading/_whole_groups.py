@@ -83,12 +83,6 @@ class Batches:
     """The groups of a scan in their order, so many at a time as are read in one pass.
 
     How large groups are shows only when their rows are there, so each batch is put together step by step.
-
-    Args:
-        view: The streams.
-        scan: Where groups may stand.
-        options: What is asked for.
-        messages_max: Messages of the first batch, about; what is learned of their size decides on the next ones.
     """
 
     def __init__(self, view: View, scan: Scan, options: GroupOptions, messages_max: int = BATCH_MESSAGES) -> None:
@@ -150,13 +144,7 @@ def _place(group: Assembled) -> Place:
 
 
 class Ends:
-    """How far the streams are recorded while they grow.
-
-    Args:
-        catalog: Of the database.
-        view: The streams; those that are recorded later join in.
-        names: The streams and super streams meant; None for all that are recorded.
-    """
+    """How far the streams are recorded while they grow."""
 
     def __init__(self, catalog: Catalog, view: View, names: tuple[str, ...] | None) -> None:
         self._catalog = catalog
@@ -165,11 +153,7 @@ class Ends:
         self._gone: set[int] = set()
 
     def beyond(self) -> GroupSteps[list[tuple[str, int]]]:
-        """The streams that are recorded further than the view goes, each with its new end.
-
-        Raises:
-            StreamReplaced: a stream is not the one that was read so far.
-        """
+        """The streams that are recorded further than the view goes, each with its new end."""
         view = self._view
         present = yield from self._catalog.streams(self._names)
         known = {name: stream_id for stream_id, name in view.stream_ids.items()}
@@ -202,11 +186,7 @@ def _end(rows: Iterable[CoverageRow], key_id: int) -> int:
 
 
 class Idle:
-    """Waits between two looks, longer each time, until nothing has come for the time given.
-
-    Args:
-        idle_s: Seconds; None waits for ever.
-    """
+    """Waits between two looks, longer each time, until nothing has come for the time given."""
 
     def __init__(self, idle_s: float | None) -> None:
         self._idle_s = idle_s
@@ -232,11 +212,6 @@ class Following:
     A message that arrives can complete a group that stands anywhere. So each new part of a stream is looked at for the
     groups it touches, and those are given that are complete with it and were not before. Nothing is remembered of the
     groups themselves.
-
-    Args:
-        catalog: Of the database.
-        view: The streams, with the ends up to which groups have been given.
-        options: As for reading what lies there already.
     """
 
     def __init__(self, catalog: Catalog, view: View, options: GroupOptions) -> None:

@@ -43,14 +43,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A group that is not given: the caller is told, or its messages become dead letters, or neither.
-
-    Attributes:
-        claim: What is to be ended afterwards.
-        reason: Why; None where the caller is to be told of an incomplete group.
-        report: The group.
-        messages: Its messages, where they are to become dead letters.
-    """
+    """A group that is not given: the caller is told, or its messages become dead letters, or neither."""
 
     claim: Claim
     reason: str | None

@@ -14,12 +14,7 @@ ACKNOWLEDGE_PAUSE_S: Final = 0.25
 
 
 class Claims:
-    """What one member has claimed and not ended. One thread or task claims; any may end.
-
-    Args:
-        holder: The member's name.
-        lease_s: Seconds a claim holds without renewal.
-    """
+    """What one member has claimed and not ended. One thread or task claims; any may end."""
 
     def __init__(self, holder: str, lease_s: float) -> None:
         self._holder = holder
@@ -74,12 +69,7 @@ class Claims:
         return bool(rows)
 
     def acknowledge(self, claim: Claim) -> GroupSteps[None]:
-        """The group is done. Asked again where the database does not answer, for as long as the lease may hold.
-
-        Raises:
-            ClaimLost: it is not this member's any more.
-            DatabaseUnavailable: PostgreSQL does not answer; safe to repeat.
-        """
+        """The group is done. Asked again where the database does not answer, for as long as the lease may hold."""
         deadline = time.monotonic() + self._lease_s
         while True:
             try:

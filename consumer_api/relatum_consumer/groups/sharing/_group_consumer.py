@@ -13,11 +13,7 @@ from relatum_consumer.lookups import Bounds, Catalog, Select, time_us_of
 
 
 def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[SharedConsumer]:
-    """The consumer that is asked for, as the first member made it.
-
-    Raises:
-        ConfigurationError: it reads other streams, or in another order.
-    """
+    """The consumer that is asked for, as the first member made it."""
     consumer = yield from by_name(catalog, options.consumer.name)
     if consumer is None:
         values = {"vhost": catalog.vhost, "name": options.consumer.name}
@@ -34,11 +30,7 @@ def find_consumer(catalog: Catalog, options: SharedOptions) -> GroupSteps[Shared
 
 
 def check_dead_letters(name: str | None) -> GroupSteps[None]:
-    """See that there is a stream, or a queue, for dead letters: at the start, not when there is the first.
-
-    Raises:
-        StreamNotFound: there is neither.
-    """
+    """See that there is a stream, or a queue, for dead letters: at the start, not when there is the first."""
     if name is None:
         return
     try:

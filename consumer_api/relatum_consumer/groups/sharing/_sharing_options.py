@@ -129,11 +129,7 @@ class SharedOptions:
 
 
 def shared_options(streams: Names, consumer: str | GroupConsumer, given: Mapping[str, Any]) -> SharedOptions:
-    """The options of `groups` for a consumer.
-
-    Raises:
-        InvalidInput: an option is wrong, or does not go with a consumer.
-    """
+    """The options of `groups` for a consumer."""
     options = dict(given)
     for argument, default in _OF_OTHERS.items():
         if options.pop(argument) != default:

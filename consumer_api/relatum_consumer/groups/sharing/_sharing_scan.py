@@ -29,15 +29,7 @@ GROUPS_AT_ONCE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class SharedConsumer:
-    """A consumer name as the database has it: what all its members go by.
-
-    Attributes:
-        consumer_id: Its number.
-        names: Streams and super streams, sorted; None for all that are recorded.
-        order: The order of groups and in groups.
-        start: Where the first member began.
-        start_stream_id: Which generation of a stream an offset to start at is of.
-    """
+    """A consumer name as the database has it: what all its members go by."""
 
     consumer_id: int
     names: tuple[str, ...] | None
@@ -86,12 +78,7 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
 
 
 class Scanner:
-    """Scans what is recorded and was not scanned by any member.
-
-    Args:
-        catalog: Of the database.
-        consumer: The consumer.
-    """
+    """Scans what is recorded and was not scanned by any member."""
 
     def __init__(self, catalog: Catalog, consumer: SharedConsumer) -> None:
         self._catalog = catalog

@@ -78,11 +78,7 @@ class GroupConsumerStatus:
 
 
 def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStatus]:
-    """What is known of a consumer.
-
-    Raises:
-        NotFound: nobody has read under that name.
-    """
+    """What is known of a consumer."""
     check_name("a consumer's name", name)
     consumer = yield from by_name(catalog, name)
     if consumer is None:

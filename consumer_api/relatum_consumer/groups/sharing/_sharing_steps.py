@@ -45,14 +45,7 @@ IDLE_CHECKS_S: Final = 1.0
 
 
 class SharedReading:
-    """One member of a consumer. One thread or task asks for groups; any may acknowledge.
-
-    Args:
-        catalog: Of the database.
-        options: What was asked for.
-        holder: The member's name.
-        outages: What is away.
-    """
+    """One member of a consumer. One thread or task asks for groups; any may acknowledge."""
 
     def __init__(self, catalog: Catalog, options: SharedOptions, holder: str, outages: Outages) -> None:
         self._catalog = catalog
@@ -73,12 +66,7 @@ class SharedReading:
     # --- the next group -----------------------------------------------------------------------------------
 
     def next(self) -> GroupSteps[Outcome | None]:
-        """What is to be given or given up next; None at the end.
-
-        Raises:
-            GroupConflict: a group is not sound and is not to be passed over; it was given back.
-            StreamNotFound: there is no stream, or no dead-letter stream, of a name that was given.
-        """
+        """What is to be given or given up next; None at the end."""
         follow, idle_s = self._options.follow, self._options.idle_timeout_s
         last, pause = time.monotonic(), POLL_S_MIN
         while not self.claims.is_closed:

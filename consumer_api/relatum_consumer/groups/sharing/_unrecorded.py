@@ -20,12 +20,7 @@ CHECKS_S_MAX: Final = 60.0
 
 
 class Unrecorded:
-    """Warns of messages that nobody records, once for each stream.
-
-    Args:
-        catalog: Of the database.
-        names: Streams and super streams; None for all that are recorded.
-    """
+    """Warns of messages that nobody records, once for each stream."""
 
     def __init__(self, catalog: Catalog, names: tuple[str, ...] | None) -> None:
         self._catalog = catalog
@@ -36,12 +31,7 @@ class Unrecorded:
         self._next_at = -math.inf
 
     def check(self, *, is_end: bool) -> GroupSteps[None]:
-        """Look at the streams, where it is time to.
-
-        Args:
-            is_end: The reading ends here: it is told at once. Otherwise only what is so at two checks, since a
-                recorder may be about to begin.
-        """
+        """Look at the streams, where it is time to."""
         now = time.monotonic()
         if now < self._next_at and not is_end:
             return

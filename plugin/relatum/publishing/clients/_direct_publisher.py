@@ -186,11 +186,7 @@ def new_properties(headers: Mapping[str, Any] | None, given: Mapping[str, Any]) 
 
 
 def encoded_bytes(properties: BasicProperties) -> int:
-    """The bytes a message's properties take, headers and all.
-
-    Raises:
-        InvalidInput: they cannot be encoded: a text over 255 bytes, a number out of range, a type AMQP has none for.
-    """
+    """The bytes a message's properties take, headers and all."""
     try:
         return sum(map(len, properties.encode()))
     except Exception as error:
@@ -200,11 +196,7 @@ def encoded_bytes(properties: BasicProperties) -> int:
 
 @contextmanager
 def _answered(connection: BlockingConnection, timeout_s: float) -> Iterator[None]:
-    """End a connection whose broker does not answer in time: pika itself waits for ever.
-
-    Raises:
-        ConnectionBlockedTimeout: the connection was ended.
-    """
+    """End a connection whose broker does not answer in time: pika itself waits for ever."""
     # As pika's own timer does for brokers that block publishers: only timers of the loop run while it waits.
     loop = connection._impl
     end = partial(loop._terminate_stream, ConnectionBlockedTimeout(f"no answer within {timeout_s:g} s"))

@@ -10,11 +10,7 @@ from relatum.publishing.clients import _pika as _pika
 
 
 def client_of(connection: Any) -> ModuleType:
-    """The module that knows this kind of connection: its `intercept`, `release`, `may_wait` and `NAME`.
-
-    Raises:
-        ConfigurationError: no client is known that has such a connection.
-    """
+    """The module that knows this kind of connection: its `intercept`, `release`, `may_wait` and `NAME`."""
     if isinstance(connection, (pika.BlockingConnection, pika.connection.Connection)):
         return _pika
     if any(kind.__module__.partition(".")[0] == "aio_pika" for kind in type(connection).__mro__):

@@ -50,14 +50,7 @@ class OwnProperties(BasicProperties):  # type: ignore[misc]
 
 
 class Publisher:
-    """Stands in for `basic_publish` on one channel.
-
-    Args:
-        channel: The channel.
-        wrapped: Its `basic_publish` until now: pika's own method, or what somebody else put there.
-        interception: The connection's.
-        connection: pika's implementation of it, which knows what was negotiated.
-    """
+    """Stands in for `basic_publish` on one channel."""
 
     def __init__(
         self, channel: Any, wrapped: Callable[..., Any], interception: Interception, connection: Connection

@@ -29,12 +29,7 @@ _CONFIRMS: Final = "_relatum_confirms"
 
 
 class Confirms:
-    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread.
-
-    Args:
-        channel: The channel.
-        publisher: What counts its delivery tags.
-    """
+    """The receipts of one callback channel that wait for an answer. Lives on the connection's thread."""
 
     def __init__(self, channel: Channel, publisher: CountingPublisher) -> None:
         self._publisher = publisher

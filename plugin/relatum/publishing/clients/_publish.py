@@ -103,11 +103,7 @@ def require_database(interception: Interception) -> None:
 
 
 def publisher_of(channel: Any) -> Publisher:
-    """What publishes on a channel of an intercepted pika connection.
-
-    Raises:
-        ConfigurationError: it is no such channel.
-    """
+    """What publishes on a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
             f"channel is a channel of an intercepted pika connection, not {type(channel).__name__}"

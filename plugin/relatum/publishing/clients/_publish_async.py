@@ -85,14 +85,7 @@ async def publish_async(
 
 
 def intercepted_exchange(target: Any) -> tuple[Any, Interception]:
-    """The exchange that is meant, and the interception of its connection.
-
-    Args:
-        target: An exchange, or a channel, which means its default exchange.
-
-    Raises:
-        ConfigurationError: its connection is not intercepted.
-    """
+    """The exchange that is meant, and the interception of its connection."""
     from relatum.publishing.clients import _aio_pika as _aio_pika
 
     exchange: Any = getattr(target, "default_exchange", None) or target
