@@ -18,7 +18,7 @@ from benchmarks._context import Context
 from benchmarks._results import Row
 from benchmarks._timing import median, milliseconds, percentile
 from relatum import AsyncContextRouter, SerialConsumer
-from relatum.contexts.serial import SerializationContexts, verify
+from relatum.contexts import SerializationContexts, verify
 from relatum.superstreams import declare_super_stream, delete_super_stream
 
 GROUP: Final = "moving"

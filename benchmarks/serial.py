@@ -9,8 +9,8 @@ from benchmarks._bare import BareStreamClient
 from benchmarks._context import Context
 from benchmarks._results import Row, attempted
 from benchmarks._timing import in_turns, median
+from relatum.contexts import SerialConsumer
 from relatum.contexts.placement._entries import Placed
-from relatum.contexts.serial import SerialConsumer
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream

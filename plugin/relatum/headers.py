@@ -34,7 +34,7 @@ PREDECESSOR_HEADER: Final = "affinity_predecessor"
 """The message whose affinity set this one joins: a `message_id`, or where it lies, as "stream:offset"."""
 
 PLACED_HEADER: Final = "relatum_placed"
-"""Under which placement a message was published, and its number there; see `relatum.contexts.serial.Placed`."""
+"""Under which placement a message was published, and its number there; see `relatum.contexts.placement`."""
 
 CONTROL_HEADER: Final = "relatum_control"
 """What a message of Relatum's own says: "fence", "marker" or "adoption". Consumers of a stream pass over such messages.

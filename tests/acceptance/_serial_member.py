@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum import AsyncSerialConsumer, SerialConsumer
-from relatum.contexts.serial import AsyncSerialBatch, SerialBatch
+from relatum.contexts import AsyncSerialBatch, SerialBatch
 from relatum.errors import Transient
 
 INSERT = sa.text("INSERT INTO consumed (context, name, stream, stream_offset) VALUES (:context, :name, :stream, :at)")

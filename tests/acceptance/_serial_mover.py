@@ -12,7 +12,7 @@ import threading
 from collections import defaultdict
 from typing import Any
 
-from relatum.contexts.serial import SerializationContexts
+from relatum.contexts import SerializationContexts
 from relatum.errors import Conflict, PublishRejected, Transient
 
 CONTEXTS_MAX = 5

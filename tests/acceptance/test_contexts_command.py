@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import relatum as package
-from relatum.contexts.serial import MoveProgress, SerialConsumer, SerializationContexts
+from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream, unique_name, wait_until

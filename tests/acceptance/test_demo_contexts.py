@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pika
 import pytest
 
-from relatum.contexts.serial import FindingKind
+from relatum.contexts import FindingKind
 from relatum.superstreams import delete_super_stream
 from relatum.terminal import ExitCode
 from relatum_consumer.demo._contexts import PARTITIONS, SUPER_STREAM

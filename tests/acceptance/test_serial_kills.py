@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 import relatum_migrations
-from relatum.contexts.serial import FindingKind, SerializationContexts, verify
+from relatum.contexts import FindingKind, SerializationContexts, verify
 from relatum.errors import Conflict
 from relatum.local import LocalServers
 from tests.acceptance._serial_gate import Gate

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
+from relatum.contexts import SerialConsumer
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._entries import Fence, Placed
 from relatum.contexts.placement._search import Strays
-from relatum.contexts.serial import SerialConsumer
 from relatum.errors import StreamUnavailable
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts.serial import AsyncSerialBatch, AsyncSerialConsumer
+from relatum.contexts import AsyncSerialBatch, AsyncSerialConsumer
 from relatum.store import serial_members, serial_positions
 from tests.support import wait_until
 from tests.support.leases import LEASE_S

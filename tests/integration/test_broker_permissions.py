@@ -8,7 +8,7 @@ import pytest
 from pika import BasicProperties
 
 import relatum
-from relatum.contexts.serial import SerializationContexts, verify
+from relatum.contexts import SerializationContexts, verify
 from relatum.errors import AccessRefused, PublishOutcomeUnknown
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import declare_super_stream

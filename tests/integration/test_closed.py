@@ -8,8 +8,7 @@ import pytest
 
 import relatum
 from relatum import AsyncOutcomes, MessageId, Outcomes
-from relatum.contexts.affinity import AffinitySets
-from relatum.contexts.serial import SerializationContexts
+from relatum.contexts import AffinitySets, SerializationContexts
 from relatum.errors import Transient, UsedAfterClose
 from relatum.reading import AsyncStreamReader, StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream

@@ -6,7 +6,7 @@ import pika
 import pytest
 
 import relatum
-from relatum.contexts.serial import SerialConsumer, SerializationContexts, history, verify
+from relatum.contexts import SerialConsumer, SerializationContexts, history, verify
 from relatum.errors import ConfigurationError, SuperStreamNotFound
 from relatum.reading import StreamReader
 from relatum.superstreams import Layout

@@ -9,7 +9,7 @@ import pika
 import psycopg
 import pytest
 
-from relatum.contexts.serial import (
+from relatum.contexts import (
     ContextRouter,
     MoveProgress,
     MoveState,

@@ -11,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
-from relatum.contexts.serial import SerialConsumer
+from relatum.contexts import SerialConsumer
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
 from relatum.store import make_engine

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import Outcomes
-from relatum.contexts.serial import SerializationContexts
+from relatum.contexts import SerializationContexts
 from relatum.errors import UsedAfterFork
 from relatum.local._identity import free_port
 from relatum.metrics._reporting import _registry

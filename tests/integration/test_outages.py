@@ -13,7 +13,7 @@ import pytest
 
 from relatum.client_logs import own_connection
 from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, Outcomes
-from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer
 from relatum.local import LocalServers
 from relatum.membership import GROUP_KEY
 from relatum.reading import BrokerAddress, Message

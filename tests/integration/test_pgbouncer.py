@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
-from relatum.contexts.serial import SerialConsumer
+from relatum.contexts import SerialConsumer
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store import make_engine, parse_database, translated_errors
 from relatum_consumer import AsyncRelations, Relations

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.contexts.placement import forget_placements
+from relatum.contexts import forget_placements
 from relatum.contexts.placement._model import PartitionRow, PartitionState, PlacementState
 from relatum.contexts.placement._placement_prune import forget_moves, forget_released
 from relatum.contexts.placement._placement_store import CHANGES_MAX, PlacementStore

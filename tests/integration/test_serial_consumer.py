@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts.serial import SerialBatch, SerialConsumer, forget_consumer
+from relatum.contexts import SerialBatch, SerialConsumer, forget_consumer
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.reading import StreamReader, position_of
 from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions

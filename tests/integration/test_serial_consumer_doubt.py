@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer
 from relatum.store import serial_holds
 from tests.support import LIMIT_S, wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written

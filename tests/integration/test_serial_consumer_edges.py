@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import ContextRouter, errors
+from relatum.contexts import SerialBatch, SerialConsumer, SerializationContexts
 from relatum.contexts.placement._entries import Marker
-from relatum.contexts.serial import SerialBatch, SerialConsumer, SerializationContexts
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from relatum.store import serial_holds
 from tests.support import broker_connection, wait_until

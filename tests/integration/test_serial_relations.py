@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 import relatum
 from relatum import ContextRouter
+from relatum.contexts import SerializationContexts, verify
 from relatum.contexts.placement._entries import Adoption, encode
-from relatum.contexts.serial import SerializationContexts, verify
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import Relations

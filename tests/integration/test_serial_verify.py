@@ -9,7 +9,7 @@ import pika
 import psycopg
 import pytest
 
-from relatum.contexts.serial import FindingKind, history, verify
+from relatum.contexts import FindingKind, history, verify
 from relatum.errors import InvalidInput, SuperStreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name, wait_until

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import relatum
 from relatum.collecting import AsyncMessageCollector, ExecutorOptions, MessageCollector
 from relatum.command import complete_app
-from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import AccessRefused, ConfigurationError, RelatumError, TlsRefused
 from relatum.reading import AsyncStreamReader, BrokerAddress, StreamReader
 from relatum.recording import Recorder

@@ -12,7 +12,7 @@ from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
-from relatum.contexts.serial import SerializationContexts, history, verify
+from relatum.contexts import SerializationContexts, history, verify
 from relatum.errors import ConfigurationError
 from relatum.local import LocalRabbitMQ
 from relatum.superstreams import declare_super_stream, describe_super_stream

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import AsyncMessageCollector, AsyncOutcomes, MessageCollector, Outcomes
-from relatum.contexts.serial import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer
 from relatum.errors import (
     BrokerUnavailable,
     IncompleteGroup,

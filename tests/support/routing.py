@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pika
 
-from relatum.contexts.serial import MoveProgress, SerialConsumer, SerializationContexts
+from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:

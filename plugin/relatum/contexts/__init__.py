@@ -1,43 +1,25 @@
 """Sets of messages placed over the partitions of a super stream: affinity sets, and contexts consumed in order.
 
-`affinity`, `placement` and `serial` are its parts; what other rooms may use of them is here, imported when it is used.
+`affinity`, `placement` and `serial` are its parts; what other rooms may use of them is here.
 """
 
-from typing import TYPE_CHECKING
-
-from relatum.faces import imported_later
-
-if TYPE_CHECKING:
-    from relatum.contexts.affinity import AffinityRouter, AffinitySet, AffinitySets, AsyncAffinityRouter
-    from relatum.contexts.placement import RouterStatistics, forget_placements
-    from relatum.contexts.serial import (
-        Assignment,
-        AsyncContextRouter,
-        AsyncSerialBatch,
-        AsyncSerialConsumer,
-        ContextMessage,
-        ContextRouter,
-        ContextsStatus,
-        Finding,
-        FindingKind,
-        HoldStatus,
-        Move,
-        MoveProgress,
-        MoveState,
-        PartitionStatus,
-        Pause,
-        Plan,
-        Progress,
-        SerialBatch,
-        SerialConsumer,
-        SerializationContexts,
-        SerialReport,
-        SerialStatus,
-        consumers,
-        forget_consumer,
-        history,
-        verify,
-    )
+from relatum.contexts.affinity._affinity_router import AffinityRouter, AsyncAffinityRouter
+from relatum.contexts.affinity._sets import AffinitySet, AffinitySets
+from relatum.contexts.placement._model import MoveState
+from relatum.contexts.placement._placement_prune import forget_placements
+from relatum.contexts.placement._router_statistics import RouterStatistics
+from relatum.contexts.serial._context_router import AsyncContextRouter, ContextRouter
+from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind, SerialReport
+from relatum.contexts.serial._order_verify import history, verify
+from relatum.contexts.serial.consuming._async_consumer import AsyncSerialConsumer
+from relatum.contexts.serial.consuming._consumer import SerialConsumer
+from relatum.contexts.serial.consuming._forgetting import forget_consumer
+from relatum.contexts.serial.consuming._partition_following import Pause
+from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
+from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
+from relatum.contexts.serial.consuming._serial_status import HoldStatus, PartitionStatus, SerialStatus, consumers
+from relatum.contexts.serial.moving._assignments import Assignment, ContextsStatus, Move, MoveProgress, Plan, Progress
+from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 
 __all__ = [
     "AffinityRouter",
@@ -65,6 +47,7 @@ __all__ = [
     "SerialBatch",
     "SerialConsumer",
     "SerialReport",
+    "SerialStatistics",
     "SerialStatus",
     "SerializationContexts",
     "consumers",
@@ -73,44 +56,3 @@ __all__ = [
     "history",
     "verify",
 ]
-
-__getattr__ = imported_later(
-    __name__,
-    {
-        **dict.fromkeys(
-            ("AffinityRouter", "AffinitySet", "AffinitySets", "AsyncAffinityRouter"), "relatum.contexts.affinity"
-        ),
-        **dict.fromkeys(("RouterStatistics", "forget_placements"), "relatum.contexts.placement"),
-        **dict.fromkeys(
-            (
-                "Assignment",
-                "AsyncContextRouter",
-                "AsyncSerialBatch",
-                "AsyncSerialConsumer",
-                "ContextMessage",
-                "ContextRouter",
-                "ContextsStatus",
-                "Finding",
-                "FindingKind",
-                "HoldStatus",
-                "Move",
-                "MoveProgress",
-                "MoveState",
-                "PartitionStatus",
-                "Pause",
-                "Plan",
-                "Progress",
-                "SerialBatch",
-                "SerialConsumer",
-                "SerialReport",
-                "SerialStatus",
-                "SerializationContexts",
-                "consumers",
-                "forget_consumer",
-                "history",
-                "verify",
-            ),
-            "relatum.contexts.serial",
-        ),
-    },
-)

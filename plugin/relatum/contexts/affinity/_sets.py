@@ -21,7 +21,8 @@ from relatum.contexts.affinity._set_upkeep import close_idle
 from relatum.contexts.placement._model import Placement, PlacementState
 from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_store import PlacementStore
-from relatum.contexts.serial import Move, Progress, SerializationContexts
+from relatum.contexts.serial.moving._assignments import Move, Progress
+from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import PlacementNotFound, SuperStreamConflict
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import AuthMechanism, BrokerAddress

@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from relatum.contexts.affinity import AffinitySet, AffinitySets
-from relatum.contexts.serial import MoveProgress
+from relatum.contexts import AffinitySet, AffinitySets, MoveProgress
 from relatum.errors import InvalidInput
 from relatum.terminal import (
     BrokerOption,

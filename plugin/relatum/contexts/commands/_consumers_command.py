@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from relatum.contexts.serial import HoldStatus, SerialStatus, forget_consumer
-from relatum.contexts.serial import consumers as read_consumers
+from relatum.contexts import HoldStatus, SerialStatus, forget_consumer
+from relatum.contexts import consumers as read_consumers
 from relatum.reading import BrokerAddress
 from relatum.superstreams import describe_super_stream
 from relatum.terminal import (

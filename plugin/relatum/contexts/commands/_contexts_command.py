@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from relatum.contexts import Assignment, SerializationContexts
 from relatum.contexts.commands import _moves_command as moving
 from relatum.contexts.commands._consumers_command import consumers, forget
 from relatum.contexts.commands._contexts_shown import move_document, print_moves, print_status, status_document
 from relatum.contexts.commands._order_verify_command import history, verify
-from relatum.contexts.serial import Assignment, SerializationContexts
 from relatum.terminal import (
     BrokerOption,
     DatabaseOption,

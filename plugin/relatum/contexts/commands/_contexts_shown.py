@@ -8,7 +8,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from relatum.contexts.serial import ContextsStatus, Move, MoveProgress
+from relatum.contexts import ContextsStatus, Move, MoveProgress
 from relatum.terminal import console, errors, print_json, table_of
 
 

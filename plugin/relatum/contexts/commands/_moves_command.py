@@ -9,8 +9,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from relatum.contexts import Plan, SerializationContexts
 from relatum.contexts.commands._contexts_shown import counted, print_ended, shown_progress
-from relatum.contexts.serial import Plan, SerializationContexts
 from relatum.errors import InvalidInput
 from relatum.terminal import (
     BrokerOption,

@@ -7,9 +7,9 @@ import typer
 from rich.progress import Progress, TextColumn
 from rich.text import Text
 
-from relatum.contexts.serial import ContextMessage, SerialReport
-from relatum.contexts.serial import history as read_history
-from relatum.contexts.serial import verify as run_verify
+from relatum.contexts import ContextMessage, SerialReport
+from relatum.contexts import history as read_history
+from relatum.contexts import verify as run_verify
 from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
