@@ -3,8 +3,8 @@
 import pytest
 
 from relatum.errors import ProtocolError
+from relatum.wire import AnotherProtocol, Login, StreamSession
 from relatum.wire import _peers as peers
-from relatum.wire._session import AnotherProtocol, Login, StreamSession
 
 GREETINGS = {
     b"AMQP\x00\x00\x09\x01": peers.AMQP,

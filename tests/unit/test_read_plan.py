@@ -14,9 +14,9 @@ from relatum.reading._message import Message
 from relatum.reading._operations import ATTACHES_MAX, StreamOperations
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan
 from relatum.reading._window import Window
+from relatum.wire import Login, StreamSession
 from relatum.wire import _frames as frames
 from relatum.wire._frames import FIRST, Code, Command
-from relatum.wire._session import Login, StreamSession
 
 ROUND_TRIP_S = 0.2e-3
 

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
 from relatum.reading import Message, RecordBatch
-from relatum.wire._amqp10 import Opaque
+from relatum.wire import Opaque
 from relatum_spark.source._columns import ColumnBuilder
 from relatum_spark.source._header_text import header_text
 from relatum_spark.source._rows import TimeWindow, record_batches

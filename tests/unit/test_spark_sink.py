@@ -28,8 +28,8 @@ from pyspark.sql.types import (
 from relatum.errors import Conflict, HeadersRefused, InvalidInput, InvalidRelationshipKey, ProtocolError
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
+from relatum.wire import Login, StreamSession
 from relatum.wire import _publishing as wire
-from relatum.wire._session import Login, StreamSession
 from relatum_spark.sink._encode import encode_content, is_new_layout
 from relatum_spark.sink._options import check_columns, parse_sink_options
 from relatum_spark.sink._outgoing import Outgoing, Shape, columns_of

@@ -11,7 +11,7 @@ from relatum.reading import _channels
 from relatum.reading._async_socket import AsyncSocketConnection
 from relatum.reading._channels import AsyncChannel, Channel
 from relatum.reading._socket import SocketConnection
-from relatum.wire._session import Login
+from relatum.wire import Login
 
 LOGIN = Login("guest", "guest", "/", heartbeat_s=0)
 MORE_THAN_FITS = b"\0" * (16 << 20)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from relatum.errors import UndecodableMessage
 from relatum.reading import Message
 from relatum.reading._message import type_and_id_of
+from relatum.wire import Opaque
 from relatum.wire import _amqp10 as amqp10
 
 SAMPLE = (
@@ -131,4 +132,4 @@ def test_beside_values_without_number_the_others_still_serve() -> None:
     headers = compound(0xD1, b"\xa1\x01a\xa1\x01b" + b"\xa1\x01n" + LISTS + b"\xa1\x01c\x54\x07", 6)
     message = Message.from_record("s", 0, b"\x00\x53\x74" + headers + b"\x00\x53\x75\xa0\x04body")
     assert (message.headers["a"], message.headers["c"], message.body) == ("b", 7, b"body")
-    assert isinstance(message.headers["n"], amqp10.Opaque)
+    assert isinstance(message.headers["n"], Opaque)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import AccessRefused, ConfigurationError, ConnectionLost, DataError, ProtocolError
+from relatum.wire import AnotherCluster, Answer, CreditRefused, Login, Mechanism, StreamMoved, StreamSession
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk
 from relatum.wire._frames import Broker, Code, Command
-from relatum.wire._session import AnotherCluster, Answer, CreditRefused, Login, Mechanism, StreamMoved, StreamSession
 from tests.unit.wire_samples import answered, deliver, record, sized
 
 LOGIN = Login("user", "secret", "vhost", heartbeat_s=10)

@@ -1,4 +1,4 @@
-"""How long a reader may take: what the call around it has left (`relatum._deadline`)."""
+"""How long a reader may take: what the call around it has left (`relatum.waiting`)."""
 
 from typing import Final
 

@@ -13,7 +13,7 @@ of others by `yield from`, too. One rule holds for all that goes wrong:
   their `finally` runs, and they have no say. To ask for more then is a defect (`RuntimeError`).
 - However they end, the steps are closed before the driver returns or raises, and so before whatever performs them:
   that is opened around the driver, `with connection: run(steps, connection.perform)`.
-- Time is the performer's: it waits no longer than the deadline of the call (`relatum._deadline`), and the error of that
+- Time is the performer's: it waits no longer than the deadline of the call (`relatum.waiting`), and the error of that
   is raised in the steps like any other. Such a limit is set around `run`, never around `each`: it would hold for what
   the caller does between two things it is given.
 

@@ -58,7 +58,7 @@ def make_engine(
         is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
         connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
             None for twice `pool_size`, and half a minute.
-        statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum._deadline`).
+        statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
 
     What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
 

@@ -2,7 +2,7 @@
 
 psycopg waits by itself for as long as the connection lives. A server that stands still, a locked table or a proxy that
 accepts and answers nothing keep it alive: the kernel answers, so no time-out of TCP notices. Here each wait ends by its
-statement's limit and by the deadline of the call (`relatum._deadline`). Then the connection is closed, since what comes
+statement's limit and by the deadline of the call (`relatum.waiting`). Then the connection is closed, since what comes
 next on it belongs to nobody; the pool puts another in its place. The server is asked to end the statement, too.
 """
 

@@ -6,10 +6,12 @@ Three modules are public as they are, for who needs many of their names: `amqp10
 from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire import _publishing as publishing
-from relatum.wire._amqp10 import Head, Opaque, TooManyValues, find_head, pick, pick_list
+from relatum.wire._amqp10 import TooManyValues, pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
+from relatum.wire._head import Head, find_head
 from relatum.wire._identity import Position, fingerprint
+from relatum.wire._login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 from relatum.wire._peers import (
     AMQP,
     POSTGRESQL,
@@ -22,18 +24,14 @@ from relatum.wire._peers import (
     service_in,
     unreached,
 )
+from relatum.wire._scalars import Opaque
 from relatum.wire._session import (
     SUBSCRIPTIONS,
-    AnotherCluster,
-    AnotherProtocol,
     Answer,
     CreditRefused,
     Damaged,
     Event,
     Exchange,
-    Login,
-    Mechanism,
-    MechanismNotTaken,
     Steps,
     StreamMoved,
     StreamSession,

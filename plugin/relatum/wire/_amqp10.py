@@ -7,15 +7,13 @@ is found by its descriptor and size, and a map can be searched for wanted names 
 Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 """
 
-import sys
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from struct import Struct
 from struct import error as struct_error
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 from relatum.errors import UndecodableMessage
+from relatum.wire._scalars import SCALARS, TEXTS, Opaque, text_of
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -38,8 +36,6 @@ each of which is an object of 64."""
 SECTIONS_MAX: Final = 4096
 """Sections a message may have; RabbitMQ writes six at most, other publishers a data section for each part of a body."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_U16: Final = Struct(">H").unpack_from
 _U32: Final = Struct(">I").unpack_from
 _SECTION_NAMES: Final = {
     b"amqp:header:list": HEADER,
@@ -56,13 +52,6 @@ _SECTION_NAMES: Final = {
 
 class TooManyValues(UndecodableMessage):
     """A map, a list or a section has more values than are decoded."""
-
-
-class Opaque(NamedTuple):
-    """A value Python has no plain type for: decimals, moments outside `datetime`, values too deep or too many."""
-
-    kind: str
-    data: bytes
 
 
 class Section(NamedTuple):
@@ -227,7 +216,7 @@ def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) 
                     at = value + 5 + _U32(raw, value + 1)[0]
             elif code == 0xA1:
                 at = value + 2 + raw[value + 1]
-                found[slot] = _text(raw[value + 2 : at])
+                found[slot] = text_of(raw[value + 2 : at])
             else:
                 found[slot], at = decode_value(raw, value)
     except (IndexError, struct_error):
@@ -295,11 +284,11 @@ def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None =
     """
     end = end_of_value(raw, position)
     code = raw[position]
-    simple = _SIMPLE.get(code)
+    simple = SCALARS.get(code)
     if simple is not None:
         return simple(raw[position + 1 : end]), end
-    if code in _SIZED:
-        return _SIZED[code](raw[position + (2 if code < 0xB0 else 5) : end]), end
+    if code in TEXTS:
+        return TEXTS[code](raw[position + (2 if code < 0xB0 else 5) : end]), end
     if depth >= _NESTING_MAX:
         return Opaque("nested too deep", b""), end
     if code == 0:
@@ -343,79 +332,6 @@ def _as_key(value: Any) -> Any:
     return value
 
 
-def _text(data: bytes) -> str | bytes:
-    try:
-        return str(data, "utf-8")
-    except UnicodeDecodeError:
-        return data
-
-
-def _moment(data: bytes) -> datetime | Opaque:
-    try:
-        return _EPOCH + timedelta(milliseconds=int.from_bytes(data, "big", signed=True))
-    except OverflowError:
-        return Opaque("timestamp", data)
-
-
-def _character(data: bytes) -> str | Opaque:
-    code = int.from_bytes(data, "big")
-    # Half a surrogate pair is no character, and no text could hold it.
-    if code > sys.maxunicode or 0xD800 <= code <= 0xDFFF:
-        return Opaque("char", data)
-    return chr(code)
-
-
-def _unsigned(data: bytes) -> int:
-    return int.from_bytes(data, "big")
-
-
-def _signed(data: bytes) -> int:
-    return int.from_bytes(data, "big", signed=True)
-
-
-_FLOAT: Final = Struct(">f").unpack
-_DOUBLE: Final = Struct(">d").unpack
-
-_SIMPLE: Final[dict[int, Any]] = {
-    0x40: lambda data: None,
-    0x41: lambda data: True,
-    0x42: lambda data: False,
-    0x43: lambda data: 0,
-    0x44: lambda data: 0,
-    0x45: lambda data: [],
-    0x50: _unsigned,
-    0x51: _signed,
-    0x52: _unsigned,
-    0x53: _unsigned,
-    0x54: _signed,
-    0x55: _signed,
-    0x56: lambda data: data != b"\0",
-    0x60: _unsigned,
-    0x61: _signed,
-    0x70: _unsigned,
-    0x71: _signed,
-    0x72: lambda data: _FLOAT(data)[0],
-    0x73: _character,
-    0x74: lambda data: Opaque("decimal", data),
-    0x80: _unsigned,
-    0x81: _signed,
-    0x82: lambda data: _DOUBLE(data)[0],
-    0x83: _moment,
-    0x84: lambda data: Opaque("decimal", data),
-    0x94: lambda data: Opaque("decimal", data),
-    0x98: lambda data: UUID(bytes=data),
-}
-
-_SIZED: Final[dict[int, Any]] = {
-    0xA0: bytes,
-    0xA1: _text,
-    0xA3: _text,
-    0xB0: bytes,
-    0xB1: _text,
-    0xB3: _text,
-}
-
-
 def body_of(raw: bytes, sections: list[Section]) -> bytes:
     """The body: data sections joined; the bytes of a value section's text or binary; else the sections as they are."""
     data = [section for section in sections if section.code == DATA]
@@ -438,55 +354,6 @@ def _binary(raw: bytes, section: Section) -> bytes:
     if code == 0xB0:
         return raw[section.start + 5 : section.end]
     return raw[section.start : section.end]  # Not binary, against the specification: shown as it is.
-
-
-class Head(NamedTuple):
-    """Where the sections before the body have their values; -1 for one that is not there."""
-
-    annotations: int
-    properties: int
-    application: int
-
-
-def find_head(raw: bytes) -> tuple[int, int, int]:
-    """`find_sections` for the recorder's path: the places of what it reads, no object for each section.
-
-    Returns:
-        What a `Head` holds, as a plain tuple: it is made for every message.
-
-    Raises:
-        UndecodableMessage: the bytes are not AMQP 1.0 sections, in just the cases in which `find_sections` says so.
-    """
-    annotations = properties = application = -1
-    position, size = 0, len(raw)
-    widths = WIDTHS
-    try:
-        for _ in range(SECTIONS_MAX):
-            if position >= size:
-                break
-            if raw[position] != 0 or raw[position + 1] != 0x53:
-                return _head_of(find_sections(raw))
-            section, start = raw[position + 2], position + 3
-            if section == APPLICATION_PROPERTIES:
-                application = start
-            elif section == PROPERTIES:
-                properties = start
-            elif section == MESSAGE_ANNOTATIONS:
-                annotations = start
-            elif not HEADER <= section <= FOOTER:
-                return _head_of(find_sections(raw))
-            position = start + 2 + raw[start + 1] if widths[raw[start]] == -1 else end_of_value(raw, start)
-    except IndexError:
-        raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
-    if position != size or not size:
-        raise UndecodableMessage("an AMQP 1.0 section ends too early, or there are too many")
-    return annotations, properties, application
-
-
-def _head_of(sections: list[Section]) -> Head:
-    """The same from sections: for descriptors in their longer forms."""
-    starts = {section.code: section.start for section in sections}
-    return Head(*(starts.get(code, -1) for code in (MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES)))
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:

@@ -284,12 +284,6 @@ def stream_stats(correlation: int, stream: str) -> bytes:
     return request(Command.STREAM_STATS, correlation, string(stream))
 
 
-def exchange_command_versions(correlation: int, versions: dict[int, tuple[int, int]]) -> bytes:
-    """Says which versions (least, greatest) of which commands we understand."""
-    rows = b"".join(struct.pack(">HHH", key, least, greatest) for key, (least, greatest) in versions.items())
-    return request(Command.EXCHANGE_COMMAND_VERSIONS, correlation, _U32.pack(len(versions)) + rows)
-
-
 # --- decoding ---------------------------------------------------------------------------------------------
 
 
