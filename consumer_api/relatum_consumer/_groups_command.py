@@ -12,16 +12,7 @@ from rich.text import Text
 from relatum import MessageId
 from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    ExitCode,
-    JsonOption,
-    StreamUrlOption,
-    console,
-    parse_span,
-    print_json,
-)
+from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, parse_span, print_facts, print_json, spread
 from relatum_consumer.command import open_relations
 from relatum_consumer.groups import Group, GroupConsumerStatus, IncompleteGroupReport
 
@@ -34,6 +25,7 @@ RANGES_SHOWN: Final = 3
 """Ranges of missing numbers in a line of the list; `--group` and `--json` have all."""
 
 
+@spread
 def groups(
     streams: Annotated[
         list[str] | None, typer.Argument(metavar="[STREAM…]", help="Streams and super streams; all where left out.")
@@ -54,9 +46,8 @@ def groups(
     consumer: Annotated[
         str | None, typer.Option("--consumer", metavar="NAME", help="Show this consumer instead.", show_default=False)
     ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """List the groups that are not complete, or contradict themselves; or show one group, or a consumer of groups.
@@ -69,7 +60,7 @@ def groups(
         raise typer.BadParameter("--older-than, --group and --consumer show different things: give one of them")
     if consumer is not None and streams:
         raise typer.BadParameter("--consumer shows all streams of the consumer: name none")
-    with open_relations(broker, stream_url, database) as relations:
+    with open_relations(servers) as relations:
         if consumer is not None:
             _print_consumer(relations.group_consumer_status(consumer), as_json)
         elif group is not None:
@@ -149,17 +140,15 @@ def _print_group(group: Group, as_json: bool) -> None:
 
 
 def _show_group(group: Group, position: GroupPosition) -> None:
-    table = Table(title=Text(f"group {group.group_id}", style="bold"), title_justify="left", show_header=False)
-    for label, value in (
+    facts = (
         ("complete", "yes" if position.is_complete else f"no: {position.next_sequence:,} is next"),
         ("there", f"{position.seen:,}"),
         ("missing", _ranges(position.missing)),
         ("last", _last(position)),
         ("wrong", ", ".join(position.anomalies) or "–"),
         ("expired", ", ".join(f"{place.stream}@{place.offset}" for place in group.expired) or "–"),
-    ):
-        table.add_row(label, Text(value))
-    console.print(table)
+    )
+    print_facts(f"group {group.group_id}", facts)
     places = Table("number", "stream", "offset", "time", "")
     for message, word in (*((each, "") for each in group), *((each, "duplicate") for each in group.duplicates)):
         place = membership(message.headers)
@@ -198,11 +187,8 @@ def _code_of(group: Group, position: GroupPosition) -> ExitCode:
 def _print_consumer(status: GroupConsumerStatus, as_json: bool) -> None:
     if as_json:
         print_json(asdict(status))
-        return
-    table = Table(title=Text(status.consumer, style="bold"), title_justify="left", show_header=False)
-    for label, value in _facts(status):
-        table.add_row(Text(label), Text(value))
-    console.print(table)
+    else:
+        print_facts(status.consumer, _facts(status))
 
 
 def _facts(status: GroupConsumerStatus) -> list[tuple[str, str]]:

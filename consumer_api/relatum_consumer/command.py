@@ -8,17 +8,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
     ExitCode,
     JsonOption,
-    StreamUrlOption,
+    ServerOptions,
     console,
     message_document,
     print_json,
     print_messages,
-    require_broker,
-    require_database,
+    spread,
 )
 from relatum_consumer import Answer, Relations, Status
 
@@ -76,6 +73,7 @@ CompleteOption = Annotated[
 ]
 
 
+@spread
 def find(
     key: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
     value: Annotated[
@@ -98,9 +96,8 @@ def find(
     ] = None,
     limit: LimitOption = 20,
     complete: CompleteOption = False,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Find the messages whose KEY has this VALUE.
@@ -108,7 +105,7 @@ def find(
     Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
     status, messages, streams.
     """
-    with open_relations(broker, stream_url, database) as relations:
+    with open_relations(servers) as relations:
         answer = relations.find(
             key,
             value[0] if len(value) == 1 else tuple(value),
@@ -121,6 +118,7 @@ def find(
     _print(answer, as_json)
 
 
+@spread
 def related(
     stream: Annotated[str, typer.Argument(help="The stream of the message in hand.", show_default=False)],
     offset: Annotated[int, typer.Argument(help="Its offset.", min=0, show_default=False)],
@@ -141,9 +139,8 @@ def related(
     ] = None,
     limit: LimitOption = 20,
     complete: CompleteOption = False,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.
@@ -155,7 +152,7 @@ def related(
         raise typer.BadParameter("--time looks in one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes one key at most: give --by once")
-    with open_relations(broker, stream_url, database) as relations:
+    with open_relations(servers) as relations:
         message = relations.read(stream, offset)
         if in_time and to:
             answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=complete)
@@ -164,9 +161,9 @@ def related(
     _print(answer, as_json)
 
 
-def open_relations(broker: str | None, stream_url: str | None, database: str | None) -> Relations:
-    """The look-ups of a command, for what its options or the environment name."""
-    return Relations(broker=require_broker(broker), database=require_database(database), stream_url=stream_url)
+def open_relations(servers: ServerOptions) -> Relations:
+    """The look-ups of a command."""
+    return Relations(broker=servers.broker_url, database=servers.database_url, stream_url=servers.stream_url)
 
 
 def _utc(moment: datetime | None) -> datetime | None:

@@ -12,18 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from relatum.errors import ConfigurationError
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    ExitCode,
-    JsonOption,
-    StreamUrlOption,
-    console,
-    errors,
-    print_json,
-    require_broker,
-    require_database,
-)
+from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, errors, print_json, spread
 from relatum_migrations import upgrade
 
 if TYPE_CHECKING:
@@ -32,6 +21,7 @@ if TYPE_CHECKING:
     from relatum_consumer.demo._publish import Servers
 
 
+@spread
 def demo(
     flights: Annotated[
         int, typer.Option(help="How many flights are published, the earliest of 2013.", min=500, max=336_776)
@@ -57,9 +47,8 @@ def demo(
         ),
     ] = None,
     prefix: Annotated[str, typer.Option(help="Put before the streams' names flights, planes and weather.")] = "",
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Publish, record and find real messages: flights, their planes and the weather. Checks its own answers.
@@ -75,11 +64,11 @@ def demo(
         stack.callback(setattr, console, "quiet", before)
         began = time.perf_counter()
         data = _load(None if all_flights else flights)
-        servers = stack.enter_context(_servers(broker, stream_url, database, directory, prefix))
-        result = _run_contexts(servers, data) if contexts else _run(servers, data, checked, seed)
+        running = stack.enter_context(_running(servers, directory, prefix))
+        result = _run_contexts(running, data) if contexts else _run(running, data, checked, seed)
         result["seconds"] = time.perf_counter() - began
         if not as_json and not contexts:
-            _conclude(result, stays=broker is not None)
+            _conclude(result, stays=servers.broker is not None)
     if as_json:
         print_json(result)
     if result["differences"] or not result.get("ok", True):
@@ -95,15 +84,13 @@ def _load(flights: int | None) -> "Dataset":
 
 
 @contextmanager
-def _servers(
-    broker: str | None, stream_url: str | None, database: str | None, directory: Path | None, prefix: str
-) -> "Iterator[Servers]":
+def _running(given: ServerOptions, directory: Path | None, prefix: str) -> "Iterator[Servers]":
     """The servers to run on: those given, or private ones."""
     from relatum_consumer.demo._publish import Servers
     from relatum_consumer.demo._show import heading
 
-    if broker or database:
-        yield Servers(require_broker(broker), stream_url, require_database(database), prefix)
+    if given.broker or given.database:
+        yield Servers(given.broker_url, given.stream_url, given.database_url, prefix)
         return
     with ExitStack() as stack:
         from relatum.local import LocalServers

@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.table import Table
-from rich.text import Text
-
 from relatum.collecting import CollectorStatus, SourceStatus, collector_status
 from relatum.reading import BrokerAddress
-from relatum.terminal import console, print_json
+from relatum.terminal import console, print_facts, print_json
 
 
 def print_collectors(
@@ -22,10 +19,7 @@ def print_collectors(
     if not found:
         console.print("There is no collector yet: the first member of a name makes it.")
     for each in found:
-        table = Table(title=Text(each.collector, style="bold"), title_justify="left", show_header=False)
-        for label, value in _facts(each):
-            table.add_row(Text(label), Text(value))
-        console.print(table)
+        print_facts(each.collector, _facts(each))
 
 
 def _facts(status: CollectorStatus) -> list[tuple[str, str]]:

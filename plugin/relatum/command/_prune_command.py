@@ -6,30 +6,20 @@ import typer
 
 from relatum.collecting import forget_finished
 from relatum.contexts import forget_placements
-from relatum.reading import BrokerAddress
 from relatum.recording import prune as run_prune
 from relatum.store import as_engine
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    console,
-    errors,
-    print_json,
-    require_broker,
-    require_database,
-)
+from relatum.terminal import JsonOption, ServerOptions, console, errors, print_json, spread
 
 
+@spread
+@spread
 def prune(
     streams: Annotated[
         list[str] | None, typer.Argument(metavar="[STREAM…]", help="Streams and super streams; all where left out.")
     ] = None,
     batch_rows: Annotated[int, typer.Option(help="Rows deleted in one transaction.", min=1, max=1_000_000)] = 10_000,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Delete the rows of messages that retention has dropped, and those of removed keys, in bounded batches.
@@ -41,8 +31,8 @@ def prune(
 
     `--json` prints one document: rows deleted by stream; "" stands for what belongs to no recorded stream.
     """
-    address = BrokerAddress.parse(require_broker(broker), stream_url)
-    with as_engine(require_database(database)) as engine:
+    address = servers.address
+    with as_engine(servers.database_url) as engine:
         report = run_prune(address, engine, streams or None, batch_rows=batch_rows)
         if not streams and (forgotten := forget_finished(engine, batch_rows=batch_rows, seconds=None)):
             report.rows[""] += forgotten

@@ -5,23 +5,16 @@ from typing import Annotated
 import typer
 
 from relatum.ids import MessageId
-from relatum.reading import BrokerAddress, Message, StreamReader
-from relatum.terminal import (
-    BrokerOption,
-    JsonOption,
-    StreamUrlOption,
-    message_document,
-    print_json,
-    print_messages,
-    require_broker,
-)
+from relatum.reading import Message, StreamReader
+from relatum.terminal import BrokerOptions, JsonOption, message_document, print_json, print_messages, spread
 
 
+@spread
 def read(
     stream: Annotated[str, typer.Argument(help="The stream.", show_default=False)],
     offsets: Annotated[list[int], typer.Argument(metavar="OFFSET…", help="Where the messages lie.", min=0)],
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
+    *,
+    broker: BrokerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Read messages at offsets, without the database.
@@ -29,10 +22,9 @@ def read(
     An offset where nothing lies ends the command with code 6; what was read before it is printed. `--json` prints JSON
     lines, one message each.
     """
-    address = BrokerAddress.parse(require_broker(broker), stream_url)
     found: list[Message] = []
     try:
-        with StreamReader.open(address) as reader:
+        with StreamReader.open(broker.address) as reader:
             for result in reader.read_many([MessageId(stream, offset) for offset in offsets]):
                 if isinstance(result, Exception):
                     raise result

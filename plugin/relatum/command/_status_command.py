@@ -4,28 +4,15 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from relatum.command._collectors_shown import print_collectors
 from relatum.errors import StreamNotFound
-from relatum.reading import BrokerAddress
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    console,
-    print_json,
-    ranges_text,
-    require_broker,
-    require_database,
-    size_text,
-)
+from relatum.terminal import JsonOption, ServerOptions, console, print_facts, print_json, ranges_text, size_text, spread
 
 
+@spread
 def status(
     streams: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME…]", help="Streams and super streams; all where left out.")
@@ -33,9 +20,8 @@ def status(
     collector: Annotated[
         bool, typer.Option("--collector", help="Show collectors: the names are theirs, all where left out.")
     ] = False,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Show for each stream: first and last offset, what is recorded, holes, gaps, lag, rows, size, and what happened.
@@ -47,11 +33,10 @@ def status(
     [from, to).
     """
     if collector:
-        asked = BrokerAddress.parse(broker, stream_url) if broker else None
-        print_collectors(require_database(database), streams or None, asked, as_json=as_json)
+        asked = servers.address if servers.broker else None
+        print_collectors(servers.database_url, streams or None, asked, as_json=as_json)
         return
-    address = BrokerAddress.parse(require_broker(broker), stream_url)
-    found = status_of(address, require_database(database), streams or None)
+    found = status_of(servers.address, servers.database_url, streams or None)
     _check_known(streams or [], found)
     if as_json:
         print_json([_document(stream) for stream in found])
@@ -81,10 +66,7 @@ def _check_known(wanted: list[str], found: list[StreamStatus]) -> None:
 
 def _print(stream: StreamStatus) -> None:
     name = stream.stream if not stream.super_stream else f"{stream.stream} (partition of {stream.super_stream})"
-    table = Table(title=Text(f"{name}: {_head(stream)}", style="bold"), title_justify="left", show_header=False)
-    for label, value in _facts(stream):
-        table.add_row(label, Text(value))
-    console.print(table)
+    print_facts(f"{name}: {_head(stream)}", _facts(stream))
 
 
 def _head(stream: StreamStatus) -> str:

@@ -6,21 +6,14 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from relatum.reading import BrokerAddress, StreamReader
+from relatum.reading import StreamReader
 from relatum.recording import BackfillProgress
 from relatum.recording import backfill as run_backfill
 from relatum.recording._reports_shown import offsets_bar, print_backfilled
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    require_broker,
-    require_database,
-    stop_signals,
-)
+from relatum.terminal import JsonOption, ServerOptions, spread, stop_signals
 
 
+@spread
 def backfill(
     stream: Annotated[str, typer.Argument(help="The stream or super stream.", show_default=False)],
     keys: Annotated[
@@ -29,17 +22,15 @@ def backfill(
             "--keys", "-k", metavar="NAME", help="Only this key; repeatable. All where left out.", show_default=False
         ),
     ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Read a stream again and record what is not recorded yet. Stop it whenever you like: it goes on from there.
 
     `--json` prints one document, a list of the streams: stream, messages, rows, from_offset, to_offset, seconds.
     """
-    address = BrokerAddress.parse(require_broker(broker), stream_url)
-    url = require_database(database)
+    address, url = servers.address, servers.database_url
     with StreamReader.open(address) as reader:
         partitions = reader.partitions(stream)
     with stop_signals() as stop, offsets_bar() as bar:

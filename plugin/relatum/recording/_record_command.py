@@ -5,22 +5,12 @@ from typing import Annotated
 import typer
 
 from relatum import metrics
-from relatum.reading import BrokerAddress
 from relatum.recording import Recorder
 from relatum.recording._recorder import DATABASE_CONNECTIONS_MAX
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    LogFormat,
-    LogLevel,
-    StreamUrlOption,
-    require_broker,
-    require_database,
-    set_up_logging,
-    stop_signals,
-)
+from relatum.terminal import LogFormat, LogLevel, ServerOptions, set_up_logging, spread, stop_signals
 
 
+@spread
 def record(
     streams: Annotated[
         list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
@@ -50,9 +40,8 @@ def record(
     ] = DATABASE_CONNECTIONS_MAX,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines look.")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option(help="From which level on to log.")] = LogLevel.INFO,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
 ) -> None:
     """Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.
 
@@ -60,10 +49,9 @@ def record(
     same streams share them: what one has that dies, the others take over within seconds.
     """
     set_up_logging(log_format, log_level)
-    address = BrokerAddress.parse(require_broker(broker), stream_url)
     recorder = Recorder(
-        address,
-        require_database(database),
+        servers.address,
+        servers.database_url,
         streams,
         keys=keys or (),
         holder=holder,

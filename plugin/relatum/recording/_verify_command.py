@@ -4,22 +4,13 @@ from typing import Annotated
 
 import typer
 
-from relatum.reading import BrokerAddress
 from relatum.recording import repair
 from relatum.recording import verify as run_verify
 from relatum.recording._reports_shown import exit_with, print_verified, verified_document
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    console,
-    print_json,
-    require_broker,
-    require_database,
-)
+from relatum.terminal import JsonOption, ServerOptions, console, print_json, spread
 
 
+@spread
 def verify(
     streams: Annotated[
         list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
@@ -40,9 +31,8 @@ def verify(
     dry_run: Annotated[
         bool, typer.Option("--dry-run/--no-dry-run", help="With --repair: only say it, or do it.")
     ] = True,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    servers: ServerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Read the streams and compare: every message's keys have their rows, every row's message has that key.
@@ -52,8 +42,7 @@ def verify(
     `--json` prints one document: ok, exact, seed, streams (each with its differences), and with --repair dry_run and
     repaired (what was or would be done).
     """
-    address = BrokerAddress.parse(require_broker(broker), stream_url)
-    url = require_database(database)
+    address, url = servers.address, servers.database_url
     report = run_verify(address, url, streams, sample=sample, seed=seed)
     done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if as_json:

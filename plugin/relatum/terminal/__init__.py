@@ -14,6 +14,7 @@ from relatum.terminal._output import (
     errors,
     plain_text,
     print_error,
+    print_facts,
     print_json,
     ranges_text,
     size_text,
@@ -21,25 +22,30 @@ from relatum.terminal._output import (
 )
 from relatum.terminal._shared_options import (
     BrokerOption,
+    BrokerOptions,
     DatabaseOption,
     JsonOption,
+    ServerOptions,
     StreamUrlOption,
     SuperStreamArgument,
     parse_span,
     require_broker,
     require_database,
+    spread,
 )
 from relatum.terminal._stopping import stop_signals
 
 __all__ = [
     "EPILOG",
     "BrokerOption",
+    "BrokerOptions",
     "DatabaseOption",
     "ExitCode",
     "JsonFormatter",
     "JsonOption",
     "LogFormat",
     "LogLevel",
+    "ServerOptions",
     "StreamUrlOption",
     "SuperStreamArgument",
     "TextFormatter",
@@ -52,6 +58,7 @@ __all__ = [
     "parse_span",
     "plain_text",
     "print_error",
+    "print_facts",
     "print_json",
     "print_messages",
     "ranges_text",
@@ -59,6 +66,7 @@ __all__ = [
     "require_database",
     "set_up_logging",
     "size_text",
+    "spread",
     "stop_signals",
     "table_of",
 ]

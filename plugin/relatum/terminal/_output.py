@@ -85,6 +85,14 @@ def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
     return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
 
 
+def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+    """Print what is known of one thing: its name, and a line for each fact."""
+    table = Table(title=Text(title, style="bold"), title_justify="left", show_header=False)
+    for label, value in facts:
+        table.add_row(Text(label), Text(value))
+    console.print(table)
+
+
 def plain_text(text: str, style: str = "") -> Text:
     """Text of others for the terminal: never as markup; control characters, which could move its cursor, as dots."""
     shown = (character if character.isprintable() or character == "\n" else "·" for character in text)

@@ -1,12 +1,17 @@
 """Options that several commands share. URLs may hold passwords: none is ever printed or shown as a default."""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
-from typing import Annotated, Final, TypeAlias
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any, Final, TypeAlias, get_type_hints
 
 import typer
 
 from relatum.errors import ConfigurationError
+from relatum.reading import BrokerAddress
 
 BROKER_VARIABLE = "RELATUM_BROKER_URL"
 STREAM_VARIABLE = "RELATUM_STREAM_URL"
@@ -71,6 +76,61 @@ def require_database(url: str | None) -> str:
     if not url:
         raise ConfigurationError(f"which PostgreSQL? Give --database or set {DATABASE_VARIABLE}")
     return url
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """What a command line, or the environment, says of the broker; see `spread`."""
+
+    broker: BrokerOption = None
+    stream_url: StreamUrlOption = None
+
+    @property
+    def broker_url(self) -> str:
+        """The broker's URL; `ConfigurationError` where none was given."""
+        return require_broker(self.broker)
+
+    @property
+    def address(self) -> BrokerAddress:
+        """The broker's address; `ConfigurationError` where none was given, or it cannot be one."""
+        return BrokerAddress.parse(self.broker_url, self.stream_url)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(BrokerOptions):
+    """What a command line, or the environment, says of broker and database; see `spread`."""
+
+    database: DatabaseOption = None
+
+    @property
+    def database_url(self) -> str:
+        """The database's URL; `ConfigurationError` where none was given."""
+        return require_database(self.database)
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes a dataclass of options; on its command line, each field is an option by itself."""
+    hints = get_type_hints(command, include_extras=True)
+    taken: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in taken:
+            kinds = get_type_hints(taken[name], include_extras=True)
+            for field in fields(taken[name]):
+                kind = Parameter.KEYWORD_ONLY
+                parameters.append(Parameter(field.name, kind, default=field.default, annotation=kinds[field.name]))
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in taken.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
 
 
 def parse_span(text: str) -> float:
