@@ -24,6 +24,7 @@ bin := .venv/bin
 made := .venv/.made
 spark := .venv/.made-spark
 site := .venv/docs/.made
+classes := .venv/spark-classes.jsa
 
 # Nothing is written outside the checkout.
 export TMPDIR := $(CURDIR)/.venv/tmp
@@ -38,13 +39,13 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(made) rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
-test: $(spark) rabbitmq java pgbouncer
+test: $(classes) rabbitmq java pgbouncer
 	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
-test-long: $(spark) rabbitmq java pgbouncer
+test-long: $(classes) rabbitmq java pgbouncer
 	$(bin)/python -m pytest --long --override-ini timeout=14400 $(TEST)
 
-test-docker: $(spark) java pgbouncer
+test-docker: $(classes) java pgbouncer
 	$(bin)/python -m pytest --docker $(TEST)
 
 check: $(spark)
@@ -91,6 +92,10 @@ $(spark): pyproject.toml tools/make-environment
 	@mkdir -p .venv/tmp
 	@tools/make-environment .venv spark
 	@touch $(made) $@
+
+# With Spark's classes at hand the tests' JVMs start by half the work.
+$(classes): $(spark) | java
+	$(bin)/python -m tests.support.spark_classes $@
 
 # mkdocs reads the sources and imports nothing of them, so it has an environment of its own.
 $(site): pyproject.toml tools/make-environment

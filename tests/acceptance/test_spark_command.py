@@ -1,10 +1,12 @@
-"""`relatum spark`, as it is installed: each command on a session of its own."""
+"""`relatum spark`, as it is installed: each command on a session of its own, all but the first in one JVM."""
 
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from relatum.terminal import ExitCode
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
+from tests.support.spark_gateway import spark_gateway
 
 LIMIT_S = 840
 LEFT, RIGHT = 6, 4
@@ -24,17 +27,19 @@ pytestmark = pytest.mark.timeout(3600)
 class Spark:
     """The command with this test's servers, and two streams."""
 
-    def __init__(self, relatum: Relatum, left: str, right: str) -> None:
+    def __init__(self, relatum: Relatum, gateway: dict[str, str], left: str, right: str) -> None:
         self._relatum = relatum
+        self._gateway = gateway
         self.left = left
         self.right = right
 
-    def run(self, *arguments: str, code: int = 0) -> str:
+    def run(self, *arguments: str, code: int = 0, own_jvm: bool = False) -> str:
         """Run it to its end, which must be of that code; return what it printed."""
         master = ["--master", "local[2]", "--conf", "spark.driver.memory=512m"]
+        environment = self._relatum.environment | ({} if own_jvm else self._gateway)
         ended = subprocess.run(
             [COMMAND, "spark", *arguments, *master],
-            env=self._relatum.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+            env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
         assert ended.returncode == code, ended.stderr
         return ended.stdout
@@ -48,8 +53,17 @@ class Spark:
         return [json.loads(line) for line in self.run(*arguments, "--json").splitlines()]
 
 
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables of a JVM that knows nothing of the tests' servers; a command under them is as under `spark-submit`."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
+    variables = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with spark_gateway(tmp_path_factory.mktemp("gateway"), own | variables) as found:
+        yield found
+
+
 @pytest.fixture
-def spark(amqp_url: str, stream_url: str, database_url: str) -> Any:
+def spark(amqp_url: str, stream_url: str, database_url: str, gateway: dict[str, str]) -> Iterator[Spark]:
     """Two streams that share orders, and a key that nothing is recorded for yet."""
     relatum = Relatum(amqp_url, stream_url, database_url)
     relatum.ok("keys", "add", "order_id")
@@ -57,14 +71,14 @@ def spark(amqp_url: str, stream_url: str, database_url: str) -> Any:
     for name, count in ((left, LEFT), (right, RIGHT)):
         declare_stream(amqp_url, name)
         publish_plain(amqp_url, name, [(b"%d" % number, {"order_id": f"o{number}"}) for number in range(count)])
-    yield Spark(relatum, left, right)
+    yield Spark(relatum, gateway, left, right)
     for name in (left, right):
         delete_stream(amqp_url, name)
 
 
 def test_the_commands_do_what_they_say(spark: Spark, tmp_path: Path) -> None:
     """Back-fill, compare, pair, match in time, find what is unmatched and connected, and read places of a file."""
-    filled = json.loads(spark.run("backfill", spark.left, spark.right, "--json"))
+    filled = json.loads(spark.run("backfill", spark.left, spark.right, "--json", own_jvm=True))
     assert [(report["stream"], report["rows"]) for report in filled] == [(spark.left, LEFT), (spark.right, RIGHT)]
     compared = json.loads(spark.run("verify", spark.left, spark.right, "--json"))
     assert compared["ok"]

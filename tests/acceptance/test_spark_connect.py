@@ -14,7 +14,7 @@ from relatum.local._identity import free_port
 from relatum.store import add_keys, make_engine
 from tests.acceptance._command import Relatum
 from tests.support import (
-    QUICK_START,
+    SPARK_START,
     START_S,
     all_plain,
     declare_stream,
@@ -39,7 +39,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings = {
         "spark.connect.grpc.binding.address": HOST,
         "spark.connect.grpc.binding.port": str(port),
-        "spark.driver.extraJavaOptions": QUICK_START,
+        "spark.driver.extraJavaOptions": SPARK_START,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),

@@ -1,6 +1,6 @@
 """Helpers of the tests: waiting on a condition, streams to publish to, processes, and how JVMs start."""
 
-from tests.support._jvm import JVM_VARIABLES, QUICK_START
+from tests.support._jvm import JVM_VARIABLES, QUICK_START, SPARK_START
 from tests.support._processes import processes_naming
 from tests.support._recording import recorded_to, recording, rows_of, wait_recorded
 from tests.support._streams import (
@@ -21,6 +21,7 @@ __all__ = [
     "JVM_VARIABLES",
     "LIMIT_S",
     "QUICK_START",
+    "SPARK_START",
     "START_S",
     "all_plain",
     "broker_connection",

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 import pyspark
 
 from relatum.local._identity import free_port
-from tests.support._jvm import QUICK_START
+from tests.support._jvm import SPARK_START
 from tests.support._waiting import START_S, wait_until
 from tests.support.spark import JDBC_JAR
 
@@ -145,7 +145,7 @@ class SparkCluster:
     def _launch(self, name: str, *arguments: str) -> None:
         with (self.directory / f"{name}.log").open("wb") as log:
             command = [str(SPARK_HOME / "bin" / "spark-class"), *arguments]
-            environment = self.environment | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_START}
+            environment = self.environment | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": SPARK_START}
             self._processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 
     @property
@@ -217,8 +217,8 @@ class SparkCluster:
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
-            "spark.driver.extraJavaOptions": QUICK_START,
-            "spark.executor.extraJavaOptions": QUICK_START,
+            "spark.driver.extraJavaOptions": SPARK_START,
+            "spark.executor.extraJavaOptions": SPARK_START,
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.shuffle.partitions": "4",
