@@ -6,9 +6,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from relatum.local._identity import free_port
 from relatum.recording import Recorder
 from relatum.store import make_engine
-from tests.support import publish_plain, rows_of, wait_recorded, wait_until
+from tests.support import publish_plain, rows_of, unique_name, wait_recorded, wait_until
 from tests.support.proxy import Proxy
 from tests.support.standstill import in_time, locked
 
@@ -38,6 +39,26 @@ def test_a_database_that_stands_still_does_not_hold_the_stop(
             stop.set()
             thread.join(90)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("is_away", "told"), [(True, "is away"), (False, "waits, and is tried again")])
+def test_what_is_asked_for_rarely_does_not_hold_the_stop(
+    is_away: bool,
+    told: str,
+    amqp_url: str,
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a broker that is away, or a name that is no stream, `run` ends at its stop, however long the pauses are."""
+    monkeypatch.setattr("relatum.waiting._repeating.BACKOFF_S", (90.0, 90.0))
+    broker = f"amqp://guest:guest@127.0.0.1:{free_port((0, -120))}" if is_away else amqp_url
+    thread, stop = _running(Recorder(broker, database_url, [unique_name()]))
+    wait_until(lambda: told in caplog.text, what="what it waits for is told")
+    with in_time(STOP_S):
+        stop.set()
+        thread.join(90)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("has_own_engine", [True, False])

@@ -122,12 +122,16 @@ class Recorder:
         checked_event("stop", stop)
         try:
             self._define_keys(stop)
-            pauses = backoff(QUESTION_S)
+            away, unknown = backoff(), backoff(QUESTION_S)
             while not stop.is_set():
-                if not self._find_streams():
-                    self._group.outages.wait(next(pauses))
+                found = self._find_streams(stop)
+                if found is None:
+                    stop.wait(next(away))
+                elif not found:
+                    away = backoff()
+                    stop.wait(next(unknown))
                 else:
-                    pauses = backoff(QUESTION_S)
+                    away, unknown = backoff(), backoff(QUESTION_S)
                     stop.wait(PARTITIONS_S if self._super else None)
         finally:
             self._group.stop()
@@ -169,18 +173,24 @@ class Recorder:
             self._group.outages.answered(Server.BROKER)
             self._group.outages.over(_NAMES)
 
-    def _find_streams(self) -> bool:
-        """Start a recorder for each stream and each partition; False where a name is not known for what it is yet."""
+    def _find_streams(self, stop: threading.Event) -> bool | None:
+        """Start a recorder for each stream and each partition.
+
+        Returns:
+            False where a name is not known for what it is yet; None where the broker cannot be asked now.
+        """
         try:
             reader = self._group.reader()
             for name in self._names:
+                if stop.is_set():
+                    return False
                 if name not in self._plain:
                     self._find(reader, name)
         except (ConfigurationError, AccessRefused):
             raise
         except RelatumError as error:
             self._group.outages.failed(_NAMES, error)
-            return False
+            return None
         self._group.outages.answered(Server.BROKER)
         self._group.outages.over(_NAMES)
         return self._plain.union(self._super).issuperset(self._names)
