@@ -6,6 +6,7 @@ broker, whose names are UTF-8, or into a wait, where a number of seconds past al
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, Final
 
 from relatum.errors import ConfigurationError, InvalidInput
@@ -183,6 +184,12 @@ def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise InvalidInput(f"{argument}= takes one of {', '.join(map(repr, choices))}, not {shown(value)}")
     return value
+
+
+def meant(name: str, known: Iterable[str | None]) -> str:
+    """A question for the name that is known and most like another, to be put behind it; "" where none is like it."""
+    alike = get_close_matches(name, {each for each in known if each}, n=1)
+    return f" (did you mean {shown(alike[0])}?)" if alike else ""
 
 
 def shown(value: Any) -> str:

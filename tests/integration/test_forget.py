@@ -125,7 +125,7 @@ def test_what_a_kill_left_is_deleted_by_the_next_one(
 
 @pytest.mark.differs
 def test_it_is_not_forgotten_while_a_recorder_works(amqp_url: str, engine: sa.Engine, stream_name: str) -> None:
-    """The recorder is named, and nothing is deleted; once it has stopped, it is."""
+    """The recorder is named, nothing is deleted, and a dry run counts all the same; once it has stopped, it is."""
     publish_plain(amqp_url, stream_name, [(b"", {"order_id": 1})])
     with recording(amqp_url, engine, stream_name, keys=["order_id"]):
         wait_recorded(amqp_url, engine, stream_name)
@@ -134,7 +134,11 @@ def test_it_is_not_forgotten_while_a_recorder_works(amqp_url: str, engine: sa.En
         with pytest.raises(StreamInUse, match=seen.recorder) as caught:
             forget(engine, [stream_name])
         assert caught.value.stream == stream_name
+        (dry,) = forget(engine, [stream_name], dry_run=True)
+        assert (dry.rows["relationships"], dry.needed) == (1, caught.value.reason)
         assert len(rows_of(engine, stream_name)) == 1
+    (dry,) = forget(engine, [stream_name], dry_run=True)
+    assert dry.needed is None
     forget(engine, [stream_name])
     assert rows_by_table(engine) == {}
 

@@ -4,10 +4,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
+from relatum.checks import meant
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded, StreamNotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
@@ -117,8 +117,8 @@ class Catalog:
         try:
             return snapshot.definitions[key]
         except KeyError:
-            meant = _meant(key, snapshot.definitions)
-            raise KeyNotDefined(f"no key {key!r} is defined{meant}; see `relatum keys list`", key=key) from None
+            hint = meant(key, snapshot.definitions)
+            raise KeyNotDefined(f"no key {key!r} is defined{hint}; see `relatum keys list`", key=key) from None
 
     def values_of(self, message: Message, keys: Sequence[str] | None) -> Steps[Values]:
         """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
@@ -161,8 +161,8 @@ class Catalog:
                 try:
                     yield from Bounds(name)
                 except StreamNotFound as error:
-                    meant = _meant(name, snapshot.by_name)
-                    raise StreamNotFound(f"{error}{meant}", stream=error.stream) from error
+                    said = f"{str(error).removesuffix('.')}{meant(name, snapshot.by_name)}"
+                    raise StreamNotFound(said, stream=error.stream) from error
 
     def recorded(self, names: Sequence[str] | None, found_in: Iterable[str] = ()) -> Steps[tuple[str, ...]]:
         """The names of the recorded streams meant, in order, by the snapshot in hand: without a statement.
@@ -210,12 +210,6 @@ class Catalog:
         count = None if names is None else len(names)
         rows = yield from Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
         return [PresentStream(*row) for row in rows]
-
-
-def _meant(name: str, names: Iterable[str]) -> str:
-    """A question for the name that is known and most like another, if one is."""
-    close = get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _definitions(rows: Iterable[Sequence[Any]]) -> dict[str, KeyDefinition]:

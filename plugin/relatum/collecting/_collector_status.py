@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_names, shown
+from relatum.checks import checked_names, meant, shown
 from relatum.collecting import _collector_status_statements as statements
 from relatum.errors import InvalidInput, NotFound, StreamNotFound
 from relatum.reading import BrokerAddress, StreamReader
@@ -89,9 +89,10 @@ def collector_status(
             for row in connection.execute(statements.all_collectors)
             if names is None or row.name in names
         ]
-    for name in names or ():
-        if name not in {status.collector for status in found}:
-            raise NotFound(f"there is no collector {name!r}: its first member makes it")
+        for name in names or ():
+            if name not in {status.collector for status in found}:
+                hint = meant(name, (row.name for row in connection.execute(statements.all_collectors)))
+                raise NotFound(f"there is no collector {name!r}{hint}: its first member makes it")
     return found if broker is None else _with_lags(found, broker)
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from relatum.command._collectors_shown import print_collectors
-from relatum.errors import StreamNotFound
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
+from relatum.store import as_engine, check_recorded, translated_errors
 from relatum.terminal import JsonOption, ServerOptions, console, print_facts, print_json, ranges_text, size_text, spread
 
 
@@ -37,7 +37,9 @@ def status(
         print_collectors(servers.database_url, streams or None, asked, as_json=as_json)
         return
     found = status_of(servers.address, servers.database_url, streams or None)
-    _check_known(streams or [], found)
+    if not {name for each in found for name in (each.stream, each.super_stream)}.issuperset(streams or ()):
+        with as_engine(servers.database_url) as engine, translated_errors(), engine.connect() as connection:
+            check_recorded(connection, servers.address.vhost, streams or ())
     if as_json:
         print_json([_document(stream) for stream in found])
     elif not found:
@@ -53,15 +55,6 @@ def status(
 
 def _document(stream: StreamStatus) -> dict[str, Any]:
     return asdict(replace(stream, error=None)) | {"error": stream.error and str(stream.error)}
-
-
-def _check_known(wanted: list[str], found: list[StreamStatus]) -> None:
-    known = {name for stream in found for name in (stream.stream, stream.super_stream)}
-    for name in wanted:
-        if name not in known:
-            raise StreamNotFound(
-                f"no stream {name!r} is recorded (`relatum record` records one that is there)", stream=name
-            )
 
 
 def _print(stream: StreamStatus) -> None:

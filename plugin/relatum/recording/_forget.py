@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from relatum.checks import checked_count, checked_name, checked_names
+from relatum.checks import checked_count, checked_name, checked_names, meant
 from relatum.errors import StreamInUse, StreamNotFound
 from relatum.recording._deleting import BATCH_ROWS, delete_batch, delete_between
 from relatum.recording._in_use import reason_of
@@ -43,11 +43,15 @@ _ROWS: Final = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
 @dataclass(frozen=True, slots=True)
 class ForgottenStream:
-    """A stream that was forgotten, or would be, and how many rows of it, by table. Estimates in a large table."""
+    """A stream that was forgotten, or would be, and how many rows of it, by table. Estimates in a large table.
+
+    `needed` says why it cannot be forgotten now, and what to do; None where it can be, or was.
+    """
 
     stream: str
     super_stream: str | None
     rows: Counter[str] = field(default_factory=Counter)
+    needed: str | None = None
 
     @property
     def total(self) -> int:
@@ -77,7 +81,7 @@ def forget(
         database: PostgreSQL's URL, or an engine.
         names: Streams and super streams, which stand for their recorded partitions.
         vhost: Their virtual host.
-        dry_run: Only say what would be deleted.
+        dry_run: Only say what would be deleted, also of streams that are needed now.
         batch_rows: Rows deleted in one transaction at most.
         progress: Called after each transaction that deleted something.
 
@@ -96,11 +100,11 @@ def forget(
     with as_engine(database) as engine:
         with translated_errors(), engine.begin() as connection:
             found = _generations(connection, vhost, names)
-            for name, rows in found.items():
-                _check_free(connection, name, rows)
             if dry_run:
                 counts = row_counts(connection)
                 return [_counted(connection, name, rows, counts) for name, rows in found.items()]
+            for name, rows in found.items():
+                check_free(name, reason_of(connection, rows))
         done = [ForgottenStream(name, rows[-1].super_stream) for name, rows in found.items()]
         for each in done:
             # All at once, so that no look-up by a super stream's name answers from a part for long.
@@ -126,27 +130,30 @@ def _generations(connection: sa.Connection, vhost: str, names: Iterable[str]) ->
     for name in names:
         named = (streams.c.name == name) | (streams.c.super_stream == name)
         query = sa.select(streams.c.name).where(streams.c.vhost == vhost, named).distinct()
-        meant = sorted(connection.scalars(query))
-        if not meant:
-            raise StreamNotFound(f"nothing of a stream {name!r} is recorded in the virtual host {vhost!r}", stream=name)
-        for stream in meant:
+        found_of_name = sorted(connection.scalars(query))
+        if not found_of_name:
+            query = sa.select(streams.c.name, streams.c.super_stream).where(streams.c.vhost == vhost)
+            hint = meant(name, (each for row in connection.execute(query) for each in row))
+            what = f"nothing of a stream {name!r} is recorded in the virtual host {vhost!r}"
+            raise StreamNotFound(f"{what}{hint}", stream=name)
+        for stream in found_of_name:
             of_name = (streams.c.vhost == vhost) & (streams.c.name == stream)
             rows = connection.execute(sa.select(*_ROWS).where(of_name).order_by(streams.c.stream_id))
             found[stream] = [StreamRow(**row._mapping) for row in rows]
     return dict(sorted(found.items()))
 
 
-def _check_free(connection: sa.Connection, name: str, rows: Sequence[StreamRow]) -> None:
-    reason = reason_of(connection, rows)
-    if reason is not None:
-        raise StreamInUse(f"the stream {name!r} is not forgotten: {reason}", stream=name, reason=reason)
+def check_free(name: str, needed: str | None) -> None:
+    """Refuse to forget a stream that somebody needs, for the reason that `reason_of` gives."""
+    if needed is not None:
+        raise StreamInUse(f"the stream {name!r} is not forgotten: {needed}", stream=name, reason=needed)
 
 
 def _counted(
     connection: sa.Connection, name: str, rows: Sequence[StreamRow], counts: dict[int, int]
 ) -> ForgottenStream:
     ids = [row.stream_id for row in rows]
-    found = ForgottenStream(name, rows[-1].super_stream)
+    found = ForgottenStream(name, rows[-1].super_stream, needed=reason_of(connection, rows))
     found.rows[relationships.name] = sum(counts.get(stream_id, 0) for stream_id in ids)
     for table in _COUNTED:
         query = sa.select(sa.func.count()).select_from(table).where(table.c.stream_id.in_(ids))
@@ -161,7 +168,7 @@ def _retire(engine: sa.Engine, vhost: str, name: str) -> None:
     with translated_errors(), engine.begin() as connection:
         # Recorders pass over a row that is locked; back-fills and repairs wait, and find it forgotten.
         locked = connection.execute(sa.select(*_ROWS).where(of_name).order_by(streams.c.stream_id).with_for_update())
-        _check_free(connection, name, [StreamRow(**row._mapping) for row in locked])
+        check_free(name, reason_of(connection, [StreamRow(**row._mapping) for row in locked]))
         connection.execute(
             sa.update(streams)
             .where(of_name)

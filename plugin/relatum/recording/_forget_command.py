@@ -7,6 +7,7 @@ import typer
 from relatum.reading import BrokerAddress
 from relatum.recording import ForgottenStream
 from relatum.recording import forget as run_forget
+from relatum.recording._forget import check_free
 from relatum.terminal import BrokerOption, DatabaseOption, JsonOption, confirm, console, print_json, require_database
 
 
@@ -25,9 +26,10 @@ def forget(
 
     It asks first. No broker is asked: `--broker` only tells the virtual host. Stop who records the streams first. Ends
     with code 6 where nothing of a name is recorded, with 7 where somebody still needs a stream; nothing is deleted
-    then. One that was killed is finished by repeating it.
+    then. `--dry-run` shows the rows of that one, too. One that was killed is finished by repeating it.
 
-    `--json` prints one document, the list of streams with the rows of each table; it needs `--yes` or `--dry-run`.
+    `--json` prints one document, the list of streams with the rows of each table, and who needs a stream; it needs
+    `--yes` or `--dry-run`.
     """
     url = require_database(database)
     vhost = "/" if broker is None else BrokerAddress.parse(broker).vhost
@@ -35,18 +37,30 @@ def forget(
         if as_json:
             raise typer.BadParameter("--json deletes without asking, so it needs --yes")
         found = run_forget(url, streams, vhost=vhost, dry_run=True)
+        _check_free(found)
         confirm(f"Forget {_names(found)}: about {_rows(found):,} rows?")
     done = run_forget(url, streams, vhost=vhost, dry_run=dry_run, batch_rows=batch_rows)
     if as_json:
         print_json([_document(each) for each in done])
-        return
-    for each in done:
-        what = "about {:,} rows would be deleted" if dry_run else "{:,} rows deleted"
-        console.print(f"{each.stream}: {what.format(each.total)}.", markup=False)
+    else:
+        for each in done:
+            what = "about {:,} rows would be deleted" if dry_run else "{:,} rows deleted"
+            console.print(f"{each.stream}: {what.format(each.total)}.", markup=False)
+    _check_free(done)
+
+
+def _check_free(found: list[ForgottenStream]) -> None:
+    for each in found:
+        check_free(each.stream, each.needed)
 
 
 def _document(found: ForgottenStream) -> dict[str, Any]:
-    return {"stream": found.stream, "super_stream": found.super_stream, "rows": dict(found.rows)}
+    return {
+        "stream": found.stream,
+        "super_stream": found.super_stream,
+        "rows": dict(found.rows),
+        "needed": found.needed,
+    }
 
 
 def _names(found: list[ForgottenStream]) -> str:

@@ -1,7 +1,7 @@
 """Taking rows away whose messages are gone: dropped by retention, of a replaced stream, of a removed key."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +16,7 @@ from relatum.recording._prune_groups import prune_groups
 from relatum.store import (
     StreamRow,
     as_engine,
+    check_recorded,
     checkpoints,
     coverage,
     keys,
@@ -80,8 +81,8 @@ def prune(
     report = PruneReport()
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         with translated_errors(), engine.begin() as connection:
+            check_recorded(connection, address.vhost, names or ())
             known = streams_named(connection, address.vhost, names)
-        check_recorded(names or (), known)
         floors: dict[int, int] = {}
         for stream in known:
             first = _first_retained(reader, stream.name, report)
@@ -101,18 +102,6 @@ def prune(
             # What a `forget` that was killed has left.
             finish_forgotten(engine, lambda _, rows: _tell(report, "", rows, progress), batch_rows=batch_rows)
     return report
-
-
-def check_recorded(names: Iterable[str], known: Sequence[StreamRow]) -> None:
-    """Make sure that each name is that of a recorded stream, or of a super stream with one.
-
-    Raises:
-        StreamNotFound: one is not.
-    """
-    recorded = {name for stream in known for name in (stream.name, stream.super_stream)}
-    for name in names:
-        if name not in recorded:
-            raise StreamNotFound(f"no stream {name!r} is recorded: `relatum record {name}` records it", stream=name)
 
 
 def _first_retained(reader: StreamReader, stream: str, report: PruneReport) -> int | None:

@@ -18,7 +18,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_names, shown
-from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, RelatumError
+from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, NothingRecorded, RelatumError
 from relatum.keys import KeyDefinition
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.reading import BrokerAddress, Message, StreamBounds, StreamReader, is_of_all, position_of
@@ -38,6 +38,7 @@ from relatum.store import (
     as_engine,
     coverage_of,
     key_definitions,
+    streams_named,
     translated_errors,
 )
 
@@ -68,7 +69,7 @@ class VerifyReport:
 def verify(
     broker: str | BrokerAddress,
     database: str | sa.Engine,
-    streams: Sequence[str],
+    streams: Sequence[str] | None = None,
     *,
     stream_url: str | None = None,
     sample: float | None = None,
@@ -80,7 +81,7 @@ def verify(
     Args:
         broker: The broker's URL or address.
         database: PostgreSQL's URL, or an engine.
-        streams: Streams; a super stream stands for its partitions.
+        streams: Streams; a super stream stands for its partitions. None: all that are recorded.
         stream_url: The stream protocol's URL, where it cannot be told from the broker's.
         sample: The share of windows of 20,000 offsets to compare, over 0 and up to 1, one of each stream at least; None
             compares all. A difference in a share d of all windows goes unseen with the probability
@@ -90,18 +91,20 @@ def verify(
 
     Raises:
         InvalidInput: `sample` is no share.
+        NothingRecorded: all are meant, and none is recorded in the virtual host.
         StreamNotFound, NotAStream, AccessRefused: no stream can be compared. One that cannot stops no other; the report
             names it in `failed`.
         BrokerUnavailable, ReadTimeout: nothing can be said now; safe to repeat.
     """
-    streams = checked_names("streams", streams)
+    if streams is not None:
+        streams = checked_names("streams", streams)
     address = BrokerAddress.of(broker, stream_url)
     seed = checked_sample(sample, seed)
     chosen = partial(chosen_windows, sample=sample, seed=seed)
     with as_engine(database) as engine, StreamReader.open(address) as reader:
         found: list[StreamVerified] = []
         failed: dict[str, RelatumError] = {}
-        for name, super_stream in named(reader, streams):
+        for name, super_stream in _all_recorded(engine, address.vhost) if streams is None else named(reader, streams):
             try:
                 found.append(_compared(engine, reader, address.vhost, name, super_stream, chosen, progress))
             except RelatumError as error:
@@ -169,6 +172,14 @@ def named(reader: StreamReader, names: Iterable[str]) -> Iterator[tuple[str, str
     for name in names:
         partitions = reader.partitions(name)
         yield from ((partition, name) for partition in partitions) if partitions else [(name, None)]
+
+
+def _all_recorded(engine: sa.Engine, vhost: str) -> list[tuple[str, str | None]]:
+    with translated_errors(), engine.connect() as connection:
+        found = [(row.name, row.super_stream) for row in streams_named(connection, vhost, None)]
+    if not found:
+        raise NothingRecorded(f"no stream of the virtual host {vhost!r} is recorded: nothing to compare", vhost=vhost)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from relatum.terminal import JsonOption, ServerOptions, console, print_json, spr
 @spread
 def verify(
     streams: Annotated[
-        list[str], typer.Argument(metavar="STREAM…", help="Streams and super streams.", show_default=False)
-    ],
+        list[str] | None,
+        typer.Argument(metavar="[STREAM…]", help="Streams and super streams; all that are recorded where left out."),
+    ] = None,
     sample: Annotated[
         float | None,
         typer.Option(
@@ -37,13 +38,14 @@ def verify(
 ) -> None:
     """Read the streams and compare: every message's keys have their rows, every row's message has that key.
 
-    Ends with code 7 where they differ, also after a repair: verify again; with 6 where a stream was never recorded. One
+    Ends with code 7 where they differ, also after a repair: verify again; with 6 where a stream that is named was never
+    recorded, with 3 where all are meant and none is recorded. One
     that cannot be read stops no other: it is named, and the command ends with the code of that.
     `--json` prints one document: ok, exact, seed, streams (each with its differences), and with --repair dry_run and
     repaired (what was or would be done).
     """
     address, url = servers.address, servers.database_url
-    report = run_verify(address, url, streams, sample=sample, seed=seed)
+    report = run_verify(address, url, streams or None, sample=sample, seed=seed)
     done = repair(report, url, vhost=address.vhost, dry_run=dry_run) if repair_rows and not report.ok else None
     if as_json:
         document = verified_document(report)
@@ -52,4 +54,4 @@ def verify(
         print_verified(report)
         for line in done or ():
             console.print(f"{'would be done' if dry_run else 'done'}: {line}", markup=False)
-    exit_with(report, streams)
+    exit_with(report, streams or ())

@@ -1,7 +1,7 @@
 """Key definitions and streams as the database holds them, so that everybody agrees on them."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.checks import checked_name
+from relatum.checks import checked_name, meant
 from relatum.errors import (
     CoverageConflict,
     InvalidKeyDefinition,
@@ -265,6 +265,25 @@ def streams_named(
         is_named = streams.c.name == wanted
         query = query.where(is_named | (streams.c.super_stream == wanted) if partitions else is_named)
     return [StreamRow(**row._mapping) for row in connection.execute(query.order_by(streams.c.name))]
+
+
+def check_recorded(connection: sa.Connection, vhost: str, names: Collection[str]) -> None:
+    """Make sure that each name is that of a recorded stream, or of a super stream with one.
+
+    Raises:
+        StreamNotFound: one is not; it names the one that is most alike.
+    """
+    if not names:
+        return
+    known = streams_named(connection, vhost, None)
+    recorded = {name for stream in known for name in (stream.name, stream.super_stream)}
+    for name in names:
+        if name not in recorded:
+            raise StreamNotFound(
+                f"no stream {name!r} is recorded{meant(name, recorded)}: `relatum record {name}` records one that is "
+                "there",
+                stream=name,
+            )
 
 
 def set_record_time(engine: sa.Engine, vhost: str, name: str, *, on: bool) -> None:
