@@ -35,7 +35,7 @@ from relatum.steps import run
 from relatum.store import Database
 from relatum.waiting import left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
-from relatum_consumer.groups import GroupLookups, GroupMethods
+from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
     NOT_REACHED_YET,
@@ -49,8 +49,8 @@ from relatum_consumer.lookups import (
     Pause,
     Reach,
     Read,
-    Scan,
     Select,
+    Sift,
     Steps,
     Within,
 )
@@ -87,7 +87,7 @@ class Asking(GroupMethods):
             "connections_max": connections_max,
         }
         self._lookups = Lookups(self._address.vhost, timeout_s)
-        self._group_lookups = GroupLookups(self._lookups.catalog)
+        self._catalog = self._lookups.catalog
         self._sharing = WeakSet()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
@@ -128,7 +128,7 @@ class Asking(GroupMethods):
             return reader.partitions(request.super_stream)
         if type(request) is Agree:
             return agreement(reader, request.stream, request.position)
-        assert type(request) is Scan, "there are no other requests"
+        assert type(request) is Sift, "there are no other requests"
         return reader.scan(request.stream, request.start, request.stop, request.take)
 
     def _select(self, request: Select) -> list[Any]:

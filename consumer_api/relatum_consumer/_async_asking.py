@@ -37,7 +37,7 @@ from relatum.steps import async_run
 from relatum.store import Database
 from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
-from relatum_consumer.groups import AsyncGroupMethods, GroupLookups
+from relatum_consumer.groups import AsyncGroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
     NOT_REACHED_YET,
@@ -51,8 +51,8 @@ from relatum_consumer.lookups import (
     Pause,
     Reach,
     Read,
-    Scan,
     Select,
+    Sift,
     Steps,
     Within,
 )
@@ -94,7 +94,7 @@ class AsyncAsking(AsyncGroupMethods):
             "connections_max": connections_max,
         }
         self._lookups = Lookups(self._address.vhost, timeout_s)
-        self._group_lookups = GroupLookups(self._lookups.catalog)
+        self._catalog = self._lookups.catalog
         self._sharing = WeakSet()
         self._lock = asyncio.Lock()
         self._reader: AsyncStreamReader | None = None
@@ -140,7 +140,7 @@ class AsyncAsking(AsyncGroupMethods):
             return await reader.partitions(request.super_stream)
         if type(request) is Agree:
             return await async_agreement(reader, request.stream, request.position)
-        assert type(request) is Scan, "there are no other requests"
+        assert type(request) is Sift, "there are no other requests"
         return await reader.scan(request.stream, request.start, request.stop, request.take)
 
     async def _select(self, request: Select) -> list[Any]:

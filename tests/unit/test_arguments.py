@@ -17,7 +17,8 @@ from relatum.reading._window import Window
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
-from relatum_consumer.groups.reading._group_lookups import GroupLookups
+from relatum_consumer.groups.reading import _group_position as group_lookups
+from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.lookups._lookups import Lookups
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
@@ -59,7 +60,7 @@ def test_the_ends_of_what_can_be_given() -> None:
 
 MESSAGE = Message("s", 1, None, None, lambda: ({"relatum_time": 5}, Properties(), b"", True))
 LOOKUPS = Lookups("/")
-GROUPS = GroupLookups(LOOKUPS.catalog)
+CATALOG = LOOKUPS.catalog
 ID = "0" * 48
 
 LIMITED: dict[str, Callable[[Any], Any]] = {
@@ -71,9 +72,9 @@ LIMITED: dict[str, Callable[[Any], Any]] = {
 }
 TIMED: dict[str, Callable[[Any], Any]] = {
     "wait_related": lambda seconds: next(LOOKUPS.wait_related(MESSAGE, None, None, None, "oldest", seconds)),
-    "groups": lambda seconds: GROUPS.groups(None, {"timeout_s": seconds}),
-    "idle": lambda seconds: GROUPS.groups(None, {"idle_timeout_s": seconds}),
-    "incomplete_groups": lambda seconds: GROUPS.incomplete_groups(None, seconds),
+    "groups": lambda seconds: GroupOptions(None, timeout_s=seconds),
+    "idle": lambda seconds: GroupOptions(None, idle_timeout_s=seconds),
+    "incomplete_groups": lambda seconds: next(group_lookups.incomplete(CATALOG, None, seconds)),
     "lease_s": lambda seconds: GroupConsumer("c", lease_s=seconds),
 }
 NAMED: dict[str, Callable[[Any], Any]] = {
@@ -81,8 +82,8 @@ NAMED: dict[str, Callable[[Any], Any]] = {
     "find": lambda name: next(LOOKUPS.find("k", 1, name, None, None, None, "oldest", complete=False)),
     "after": lambda name: next(LOOKUPS.beside("after", MESSAGE, name, None, complete=False)),
     "window": lambda name: next(LOOKUPS.window(MESSAGE, name, 1.0, 1.0, None, complete=False)),
-    "group": lambda name: GROUPS.group(ID, name, "logical", complete=True),
-    "group_position": lambda name: GROUPS.group_position(ID, name, complete=True),
+    "group": lambda name: next(group_lookups.group(CATALOG, ID, name, "logical", complete=True)),
+    "group_position": lambda name: next(group_lookups.position(CATALOG, ID, name, complete=True)),
 }
 
 

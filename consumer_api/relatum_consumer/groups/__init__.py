@@ -6,7 +6,6 @@ The methods are those of `Relations` and `AsyncRelations`: `groups`, `group`, `g
 
 from relatum_consumer.groups.reading._assembly import GroupOrder
 from relatum_consumer.groups.reading._async_groups import AsyncGroupMethods, AsyncOpenGroup
-from relatum_consumer.groups.reading._group_lookups import GroupLookups
 from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 from relatum_consumer.groups.reading._groups import GroupMethods, OpenGroup
@@ -24,7 +23,6 @@ __all__ = [
     "Group",
     "GroupConsumer",
     "GroupConsumerStatus",
-    "GroupLookups",
     "GroupMemberStatus",
     "GroupMethods",
     "GroupOrder",

@@ -36,11 +36,10 @@ class Gathered:
         """What was taken, each once, in no order."""
         return list(self._messages.values())
 
-    def consider(self, message: Message) -> bool:
-        """Take a message if it is meant. False: nobody else need keep it."""
+    def consider(self, message: Message) -> None:
+        """Take a message if it is meant; `InvalidInput` where there are too many, though all were asked for."""
         if self._is_meant(message):
             self.take(message)
-        return False
 
     def take(self, message: Message) -> None:
         """Take a message that is meant; the same one again changes nothing."""

@@ -20,7 +20,7 @@ from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MA
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
 from relatum_consumer.lookups._proof import Evidence, evidence, replaced
 from relatum_consumer.lookups._related import check, concluded, first_retained, is_sure, recorded_answer
-from relatum_consumer.lookups._requests import Bounds, Read, Scan, Select, Steps
+from relatum_consumer.lookups._requests import Bounds, Read, Select, Sift, Steps
 
 _READ_AT_ONCE: Final = 1_000
 """Messages of a window that are asked for at once: what there are too many of, or too large, is noticed between."""
@@ -207,8 +207,8 @@ class Nearest:
         """Where the nearest stands in time."""
         return None if self.message is None else (time_of(self.message), self.message.offset)
 
-    def consider(self, message: Message) -> bool:
-        """Look at one message. False: nobody else need keep it."""
+    def consider(self, message: Message) -> None:
+        """Look at one message."""
         time_us = message.time_us
         if time_us is not None and self.search.shares_key(message):
             place, best = (time_us, message.offset), self.place
@@ -218,7 +218,6 @@ class Nearest:
                 is_nearer = place < self.edge and (best is None or place > best)
             if is_nearer:
                 self.message = message
-        return False
 
 
 def _by_key(
@@ -312,13 +311,12 @@ def _read(
     offsets: list[int] = []
     times: list[int | None] = []
 
-    def look(message: Message) -> bool:
+    def look(message: Message) -> None:
         offsets.append(message.offset)
         times.append(message.time_us)
         consider(message)
-        return False
 
-    yield from Scan(stream.name, max(start, floor), stop, look)
+    yield from Sift(stream.name, max(start, floor), stop, look)
     for block in run:
         inside = slice(bisect_left(offsets, block.first_offset), bisect_right(offsets, block.last_offset))
         if block.first_offset >= lost.floors.get(stream.name, 0):

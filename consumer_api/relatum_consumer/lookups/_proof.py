@@ -18,8 +18,9 @@ The rule of statuses, the first line that fits:
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
 from relatum.reading import Agreement, Message, StreamBounds, UnreadableRecord
@@ -28,7 +29,9 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._requests import Agree, Bounds, Missing, Partitions, Pause, Scan, Select, Steps
+from relatum_consumer.lookups._requests import Agree, Bounds, Missing, Partitions, Pause, Select, Sift, Steps
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,14 @@ class Evidence:
     def scan(self, consider: Callable[[Message], object]) -> Steps[None]:
         """Read what is not recorded. What cannot be unpacked makes its stream unproven."""
 
-        def look(message: Message) -> bool:
+        def look(message: Message) -> None:
             if isinstance(message.raw, UnreadableRecord):
                 self.unproven.add(message.stream)
             else:
                 consider(message)
-            return False
 
         for each in self.uncovered:
-            yield from Scan(each.stream, each.start, each.stop, look)
+            yield from Sift(each.stream, each.start, each.stop, look)
 
     def unattended(self, catalog: Catalog) -> Steps[tuple[str, ...]]:
         """Those of the streams of which something is not recorded that nobody records now."""
@@ -243,6 +245,14 @@ def _check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], 
         pause = min(2 * pause, IDENTITY_POLL_S_MAX)
     if agreed in (Agreement.OTHER, Agreement.ENDS_BEFORE):
         raise replaced(stream, position.offset)
+
+
+def again_if_replaced(begin: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, Any, _Result]:
+    """Take steps; once more from the start where the recorder replaced a stream under our hands."""
+    try:
+        return (yield from begin())
+    except StreamReplaced:
+        return (yield from begin())
 
 
 def replaced(stream: str, offset: int) -> StreamReplaced:

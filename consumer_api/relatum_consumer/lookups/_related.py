@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from relatum.errors import (
@@ -12,7 +13,6 @@ from relatum.errors import (
     OffsetNotFound,
     RelatumError,
     StreamNotFound,
-    StreamReplaced,
     StreamUnavailable,
 )
 from relatum.ids import MessageId
@@ -25,7 +25,7 @@ from relatum_consumer.lookups._catalog import Catalog, Wanted
 from relatum_consumer.lookups._gathered import Gathered, check_count
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups._lookup_statements import Order
-from relatum_consumer.lookups._proof import Evidence, evidence, replaced
+from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence, replaced
 from relatum_consumer.lookups._requests import Partitions, Read, Select, Steps
 
 _Result = TypeVar("_Result")
@@ -120,14 +120,11 @@ class Found:
 
 
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Steps[Answer]:
-    """Answer a question, once more from the start where the recorder replaced the stream under our hands."""
+    """Answer a question."""
     yield from catalog.check_names(question.names)
     if not question.wanted:
         return (yield from without_values(catalog, question.names, question.lacking))
-    try:
-        return (yield from _answer(catalog, question, complete=complete))
-    except StreamReplaced:
-        return (yield from _answer(catalog, question, complete=complete))
+    return (yield from again_if_replaced(partial(_answer, catalog, question, complete=complete)))
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Steps[Answer]:

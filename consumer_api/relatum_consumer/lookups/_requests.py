@@ -73,17 +73,13 @@ class Reach(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Scan(Request[list[Message]]):
-    """Read a stream's messages from `start` to before `stop`. Answer: the list of those to keep."""
+class Sift(Request[list[Any]]):
+    """Read a stream's messages from `start` to before `stop`. Answer: what `take` makes of each, None left out."""
 
     stream: str
     start: int
     stop: int
-    keep: Callable[[Message], bool]
-
-    def take(self, message: Message) -> Message | None:
-        """The message, if it is one to keep."""
-        return message if self.keep(message) else None
+    take: Callable[[Message], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +97,5 @@ class Within(Request[Any]):
     until: float
 
 
-LookupRequest: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Scan | Pause | Within
+LookupRequest: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Sift | Pause | Within
 Steps: TypeAlias = Generator[LookupRequest, Any, _Result]

@@ -8,6 +8,7 @@ at most `GRACE_S` behind it. One that does not end in time is no proof: the answ
 
 import logging
 import time
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from relatum.errors import ReadTimeout, StreamReplaced, Transient
@@ -16,7 +17,7 @@ from relatum.steps import nested
 from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._proof import Evidence, evidence
+from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence
 from relatum_consumer.lookups._related import Found, Question, concluded, probe, recorded_answer, without_values
 from relatum_consumer.lookups._requests import LookupRequest, Pause, Read, Steps, Within
 
@@ -146,13 +147,10 @@ class _Waiting:
         return recorded_answer(self._catalog, names, found.hits, found.expired, found.unread)
 
     def _proof(self) -> Steps[Evidence]:
-        """The evidence, once more where the recorder replaced the stream under our hands."""
+        """The evidence."""
         self._proof_began = time.monotonic()
         keys = [wanted.key_id for wanted in self._question.wanted]
-        try:
-            known = yield from evidence(self._catalog, self._question.names, keys)
-        except StreamReplaced:
-            known = yield from evidence(self._catalog, self._question.names, keys)
+        known: Evidence = yield from again_if_replaced(partial(evidence, self._catalog, self._question.names, keys))
         self.note_proof()
         return known
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from relatum.checks import checked_seconds
+from relatum.checks import checked_choice, checked_seconds
 from relatum.errors import InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum_consumer.groups.reading._assembly import GroupOrder
@@ -56,28 +56,26 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         check_order(self.order)
-        _check_choice("on_duplicate", self.on_duplicate, OnDuplicate)
-        _check_choice("on_conflict", self.on_conflict, OnConflict)
+        checked_choice("on_duplicate", self.on_duplicate, get_args(OnDuplicate))
+        checked_choice("on_conflict", self.on_conflict, get_args(OnConflict))
         if self.on_conflict == "dead_letter":
-            # Whoever reads again without a position of its own would dead-letter again.
-            raise InvalidInput('on_conflict="dead_letter" needs consumer=')
-        check_start(self.start, self.names)
+            self._check_dead_letters()
+        _check_start(self.start, self.names)
         checked_seconds("timeout_s", self.timeout_s)
         if self.idle_timeout_s is not None:
             checked_seconds("idle_timeout_s", self.idle_timeout_s)
 
-
-def _check_choice(argument: str, value: Any, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise InvalidInput(f"{argument}= takes one of {', '.join(get_args(choices))}")
+    def _check_dead_letters(self) -> None:
+        # Whoever reads again without a position of its own would dead-letter again.
+        raise InvalidInput('on_conflict="dead_letter" needs consumer=')
 
 
 def check_order(order: Any) -> None:
     """See that an order of groups is one."""
-    _check_choice("order", order, GroupOrder)
+    checked_choice("order", order, get_args(GroupOrder))
 
 
-def check_start(start: Any, names: tuple[str, ...] | None) -> None:
+def _check_start(start: Any, names: tuple[str, ...] | None) -> None:
     """See that a start is one: an offset is one stream's own."""
     if start is None or isinstance(start, datetime):
         return

@@ -3,12 +3,23 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from itertools import islice
 
-from relatum.errors import InvalidInput, StreamReplaced
+from relatum.checks import checked_seconds
+from relatum.errors import InvalidInput
 from relatum.keys import moment
 from relatum.limits import INTEGER_MAX
-from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, parse_value
+from relatum.membership import (
+    GROUP_KEY,
+    Anomaly,
+    GroupPosition,
+    Membership,
+    checked_group_id,
+    checked_sequence,
+    parse_value,
+)
 from relatum.reading import StreamBounds
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member, assemble, distinct
@@ -22,23 +33,28 @@ from relatum_consumer.groups.reading._delivery import (
     without_copies,
 )
 from relatum_consumer.groups.reading._group_limits import REPORTS_MAX
-from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
+from relatum_consumer.groups.reading._group_options import check_order
+from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
 from relatum_consumer.lookups import (
     Answer,
     Catalog,
     Evidence,
+    Names,
     PresentStream,
     Question,
     Select,
+    Sift,
     Wanted,
+    again_if_replaced,
     all_ends,
     answer,
     evidence,
+    names_of,
 )
 
-Names = tuple[str, ...] | None
+_Names = tuple[str, ...] | None
 
 _IDS_AT_ONCE = 1_000
 """Groups whose rows are asked for at once for a report."""
@@ -48,7 +64,7 @@ _IDS_AT_ONCE = 1_000
 
 
 def standing(
-    catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder = "logical", complete: bool
+    catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder = "logical", complete: bool
 ) -> GroupSteps[Assembled]:
     """A group as it is now."""
     key_id = yield from group_key(catalog)
@@ -66,7 +82,7 @@ def standing(
 
 
 def _said_of(
-    position: GroupPosition, recorded: Sequence[PresentStream], names: Names, known: Evidence | None
+    position: GroupPosition, recorded: Sequence[PresentStream], names: _Names, known: Evidence | None
 ) -> GroupPosition:
     """A position that says which streams it is of: without that, nobody could go on from it."""
     streams = {stream.name for stream in recorded} | {*(names or ()), *(known.streams if known else ())}
@@ -102,9 +118,10 @@ def _floors(members: Sequence[Member], *, is_named: bool) -> GroupSteps[dict[str
     return floors
 
 
-def position(catalog: Catalog, group_id: str, names: Names, *, complete: bool) -> GroupSteps[GroupPosition]:
+def position(catalog: Catalog, group_id: str, streams: Names, *, complete: bool) -> GroupSteps[GroupPosition]:
     """How far a group is."""
-    group = yield from standing(catalog, group_id, names, complete=complete)
+    names = names_of("streams", streams)
+    group = yield from standing(catalog, checked_group_id(group_id), names, complete=complete)
     return (yield from settled(group, is_named=names is not None))
 
 
@@ -123,15 +140,15 @@ def settled(group: Assembled, *, is_named: bool) -> GroupSteps[GroupPosition]:
     return replace(found, anomalies=tuple(each for each in found.anomalies if each is not Anomaly.DUPLICATE))
 
 
-def group(catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:
-    """What there is of a group, once more from the start where the recorder replaced a stream under our hands."""
-    try:
-        return (yield from _group(catalog, group_id, names, order=order, complete=complete))
-    except StreamReplaced:
-        return (yield from _group(catalog, group_id, names, order=order, complete=complete))
+def group(catalog: Catalog, group_id: str, streams: Names, order: GroupOrder, *, complete: bool) -> GroupSteps[Group]:
+    """What there is of a group."""
+    check_order(order)
+    names = names_of("streams", streams)
+    asked = partial(_group, catalog, checked_group_id(group_id), names, order=order, complete=complete)
+    return (yield from again_if_replaced(asked))
 
 
-def _group(catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:
+def _group(catalog: Catalog, group_id: str, names: _Names, *, order: GroupOrder, complete: bool) -> GroupSteps[Group]:
     found = yield from standing(catalog, group_id, names, order=order, complete=complete)
     while True:
         members = all_of(found)
@@ -146,10 +163,12 @@ def _group(catalog: Catalog, group_id: str, names: Names, *, order: GroupOrder, 
         found = replace(again, position=replace(again.position, **said))
 
 
-def grouped(catalog: Catalog, group_id: str, sequence: int, names: Names, *, complete: bool) -> GroupSteps[Answer]:
+def grouped(catalog: Catalog, group_id: str, sequence: int, streams: Names, *, complete: bool) -> GroupSteps[Answer]:
     """The messages of one number of a group: those that are its last, and those that are not."""
+    names = names_of("streams", streams)
+    place = checked_group_id(group_id), checked_sequence(sequence)
     yield from group_key(catalog)
-    values = [Membership(group_id, sequence, last).value for last in (False, True)]
+    values = [Membership(*place, last).value for last in (False, True)]
     definition = yield from catalog.definition(GROUP_KEY.name)
     question = Question(tuple(Wanted(definition, value) for value in values), names)
     return (yield from answer(catalog, question, complete=complete))
@@ -158,9 +177,13 @@ def grouped(catalog: Catalog, group_id: str, sequence: int, names: Names, *, com
 # --- groups that are not complete -------------------------------------------------------------------------
 
 
-def incomplete(catalog: Catalog, names: Names, older_than_us: int) -> GroupSteps[list[IncompleteGroupReport]]:
+def incomplete(
+    catalog: Catalog, streams: Names, older_than: timedelta | float
+) -> GroupSteps[list[IncompleteGroupReport]]:
     """The groups that are not complete, or not sound, and whose first message is old enough; oldest first."""
-    before = time.time_ns() // 1_000 - older_than_us
+    seconds = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+    names, age_s = names_of("streams", streams), checked_seconds("older_than", seconds)
+    before = time.time_ns() // 1_000 - round(age_s * 1_000_000)
     view = yield from look(catalog, names, complete=True)
     ids = iter((yield from _suspects(view, before)))
     reports: list[IncompleteGroupReport] = []

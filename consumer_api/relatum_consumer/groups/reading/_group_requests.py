@@ -1,6 +1,6 @@
 """What reading groups asks of the outside world, besides what every look-up does."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -12,16 +12,6 @@ from relatum_consumer.lookups import LookupRequest
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Sift(Request[list[Any]]):
-    """Read a stream's messages from `start` to before `stop`. Answer: what `take` makes of each, None left out."""
-
-    stream: str
-    start: int
-    stop: int
-    take: Callable[[Message], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +29,7 @@ class TakeMany(Request[list[Message | RelatumError]]):
     count: int
 
 
-GroupRequest: TypeAlias = LookupRequest | Sift | OpenMany | TakeMany
+GroupRequest: TypeAlias = LookupRequest | OpenMany | TakeMany
 GroupSteps: TypeAlias = Generator[GroupRequest, Any, _Result]
 GivingSteps: TypeAlias = Generator[GroupRequest | _Item, Any, _Result]
 """Steps that give something on the way."""

@@ -12,29 +12,17 @@ from relatum.membership import GroupPosition
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.steps import each, run
 from relatum.waiting import within
+from relatum_consumer.groups.reading import _group_position as look_ups
 from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._group_lookups import GroupLookups
-from relatum_consumer.groups.reading._group_options import (
-    GroupArguments,
-    GroupStart,
-    OnConflict,
-    OnDuplicate,
-    SharingArguments,
-)
-from relatum_consumer.groups.reading._group_requests import (
-    GivingSteps,
-    GroupRequest,
-    GroupSteps,
-    OpenMany,
-    Sift,
-    TakeMany,
-)
+from relatum_consumer.groups.reading._group_options import GroupArguments, GroupOptions, SharingArguments
+from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupRequest, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
-from relatum_consumer.groups.reading._open_group import Unfolding
+from relatum_consumer.groups.reading._open_group import Unfolding, unfolding_groups
+from relatum_consumer.groups.reading._whole_groups import whole_groups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
-from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, shared_options
+from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, consumer_of
 from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_status
-from relatum_consumer.lookups import Answer, Names
+from relatum_consumer.lookups import Answer, Catalog, Names, names_of
 
 _Result = TypeVar("_Result")
 
@@ -42,7 +30,7 @@ _Result = TypeVar("_Result")
 class GroupMethods(ABC):
     """What `Relations` offers for groups, over its look-ups and its reader."""
 
-    _group_lookups: GroupLookups
+    _catalog: Catalog
     _address: BrokerAddress
     _timeout_s: float
     _sharing: "WeakSet[SharedGroups]"
@@ -90,17 +78,8 @@ class GroupMethods(ABC):
         self,
         streams: Names = None,
         *,
-        order: GroupOrder = "logical",
-        complete_only: bool = True,
-        start: GroupStart = None,
-        ungrouped: bool = False,
-        complete: bool = True,
-        follow: bool = False,
-        timeout_s: float = 10.0,
-        idle_timeout_s: float | None = None,
-        on_duplicate: OnDuplicate = "first",
-        on_conflict: OnConflict = "raise",
         consumer: str | GroupConsumer | None = None,
+        **options: Any,
     ) -> Generator[Any, None, None] | SharedGroups:
         """Whole groups, one after the other, whatever order and streams their messages lie in.
 
@@ -111,6 +90,11 @@ class GroupMethods(ABC):
         Args:
             streams: The streams and super streams to look in; None for all that are recorded. A group counts only
                 with its messages in these.
+            consumer: The name under which several processes share the groups and go on where they were, or a
+                `GroupConsumer` with its options. Gives `SharedGroup`s, each to be acknowledged, of what is recorded;
+                `complete_only`, `ungrouped`, `complete` and `timeout_s` stay as they are. None (default): nothing is
+                remembered.
+            **options: What follows, each by its name.
             order: "logical" (default): a group stands where its message 1 stands, its messages are in the order of
                 their numbers. "physical": a group stands where the first of its messages to arrive stands, its
                 messages are in the order of arrival. In a stream, that is the order of offsets; streams are merged by
@@ -136,10 +120,6 @@ class GroupMethods(ABC):
                 messages that retention has dropped: "raise" (default) raises `GroupConflict` at its turn, and the
                 iteration is over; "skip" passes it over; "dead_letter" publishes its messages to the dead-letter stream
                 of a consumer.
-            consumer: The name under which several processes share the groups and go on where they were, or a
-                `GroupConsumer` with its options. Gives `SharedGroup`s, each to be acknowledged, of what is recorded;
-                `complete_only`, `ungrouped`, `complete` and `timeout_s` stay as they are. None (default): nothing is
-                remembered.
 
         Returns:
             An iterator; use `contextlib.closing` where it is left early. With a consumer it is a context manager that
@@ -152,21 +132,12 @@ class GroupMethods(ABC):
             ConfigurationError: the consumer reads other streams, or in another order.
             InvalidInput: an argument is wrong, or far too much is not recorded.
         """
-        options = {
-            "order": order,
-            "complete_only": complete_only,
-            "start": start,
-            "ungrouped": ungrouped,
-            "complete": complete,
-            "follow": follow,
-            "timeout_s": timeout_s,
-            "idle_timeout_s": idle_timeout_s,
-            "on_duplicate": on_duplicate,
-            "on_conflict": on_conflict,
-        }
+        names = names_of("streams", streams)
         if consumer is not None:
-            return self._share(shared_options(streams, consumer, options))
-        return self._each(self._group_lookups.groups(streams, options))
+            return self._share(SharedOptions(names, consumer=consumer_of(consumer), **options))
+        checked = GroupOptions(names, **options)
+        groups = whole_groups if checked.complete_only else unfolding_groups
+        return self._each(groups(self._catalog, checked))
 
     def incomplete_groups(self, streams: Names = None, *, older_than: timedelta | float) -> list[IncompleteGroupReport]:
         """The groups that are not complete, or contradict themselves, oldest first: what is there, what is missing.
@@ -183,7 +154,7 @@ class GroupMethods(ABC):
             KeyNotDefined, StreamNotFound: as for `groups`.
             InvalidInput: an argument is wrong, or there are more than 100,000.
         """
-        return self._run_out(self._group_lookups.incomplete_groups(streams, older_than))
+        return self._run_out(look_ups.incomplete(self._catalog, streams, older_than))
 
     # --- one group ----------------------------------------------------------------------------------------
 
@@ -205,7 +176,7 @@ class GroupMethods(ABC):
             InvalidGroup: that is no group's id.
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
-        return self._finish(self._group_lookups.group(group_id, streams, order, complete=complete))
+        return self._finish(look_ups.group(self._catalog, group_id, streams, order, complete=complete))
 
     def grouped(self, group_id: str, sequence: int, *, streams: Names = None, complete: bool = False) -> Answer:
         """The messages of one number of a group: one, or several where it has duplicates, oldest first.
@@ -223,7 +194,7 @@ class GroupMethods(ABC):
             InvalidGroup: that is no group's id, or no number.
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
-        return self._finish(self._group_lookups.grouped(group_id, sequence, streams, complete=complete))
+        return self._finish(look_ups.grouped(self._catalog, group_id, sequence, streams, complete=complete))
 
     def group_position(self, group_id: str, *, streams: Names = None, complete: bool = True) -> GroupPosition:
         """How far a group is: what a publisher needs to go on with it after a failure.
@@ -243,7 +214,7 @@ class GroupMethods(ABC):
             InvalidGroup: that is no group's id.
             KeyNotDefined, StreamNotFound: as for `groups`.
         """
-        return self._finish(self._group_lookups.group_position(group_id, streams, complete=complete))
+        return self._finish(look_ups.position(self._catalog, group_id, streams, complete=complete))
 
     # --- sharing groups -----------------------------------------------------------------------------------
 
@@ -258,10 +229,10 @@ class GroupMethods(ABC):
         Raises:
             NotFound: nobody has read under that name.
         """
-        return self._finish(consumer_status(self._group_lookups.catalog, name))
+        return self._finish(consumer_status(self._catalog, name))
 
     def _share(self, options: SharedOptions) -> SharedGroups:
-        shared = SharedGroups(self._run_out, self._group_lookups.catalog, self._address, options)
+        shared = SharedGroups(self._run_out, self._catalog, self._address, options)
         self._sharing.add(shared)
         return shared
 
@@ -298,9 +269,6 @@ class _Carrier:
             reader = self._relations._open_reader()
             self._many = reader.read_many(request.ids, window=request.window)
             return None
-        if type(request) is Sift:
-            reader = self._relations._open_reader()
-            return reader.scan(request.stream, request.start, request.stop, request.take)
         return self._relations._carry_out(request)
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from relatum.reading import Message, StreamBounds
 from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_limits import UNRECORDED_MEMBERS_MAX
-from relatum_consumer.groups.reading._group_requests import GroupSteps, Sift
-from relatum_consumer.lookups import Catalog, LeftOut, Select, Uncovered, all_ends, all_names, uncovered
+from relatum_consumer.groups.reading._group_requests import GroupSteps
+from relatum_consumer.lookups import Catalog, LeftOut, Select, Sift, Uncovered, all_ends, all_names, uncovered
 
 logger = logging.getLogger("relatum.groups")
 

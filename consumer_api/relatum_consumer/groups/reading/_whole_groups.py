@@ -19,7 +19,7 @@ from relatum_consumer.groups.reading._group_limits import (
     WINDOW_OFFSETS,
 )
 from relatum_consumer.groups.reading._group_options import GroupOptions
-from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, Sift
+from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps
 from relatum_consumer.groups.reading._group_scan import Candidate, Scan, rows_between, without_group
 from relatum_consumer.groups.reading._group_values import Group
 from relatum_consumer.groups.reading._streams_view import View, look, say_left_out
@@ -29,6 +29,7 @@ from relatum_consumer.lookups import (
     Catalog,
     Pause,
     PresentStream,
+    Sift,
     coverage_by_stream,
     ends_of,
     replaced,

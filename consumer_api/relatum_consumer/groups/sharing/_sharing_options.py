@@ -1,15 +1,13 @@
 """How groups are shared by the members of a consumer, checked once for both faces."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, TypeAlias
 
 from relatum.checks import checked_count, checked_seconds
 from relatum.errors import InvalidInput
-from relatum_consumer.groups.reading._assembly import GroupOrder
-from relatum_consumer.groups.reading._group_options import GroupStart, OnConflict, OnDuplicate, check_order, check_start
+from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_values import IncompleteGroupReport
-from relatum_consumer.lookups import Names, names_of
 
 NAME_CHARACTERS_MAX: Final = 255
 """Characters of a consumer's or member's name: what RabbitMQ allows for names."""
@@ -100,48 +98,34 @@ def check_name(what: str, name: Any) -> None:
         raise InvalidInput(f"{what} is text of 1 to {NAME_CHARACTERS_MAX} characters")
 
 
-@dataclass(frozen=True, slots=True)
-class SharedOptions:
-    """The options of `Relations.groups` that count where groups are shared; they are told there."""
+_OF_OTHERS: Final = ("complete_only", "ungrouped", "complete", "timeout_s")
+"""Options of reading without a consumer."""
 
-    consumer: GroupConsumer
-    names: tuple[str, ...] | None
-    order: GroupOrder = "logical"
-    start: GroupStart = None
-    follow: bool = False
-    idle_timeout_s: float | None = None
-    on_duplicate: OnDuplicate = "first"
-    on_conflict: OnConflict = "raise"
+
+@dataclass(frozen=True, slots=True)
+class SharedOptions(GroupOptions):
+    """The options of `Relations.groups` with a consumer."""
+
+    consumer: GroupConsumer = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        check_order(self.order)
-        check_start(self.start, self.names)
-        for argument, value, choices in (
-            ("on_duplicate", self.on_duplicate, OnDuplicate),
-            ("on_conflict", self.on_conflict, OnConflict),
-        ):
-            if value not in get_args(choices):
-                raise InvalidInput(f"{argument}= takes one of {', '.join(get_args(choices))}")
-        if self.on_conflict == "dead_letter" and self.consumer.dead_letter_stream is None:
+        for option in fields(GroupOptions):
+            if option.name in _OF_OTHERS and getattr(self, option.name) != option.default:
+                raise InvalidInput(
+                    f"{option.name}= does not go with consumer=: a consumer shares complete groups, as recorded"
+                )
+        # Not by super(): a dataclass with slots is another class than the one that was written.
+        GroupOptions.__post_init__(self)
+
+    def _check_dead_letters(self) -> None:
+        if self.consumer.dead_letter_stream is None:
             raise InvalidInput('on_conflict="dead_letter" needs a GroupConsumer with dead_letter_stream=')
-        if self.idle_timeout_s is not None:
-            checked_seconds("idle_timeout_s", self.idle_timeout_s)
 
 
-def shared_options(streams: Names, consumer: str | GroupConsumer, given: Mapping[str, Any]) -> SharedOptions:
-    """The options of `groups` for a consumer."""
-    options = dict(given)
-    for argument, default in _OF_OTHERS.items():
-        if options.pop(argument) != default:
-            raise InvalidInput(
-                f"{argument}= does not go with consumer=: a consumer shares complete groups, as recorded"
-            )
-    if isinstance(consumer, str):
-        consumer = GroupConsumer(consumer)
-    elif not isinstance(consumer, GroupConsumer):
+def consumer_of(given: str | GroupConsumer) -> GroupConsumer:
+    """The consumer that is meant."""
+    if isinstance(given, str):
+        return GroupConsumer(given)
+    if not isinstance(given, GroupConsumer):
         raise InvalidInput("consumer= takes a name or a GroupConsumer")
-    return SharedOptions(consumer, names_of("streams", streams), **options)
-
-
-_OF_OTHERS: Final = {"complete_only": True, "ungrouped": False, "complete": True, "timeout_s": 10.0}
-"""Options, with their defaults, of reading without a consumer."""
+    return given
