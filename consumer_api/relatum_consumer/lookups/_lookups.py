@@ -14,9 +14,10 @@ from relatum.reading import Message
 from relatum_consumer.lookups._answer import Answer
 from relatum_consumer.lookups._catalog import Catalog, Values
 from relatum_consumer.lookups._lookup_statements import Order
-from relatum_consumer.lookups._moments import Moment, Search, Side, Window, beside, window
+from relatum_consumer.lookups._moments import beside, window
 from relatum_consumer.lookups._related import Question, answer, without_values
 from relatum_consumer.lookups._requests import Steps
+from relatum_consumer.lookups._time_search import Moment, Search, Side, Window
 from relatum_consumer.lookups._waiting import asked_at_least, wait
 
 Names: TypeAlias = str | Sequence[str] | None

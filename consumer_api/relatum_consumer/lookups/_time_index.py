@@ -1,0 +1,179 @@
+"""What the index of times names, and that of one key's value: read and checked, and what of it retention took."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from relatum.errors import StreamUnavailable, TimeNotRecorded
+from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message, StreamBounds
+from relatum_consumer.lookups import _blocks as blocks
+from relatum_consumer.lookups import _lookup_statements as statements
+from relatum_consumer.lookups._blocks import Block, Place
+from relatum_consumer.lookups._catalog import PresentStream, Wanted
+from relatum_consumer.lookups._gathered import Gathered
+from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
+from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
+from relatum_consumer.lookups._proof import replaced
+from relatum_consumer.lookups._related import check, first_retained, is_sure
+from relatum_consumer.lookups._requests import Bounds, Read, Select, Sift, Steps
+from relatum_consumer.lookups._time_search import Lost, Nearest, Search, Window
+
+_READ_AT_ONCE: Final = 1_000
+"""Messages of a window that are asked for at once: what there are too many of, or too large, is noticed between."""
+
+
+# --- beside a moment --------------------------------------------------------------------------------------
+
+
+def next_by_key(
+    search: Search, stream: PresentStream, edge: Place, direction: Direction, lost: Lost
+) -> Steps[Message | None]:
+    """The next message of one key value: one row of the index names it."""
+    assert search.by is not None, "only look-ups by key come here"
+    while True:
+        floor = lost.floors.get(stream.name, 0)
+        parameters = _value_in(search.by, stream) | {"t": edge[0], "o": edge[1], "floor": floor, "limit": 1}
+        rows = yield from Select(statements.keyed_beside(direction), parameters)
+        if not rows:
+            return None
+        (message,) = yield from _checked(search.by, stream, rows, lost)
+        if message is not None:
+            return message
+
+
+def _value_in(by: Wanted, stream: PresentStream) -> dict[str, Any]:
+    return {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id}
+
+
+def _checked(
+    by: Wanted, stream: PresentStream, rows: Iterable[tuple[int, int]], lost: Lost
+) -> Steps[list[Message | None]]:
+    """The rows' messages, each checked; None for those that have expired."""
+    places = {MessageId(stream.name, offset): time_us for offset, time_us in rows}
+    messages: list[Message | None] = []
+    for (where, time_us), message in zip(places.items(), (yield from Read(list(places))), strict=True):
+        if isinstance(message, Message):
+            messages.append(check((by,), where, time_us, (by.key_id,), message).message)
+        else:
+            lost.take(where, first_retained(where, message, is_named=True), is_sure=is_sure(message))
+            messages.append(None)
+    return messages
+
+
+def next_by_blocks(
+    search: Search, stream: PresentStream, edge: Place, direction: Direction, lost: Lost
+) -> Steps[Message | None]:
+    """The next message in time: the blocks that can hold it are read, the most promising first.
+
+    Below, all blocks and places are in the direction's coordinates: see `relatum_consumer.lookups._blocks`.
+    """
+    nearest = Nearest(search, edge, direction)
+    beyond = nearest.beyond
+    page_from: Place = (beyond[0], INTEGER_MAX)
+    sql = statements.blocks_beside(direction)
+    while True:
+        u, o = nearest.turned(page_from)
+        parameters = _blocks_of(stream, lost.floors.get(stream.name, 0)) | {"t": edge[0], "u": u, "o": o}
+        rows = yield from Select(sql, parameters)
+        page = [nearest.turned_block(Block(*row)) for row in rows]
+        for promise, block in blocks.in_order(page, beyond):
+            if nearest.place is not None and promise > nearest.place:
+                return nearest.message
+            had, original = nearest.message, nearest.turned_block(block)
+            yield from _read([original], stream, lost, nearest.consider)
+            if nearest.message is had and blocks.surely_holds(block, beyond) and _begins_in(original, stream, lost):
+                lost.is_sure = True
+        following = [(block.min_us, block.first_offset) for block in page if block.min_us > beyond[0]]
+        if not following:
+            return nearest.message
+        page_from, sql = max(following), statements.blocks_beyond(direction)
+        if nearest.place is not None and nearest.place <= page_from:
+            return nearest.message
+
+
+def _blocks_of(stream: PresentStream, floor: int) -> dict[str, Any]:
+    return {"stream_id": stream.stream_id, "floor": floor, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
+
+
+def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
+    """Whether retention has surely taken a part of the block."""
+    doubted = any(where.stream == stream.name for where in lost.unread)
+    return block.first_offset < lost.floors.get(stream.name, 0) and not doubted
+
+
+def _read(
+    run: Sequence[Block], stream: PresentStream, lost: Lost, consider: Callable[[Message], object]
+) -> Steps[None]:
+    """Read the messages between the offsets of blocks, and see that they agree with each; the rest of what expired."""
+    start, stop = min(block.first_offset for block in run), max(block.last_offset for block in run) + 1
+    floor = lost.floors.get(stream.name, 0)
+    if stop <= floor:
+        return
+    offsets: list[int] = []
+    times: list[int | None] = []
+
+    def look(message: Message) -> None:
+        offsets.append(message.offset)
+        times.append(message.time_us)
+        consider(message)
+
+    yield from Sift(stream.name, max(start, floor), stop, look)
+    for block in run:
+        inside = slice(bisect_left(offsets, block.first_offset), bisect_right(offsets, block.last_offset))
+        if block.first_offset >= lost.floors.get(stream.name, 0):
+            yield from _check_block(block, offsets[inside], times[inside], stream, lost)
+
+
+def _check_block(
+    block: Block, inside: Sequence[int], times: Sequence[int | None], stream: PresentStream, lost: Lost
+) -> Steps[None]:
+    """See that what was read between a block's ends, the offsets and the times of messages, is what the block says."""
+    if blocks.agree(block, times):
+        return
+    bounds: StreamBounds = yield from Bounds(stream.name)
+    if bounds.first is not None and bounds.first > block.first_offset:
+        lost.floors[stream.name] = bounds.first
+        if not bounds.is_proven:
+            lost.unread[MessageId(stream.name, block.first_offset)] = None
+        return
+    if None in times:
+        message = (
+            f"the times of {stream.name!r} are its chunks', which AMQP 0.9.1 does not show: use the stream protocol"
+        )
+        raise TimeNotRecorded(message, stream=stream.name)
+    is_whole = bool(inside) and (inside[0], inside[-1]) == (block.first_offset, block.last_offset)
+    if not is_whole and not (bounds.is_proven and (bounds.last is None or bounds.last < block.last_offset)):
+        message = (
+            f"only a part of {stream.name!r} from {block.first_offset} to {block.last_offset} came: repeat it later"
+        )
+        raise StreamUnavailable(message, stream=stream.name)
+    raise replaced(stream.name, block.first_offset)
+
+
+# --- around a moment --------------------------------------------------------------------------------------
+
+
+def keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:
+    assert search.by is not None, "only look-ups by key come here"
+    parameters = _value_in(search.by, stream)
+    parameters |= {"low": span.low, "high": span.high, "limit": ANSWER_MESSAGES_MAX + 2}
+    rows = yield from Select(statements.keyed_between(), parameters)
+    others = [row for row in rows if MessageId(stream.name, row[0]) != span.beside]
+    # Expired ones count too: behind them there may be more than the limit let through.
+    found.check(len(others))
+    for start in range(0, len(others), _READ_AT_ONCE):
+        for message in (yield from _checked(search.by, stream, others[start : start + _READ_AT_ONCE], lost)):
+            if message is not None:
+                found.take(message)
+
+
+def blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:
+    rows = yield from Select(statements.blocks_between(), _blocks_of(stream, 0) | {"low": span.low, "high": span.high})
+    for _, _, run in blocks.joined(map(Block._make, rows), SCAN_BLOCKS_MAX):
+        yield from _read(run, stream, lost, found.consider)
+        for block in run:
+            is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high
+            if is_certain and block.last_offset < lost.floors.get(stream.name, 0):
+                lost.is_sure = True

@@ -1,0 +1,170 @@
+"""What look-ups by time are about: the moment and the side of it, the streams meant, what retention took meanwhile."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from relatum.errors import TimeNotRecorded
+from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX
+from relatum.reading import Message
+from relatum.store import TIME
+from relatum_consumer.lookups._answer import Answer, Hit
+from relatum_consumer.lookups._blocks import FIRST_OF_ITS_TIME, Block, Place, mirrored
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, in_partition_order
+from relatum_consumer.lookups._lookup_statements import Direction
+from relatum_consumer.lookups._proof import Evidence, evidence
+from relatum_consumer.lookups._related import concluded, recorded_answer
+from relatum_consumer.lookups._requests import Steps
+
+Rank = tuple[int, tuple[int, str], int]
+"""Where a message stands in time: its time, then its partition, then its offset."""
+
+
+class Side(NamedTuple):
+    """One direction to look in, and whether an equal time in another stream counts as beyond the moment."""
+
+    direction: Direction
+    inclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The moment looked from: microseconds since 1970, and the id of the message whose moment it is, if any."""
+
+    time_us: int
+    id: MessageId | None = None
+
+    def edge(self, stream: str, among: Collection[str], side: Side) -> Place:
+        """The place in a stream beyond which messages are sought.
+
+        Equal times in the message's own stream are ordered by offset; where that is one of several partitions, by
+        partition and offset; elsewhere they are beyond if the side includes them.
+        """
+        if self.id is not None and stream == self.id.stream:
+            return self.time_us, self.id.offset
+        if self.id is not None and self.id.stream in among:
+            comes_later = in_partition_order(stream) > in_partition_order(self.id.stream)
+            return self.time_us, FIRST_OF_ITS_TIME if comes_later else INTEGER_MAX
+        begins_at_it = side.inclusive == (side.direction == "after")
+        return self.time_us, FIRST_OF_ITS_TIME if begins_at_it else INTEGER_MAX
+
+
+@dataclass(slots=True)
+class Lost:
+    """What a look-up learns of retention on its way.
+
+    Attributes:
+        floors: The first offset retained, by stream, where it mattered.
+        ids: Where messages lay that were sought.
+        unread: Where messages lie that were sought, that could not be read, and that are not surely gone.
+        is_sure: Whether a message that was sought has expired, its id known or not.
+    """
+
+    floors: dict[str, int] = field(default_factory=dict)
+    ids: dict[MessageId, None] = field(default_factory=dict)
+    unread: dict[MessageId, None] = field(default_factory=dict)
+    is_sure: bool = False
+
+    def take(self, where: MessageId, first: int, *, is_sure: bool) -> None:
+        """Take in that retention took a message, up to the first offset retained; surely, or as this node knows it."""
+        self.floors[where.stream] = first
+        if is_sure:
+            self.ids[where] = None
+            self.is_sure = True
+        else:
+            self.unread[where] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where to look: a stream or a super stream, and the value of a key that messages must carry, if any."""
+
+    catalog: Catalog
+    name: str
+    by: Wanted | None = None
+
+    def targets(self) -> Steps[list[PresentStream]]:
+        """The recorded streams meant."""
+        streams = yield from self.catalog.streams([self.name])
+        for stream in streams:
+            if not stream.record_time:
+                raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
+        return streams
+
+    def evidence(self) -> Steps[Evidence]:
+        """What is known of the streams, for the times and the key this look-up needs."""
+        key_ids = [TIME] if self.by is None else [TIME, self.by.key_id]
+        return evidence(self.catalog, [self.name], key_ids)
+
+    def shares_key(self, message: Message) -> bool:
+        """Whether a message carries the key's value, where one is asked by."""
+        return self.by is None or self.by.is_of(message)
+
+    def recorded_answer(self, messages: Iterable[Message], lost: Lost) -> Steps[Answer]:
+        """The answer that messages make which the table knows."""
+        return recorded_answer(self.catalog, [self.name], self._hits(messages), tuple(lost.ids), tuple(lost.unread))
+
+    def concluded(self, known: Evidence, messages: Iterable[Message], lost: Lost, *, was_read: bool) -> Steps[Answer]:
+        """The answer that evidence and those messages make."""
+        expired, unread = tuple(lost.ids), tuple(lost.unread)
+        hits = self._hits(messages)
+        return concluded(self.catalog, known, hits, expired, unread, was_read=was_read, has_expired=lost.is_sure)
+
+    def _hits(self, messages: Iterable[Message]) -> tuple[Hit, ...]:
+        keys = () if self.by is None else (self.by.definition.name,)
+        return tuple(Hit(message, keys) for message in messages)
+
+
+def rank(message: Message) -> Rank:
+    """Where a message that has a time stands."""
+    return time_of(message), in_partition_order(message.stream), message.offset
+
+
+def time_of(message: Message) -> int:
+    """The time of a message that has one."""
+    assert message.time_us is not None, "messages without a time were left out"
+    return message.time_us
+
+
+class Nearest:
+    """Keeps the nearest of the messages it is shown. Places are in the direction's coordinates: see `_blocks`."""
+
+    def __init__(self, search: Search, edge: Place, direction: Direction) -> None:
+        self._search = search
+        self._is_after = direction == "after"
+        self.beyond = self.turned(edge)
+        self.message: Message | None = None
+        self.place: Place | None = None
+        """Where the nearest stands in time; None while there is none."""
+
+    def turned(self, place: Place) -> Place:
+        """A place in the direction's coordinates, or such a one as it is in the table."""
+        return place if self._is_after else mirrored(place)
+
+    def turned_block(self, block: Block) -> Block:
+        """The same of a block."""
+        return block if self._is_after else block.mirrored()
+
+    def consider(self, message: Message) -> None:
+        """Look at one message."""
+        if message.time_us is not None and self._search.shares_key(message):
+            place = self.turned((message.time_us, message.offset))
+            if place > self.beyond and (self.place is None or place < self.place):
+                self.message, self.place = message, place
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time, both ends included, and the message in it that is not meant."""
+
+    low: int
+    high: int
+    beside: MessageId | None
+
+    def holds(self, search: Search, message: Message) -> bool:
+        """Whether a message is meant."""
+        time_us = message.time_us
+        if time_us is None or not self.low <= time_us <= self.high:
+            return False
+        return message.id != self.beside and search.shares_key(message)
