@@ -29,12 +29,8 @@ class AsyncMessageGroup(GroupBase):
             confirms, aio-pika's default, a message that the broker did not take does not use up its number.
         routing_key: The routing key of messages that name none; default "".
         on_incomplete: `"raise"` (default) or `"close"`; see `MessageGroup`.
-        group_id: The group to go on with. None (default): a new group.
-        start: The number of the first message put here, default 1; with `group_id` only.
-
-    Raises:
-        ConfigurationError: the connection is not intercepted.
-        InvalidGroup: an option cannot be one.
+        group_id: As for `MessageGroup`.
+        start: As for `MessageGroup`.
     """
 
     def __init__(
@@ -61,26 +57,11 @@ class AsyncMessageGroup(GroupBase):
         mandatory: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Publish the group's next message. Cancelling it leaves its outcome unknown, and its number taken.
+        """Publish the group's next message; see `MessageGroup.put`. Cancelling it leaves the outcome unknown, the number taken.
 
-        Args:
-            message: An aio-pika message; not changed.
-            last: Whether the group ends with this message; default False.
-            exchange: Where this message goes, an exchange or a channel; None (default): the group's.
-            routing_key: None (default): the group's.
-            mandatory: True (default): a message that no queue is bound for is `PublishUnroutable`, whatever the
-                channel's `on_return_raises`. False: the broker drops it, and the group keeps a gap.
-            kwargs: Further arguments of `Exchange.publish`, such as `timeout`.
-
-        Returns:
-            What `Exchange.publish` returns.
-
-        Raises:
-            ConfigurationError: the connection is not intercepted; nothing was sent.
-            InvalidGroup, InvalidRelationshipKey, HeadersRefused: nothing was sent; the number is free again.
-            PublishUnroutable, PublishNacked: the message is in no stream; the number is free again.
-            PublishOutcomeUnknown: it may be in the stream: its number stays taken. `await error.settle()`, or go on
-                with `resume`.
+        The message is an aio-pika one, and is not changed; `exchange` is an exchange or a channel, `kwargs` are further
+        arguments of `Exchange.publish`, such as `timeout`, and what that returns is returned. A message that comes back
+        is `PublishUnroutable`, whatever the channel's `on_return_raises`.
         """
         target, _ = intercepted_exchange(self._exchange if exchange is None else exchange)
         routing_key = self._routing_key if routing_key is None else routing_key

@@ -10,22 +10,27 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from sqlalchemy import URL, Engine
 
 from relatum.keys import KeyDefinition
 from relatum.processes import after_fork, leave_to_parent
-from relatum.publishing._ports import KeyKeeper, Recorder
 from relatum.reading import BrokerAddress
 
+if TYPE_CHECKING:
+    from relatum.recording import EmbeddedRecorder, KeyWatcher
+
 logger = logging.getLogger("relatum.recorder")
+
+Keeper: TypeAlias = "EmbeddedRecorder | KeyWatcher"
+"""Who asks the database whether it defines the publisher's keys as the publisher does, in a thread of its own."""
 
 TOLD_MAX: Final = 5
 """Streams named in the last warning of a process."""
 
 _Key = tuple[BrokerAddress | None, int | None, object, tuple[tuple[str, ...], ...]]
-_Kept = TypeVar("_Kept", bound=KeyKeeper)
+_Kept = TypeVar("_Kept", "EmbeddedRecorder", "KeyWatcher")
 
 
 class EmbeddedRecorders:
@@ -37,7 +42,7 @@ class EmbeddedRecorders:
     @classmethod
     def acquire(
         cls, address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
-    ) -> Recorder:
+    ) -> "EmbeddedRecorder":
         """The recorder for these, started where there is none yet. It waits for no server."""
         login = address.login
         # Contexts are not compared: each connection has its own. Where they hold the user, they are.
@@ -46,7 +51,7 @@ class EmbeddedRecorders:
         return cls._acquire(key, partial(_start, address, database, definitions))
 
     @classmethod
-    def watch_keys(cls, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> KeyKeeper:
+    def watch_keys(cls, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
         """Who compares the keys where others record, started where there is none yet. It waits for no server."""
         key = (None, None, database, _meaning(definitions))
         return cls._acquire(key, partial(_start_watching, database, definitions))
@@ -80,7 +85,7 @@ class EmbeddedRecorders:
         cls._used = {}
 
     @classmethod
-    def give_back(cls, recorder: KeyKeeper) -> None:
+    def give_back(cls, recorder: Keeper) -> None:
         """End one use; the last one closes the recorder."""
         with cls._lock:
             for key, (known, users) in list(cls._used.items()):
@@ -111,19 +116,19 @@ def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, ...], .
     return tuple((key.name, key.value_type.value, *key.sources) for key in definitions)
 
 
-def _start(address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> Recorder:
+def _start(
+    address: BrokerAddress, database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]
+) -> "EmbeddedRecorder":
     # Imported here: stamping alone needs neither the recorder nor its servers.
     from relatum.recording import EmbeddedRecorder
 
-    recorder: Recorder = EmbeddedRecorder(address, _named(database), definitions)
-    return recorder
+    return EmbeddedRecorder(address, _named(database), definitions)
 
 
-def _start_watching(database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> KeyKeeper:
+def _start_watching(database: "str | URL | Engine", definitions: tuple[KeyDefinition, ...]) -> "KeyWatcher":
     from relatum.recording import KeyWatcher
 
-    watcher: KeyKeeper = KeyWatcher(_named(database), definitions)
-    return watcher
+    return KeyWatcher(_named(database), definitions)
 
 
 def _named(database: "str | URL | Engine") -> str | Engine:

@@ -5,7 +5,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from sqlalchemy import URL, Engine
 
@@ -13,14 +13,16 @@ from relatum import metrics
 from relatum.checks import as_options, checked_choice, checked_names, checked_seconds
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
-from relatum.publishing._embedded import EmbeddedRecorders
+from relatum.publishing._embedded import EmbeddedRecorders, Keeper
 from relatum.publishing._locate import Locator
-from relatum.publishing._ports import KeyKeeper, Recorder
 from relatum.publishing._publisher_statistics import PublisherCounts
 from relatum.publishing._stamp import OnInvalid, Stamper
 from relatum.reading import BrokerAddress
 from relatum.store import parse_database
 from relatum.superstreams import address_of
+
+if TYPE_CHECKING:
+    from relatum.recording import EmbeddedRecorder
 
 RecorderChoice: TypeAlias = Literal["embedded", "external"]
 
@@ -79,8 +81,8 @@ class Interception:
         self._stampers: dict[int, Stamper] = {}
         self._watched: set[tuple[str | bytes, str | bytes]] = set()
         self._forget_at = monotonic() + _FORGET_S
-        self._recorder: Recorder | None = None
-        self._keeper: KeyKeeper | None = None
+        self._recorder: EmbeddedRecorder | None = None
+        self._keeper: Keeper | None = None
         self._agree_until = monotonic() + AGREE_S
         self._waiting_to_agree = 0
         self._turn = asyncio.Lock()

@@ -11,27 +11,23 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from relatum.errors import (
-    AccessRefused,
-    ConfigurationError,
-    DataError,
-    NotFound,
-    Transient,
-)
-from relatum.headers import BROKERS_OWN, TIME_HEADER
+from relatum.errors import AccessRefused, ConfigurationError, DataError, NotFound, Transient
+from relatum.headers import BROKERS_OWN, RECEIPT_HEADER, TIME_HEADER
 from relatum.ids import MessageId
 from relatum.metrics import Histogram
 from relatum.outcomes import AsyncOutcomes, Outcomes
 from relatum.processes import after_fork
 from relatum.publishing._lent import CONNECT_S, LentReader
-from relatum.publishing._ports import Recorder
 from relatum.reading import BrokerAddress, Message, StreamReader
 from relatum.store import close_engine, coverage, known_engine, make_engine, receipts, streams, translated_errors
 from relatum.waiting import LEAST_S, within
+
+if TYPE_CHECKING:
+    from relatum.recording import EmbeddedRecorder
 
 logger = logging.getLogger("relatum.interception")
 
@@ -100,7 +96,9 @@ class Sent:
         at = datetime.now(UTC) - timedelta(seconds=now - before_s)
         content = body.encode() if isinstance(body, str) else bytes(body)
         exchange, routing_key = _name(exchange), _name(routing_key)
-        return cls(exchange, routing_key, message_id, None, headers.get(TIME_HEADER), content, at, before_s)
+        asked = headers.get(RECEIPT_HEADER)
+        receipt = asked if isinstance(asked, str) else message_id if asked is True else None
+        return cls(exchange, routing_key, message_id, receipt, headers.get(TIME_HEADER), content, at, before_s)
 
     def is_in(self, message: Message) -> bool:
         """Whether that message is this one."""
@@ -122,7 +120,7 @@ class Locator:
         self,
         address: BrokerAddress,
         database: "str | sa.URL | sa.Engine | None",
-        recorder: Recorder | None,
+        recorder: "EmbeddedRecorder | None",
         streams: frozenset[str] = frozenset(),
         receipt_s: Histogram | None = None,
     ) -> None:

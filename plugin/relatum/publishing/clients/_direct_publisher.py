@@ -31,20 +31,17 @@ from relatum.errors import (
     RelatumError,
 )
 from relatum.processes import after_fork, leave_to_parent
+from relatum.publishing._refusals import MALFORMED
 from relatum.reading import GOODBYE_S, BrokerAddress, blocking_connection
 
 DIRECT_TIMEOUT_S: Final = 10.0
 """Seconds until a broker that does not answer counts as away."""
-
 
 _ACCESS_REFUSED: Final = 403
 """AMQP's reply code for a user without the permission."""
 
 _PRECONDITION_FAILED: Final = 406
 """AMQP's reply code for a message larger than the broker takes."""
-
-_MALFORMED: Final = frozenset({501, 502, 505})
-"""AMQP's reply codes for frames that the broker cannot take: in what order or size they come, or what is in them."""
 
 _FRAME_BYTES: Final = 8 + 12
 """Bytes of a header frame beside its properties: the frame's header and end, then class, weight and body size.
@@ -125,7 +122,7 @@ class DirectPublisher:
                 "the default exchange: the permission to write to 'amq.default' is needed"
             )
         why = str(error) or type(error).__name__
-        if code == _PRECONDITION_FAILED or code in _MALFORMED:
+        if code == _PRECONDITION_FAILED or code in MALFORMED:
             return PublishRejected(f"the broker takes no such message: {self._what} for {stream!r}: {why}")
         return BrokerUnavailable(f"{self._what} could not be published to {stream!r}: {why}")
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from pika import BasicProperties
@@ -65,13 +64,9 @@ def publish(
     require_database(interception)
     if isinstance(exchange, Target):
         exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
-    receipt_name, asked = receipt_names(properties.message_id if properties is not None else None)
+    asked = receipt_header(properties.message_id if properties is not None else None)
     stamped, stamp = publisher.stamp(properties, body, asked)
-    sent = replace(
-        Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body),
-        receipt=receipt_name or stamp.message_id,
-    )
-
+    sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body)
     if mandatory:
         publisher.expect_return(stamp)
 
@@ -84,16 +79,13 @@ def publish(
     return Receipt(sent, interception.locator)
 
 
-def receipt_names(message_id: str | None) -> tuple[str | None, str | bool]:
-    """How the recorder is asked for a receipt: the name of the receipt, and the value of the header.
+def receipt_header(message_id: str | None) -> str | bool:
+    """The header by which the recorder is asked for a receipt.
 
     A `message_id` of ours is unique, so the header need only be True, and the receipt goes by that id. The caller's
-    own may have been used before: then the header holds a name of its own.
+    own may have been used before: then the header holds a name of the receipt's own.
     """
-    if message_id is None:
-        return None, True
-    name = uuid7(time.time_ns())
-    return name, name
+    return True if message_id is None else uuid7(time.time_ns())
 
 
 def require_database(interception: Interception) -> None:

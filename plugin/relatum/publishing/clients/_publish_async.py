@@ -1,14 +1,13 @@
 """Publishing with a receipt through aio-pika."""
 
 import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relatum.errors import ConfigurationError, PublishUnroutable
 from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
 from relatum.publishing._receipt import AsyncReceipt
-from relatum.publishing.clients._publish import receipt_names, require_database
+from relatum.publishing.clients._publish import receipt_header, require_database
 from relatum.superstreams import TargetExchange
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ async def publish_async(
 ) -> AsyncReceipt:
     """Publish with a confirm and get a receipt, which gives the message's offsets once they are recorded.
 
-    The twin of `relatum.publish` for aio-pika; its arguments are those of `Exchange.publish`.
+    The twin of `relatum.publish` for aio-pika, with its errors; its arguments are those of `Exchange.publish`.
 
     Args:
         target: An exchange of an intercepted connection, or a channel, which means its default exchange; or
@@ -40,15 +39,9 @@ async def publish_async(
         The receipt: `await receipt.wait(timeout_s)`.
 
     Raises:
-        ConfigurationError: the connection is not intercepted, or without a database, or the channel was opened with
-            `publisher_confirms=False`; nothing was sent.
-        InvalidRelationshipKey, HeadersRefused: nothing was sent.
-        KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise; nothing was sent.
-        PublishUnroutable: nothing is bound for it; `in_stream` is False.
-        PublishNacked: the broker refused it; `in_stream` is False, or None where one of several queues may have
-            taken it.
-        PublishOutcomeUnknown: connection or time lost before the broker's answer; `in_stream` is None. Settle it:
-            `await error.settle()`.
+        ConfigurationError: as for `publish`, or the channel was opened with `publisher_confirms=False`; nothing was
+            sent.
+        PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; `await error.settle()`.
     """
     from relatum.publishing.clients import _aio_pika as _aio_pika
 
@@ -68,16 +61,11 @@ async def publish_async(
     underlay = await channel.get_underlay_channel()
     await interception.agreed()
     stamper = _aio_pika.stamper_of(interception, underlay)
-    receipt_name, asked = receipt_names(message.message_id)
-    properties = message.properties
-    stamp = _aio_pika.stamped(stamper, properties, message.body, asked)
+    stamp = _aio_pika.stamped(stamper, message.properties, message.body, receipt_header(message.message_id))
     ours: Any = copy.copy(message)
     ours.headers = stamp.headers
     ours.message_id = stamp.message_id
-    sent = replace(
-        Sent.of(exchange.name, routing_key, stamp.message_id, stamp.headers, message.body),
-        receipt=receipt_name or stamp.message_id,
-    )
+    sent = Sent.of(exchange.name, routing_key, stamp.message_id, stamp.headers, message.body)
     result = await exchange.publish(ours, routing_key, mandatory=mandatory, **kwargs)
     if _aio_pika.came_back(result):
         raise PublishUnroutable(f"message {stamp.message_id} came back: nothing is bound for it", in_stream=False)
