@@ -5,14 +5,14 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import sqlalchemy as sa
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_seconds
+from relatum.closing import Closing
 from relatum.errors import (
     AccessRefused,
     NotFound,
@@ -58,7 +58,7 @@ from relatum_consumer.lookups import (
 _Result = TypeVar("_Result")
 
 
-class Asking(GroupMethods):
+class Asking(GroupMethods, Closing):
     """Carries out what look-ups ask for. Arguments are those of `Relations`."""
 
     def __init__(
@@ -176,11 +176,3 @@ class Asking(GroupMethods):
             reader.close()
         self._database.close()
         metrics.retire(self._counts)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -6,14 +6,14 @@ import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import sqlalchemy as sa
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_seconds
+from relatum.closing import AsyncClosing
 from relatum.errors import (
     AccessRefused,
     DatabaseUnavailable,
@@ -60,7 +60,7 @@ from relatum_consumer.lookups import (
 _Result = TypeVar("_Result")
 
 
-class AsyncAsking(AsyncGroupMethods):
+class AsyncAsking(AsyncGroupMethods, AsyncClosing):
     """Carries out what look-ups ask for. Arguments are those of `AsyncRelations`."""
 
     def __init__(
@@ -218,11 +218,3 @@ class AsyncAsking(AsyncGroupMethods):
         # both:
         self._database.close()
         metrics.retire(self._counts)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

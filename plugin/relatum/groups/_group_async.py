@@ -57,7 +57,9 @@ class AsyncMessageGroup(GroupBase):
         mandatory: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Publish the group's next message; see `MessageGroup.put`. Cancelling it leaves the outcome unknown, the number taken.
+        """Publish the group's next message; see `MessageGroup.put`.
+
+        Cancelling it leaves its outcome unknown, and its number taken.
 
         The message is an aio-pika one, and is not changed; `exchange` is an exchange or a channel, `kwargs` are further
         arguments of `Exchange.publish`, such as `timeout`, and what that returns is returned. A message that comes back

@@ -5,12 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_callable, checked_name, checked_seconds, shown
+from relatum.closing import AsyncClosing, Closing
 from relatum.errors import InvalidInput, NotFinishedInTime, NotFound, Transient, UsedAfterClose
 from relatum.outcomes._outcome_statements import read_outcomes, require_collector
 from relatum.outcomes._outcome_values import Outcome, OutcomeStatus
@@ -26,7 +26,7 @@ _POLL_FIRST_S: Final = 0.005
 """Seconds before the table is asked again for the first time; collecting and consuming a bulk take longer mostly."""
 
 
-class Outcomes:
+class Outcomes(Closing):
     """What became of messages, for the producer and for whoever else has their ids. Thread-safe.
 
     Args:
@@ -47,14 +47,6 @@ class Outcomes:
         self._lock = threading.Lock()
         leave_to_parent(self._watch)
         self._watch = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the thread that watches for result handlers, and give connections back."""
@@ -172,7 +164,7 @@ class Outcomes:
             self._watch.add(message_id, collector, handler)
 
 
-class AsyncOutcomes:
+class AsyncOutcomes(AsyncClosing):
     """The asyncio twin of `Outcomes`: PostgreSQL is asked in threads.
 
     Args:
@@ -181,14 +173,6 @@ class AsyncOutcomes:
 
     def __init__(self, database: str | sa.URL | sa.Engine) -> None:
         self._outcomes = Outcomes(database)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Give connections back; handlers are not called any more."""

@@ -4,9 +4,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
+from relatum.closing import Closing
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.limits import HEADERS_DEPTH_MAX
@@ -55,7 +55,7 @@ Not `expiration`: streams take no notice of it. Not `user_id`: the broker refuse
 """
 
 
-class DeadLetters:
+class DeadLetters(Closing):
     """Publishes given-up messages to a stream, each confirmed. A context manager; threads may share one.
 
     The connection is opened at the first message, and again after it was lost. A message may be published twice where
@@ -122,14 +122,6 @@ class DeadLetters:
     def close(self) -> None:
         """Close the connection. Publishing again opens another."""
         self._publisher.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Burial:

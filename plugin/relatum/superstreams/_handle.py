@@ -5,10 +5,10 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from relatum.checks import checked_text, checked_weights, shown
+from relatum.closing import Closing
 from relatum.errors import InvalidInput
 from relatum.processes import after_fork
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
@@ -56,7 +56,7 @@ class Placing:
             self._open[partition.stream] -= 1
 
 
-class AffinityHandle(Target):
+class AffinityHandle(Target, Closing):
     """An affinity set: all messages published by it go to the partition that its first one went to.
 
     Made by `SuperStream.affinity`. The partition is known to this object alone: no database is asked, and no header is
@@ -207,14 +207,6 @@ class AffinityHandle(Target):
             is_counted, self._is_counted = self._is_counted, False
         if is_counted and self._partition is not None:
             self._super_stream.placing.end(self._partition)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _place(self, layout: Layout) -> Partition:
         """Choose once, whoever asks first."""

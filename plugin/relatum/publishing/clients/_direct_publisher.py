@@ -4,8 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
@@ -19,6 +18,7 @@ from pika.exceptions import (
 )
 
 from relatum.client_logs import own_connection
+from relatum.closing import Closing
 from relatum.errors import (
     AccessRefused,
     BrokerUnavailable,
@@ -50,7 +50,7 @@ Source: AMQP 0-9-1, 2.3.5 and 2.3.5.2. RabbitMQ compares the whole frame with wh
 """
 
 
-class DirectPublisher:
+class DirectPublisher(Closing):
     """Publishes to streams by their names, through the default exchange. A context manager; threads may share one.
 
     The connection is opened at the first message, and again after it was lost. A message may be published twice where
@@ -167,14 +167,6 @@ class DirectPublisher:
         """Close the connection. Publishing again opens another."""
         with self._lock:
             self._drop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def new_properties(headers: Mapping[str, Any] | None, given: Mapping[str, Any]) -> BasicProperties:
