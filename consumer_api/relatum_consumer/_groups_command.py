@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,7 +11,17 @@ from rich.text import Text
 from relatum import MessageId
 from relatum.membership import GroupPosition, membership
 from relatum.reading import Message
-from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, parse_span, print_facts, print_json, spread
+from relatum.terminal import (
+    ExitCode,
+    JsonOption,
+    ServerOptions,
+    console,
+    moment_text,
+    parse_span,
+    print_facts,
+    print_json,
+    spread,
+)
 from relatum_consumer.command import open_relations
 from relatum_consumer.groups import Group, GroupConsumerStatus, IncompleteGroupReport
 
@@ -88,7 +97,7 @@ def _print_list(found: Sequence[IncompleteGroupReport], as_json: bool) -> None:
     for each in found:
         place = each.position
         lies_in = ", ".join(sorted({message.stream for message in each.places}))
-        seen = _moment(each.first_seen), _moment(each.last_seen)
+        seen = moment_text(each.first_seen), moment_text(each.last_seen)
         wrong = "".join(f", {anomaly}" for anomaly in place.anomalies)
         cells = (each.group_id, f"{place.seen:,}{wrong}", _ranges(place.missing, RANGES_SHOWN), _last(place))
         table.add_row(*(Text(cell, overflow="fold") for cell in (*cells, *seen, lies_in)))
@@ -114,7 +123,7 @@ def _position_document(position: GroupPosition) -> dict[str, Any]:
 
 
 def _places(places: Iterable[MessageId]) -> list[dict[str, Any]]:
-    return [{"stream": place.stream, "offset": place.offset} for place in places]
+    return [place._asdict() for place in places]
 
 
 # --- one group --------------------------------------------------------------------------------------------
@@ -154,7 +163,7 @@ def _show_group(group: Group, position: GroupPosition) -> None:
         place = membership(message.headers)
         assert place is not None, "it is in a group"
         words = ", ".join(filter(None, ("last" if place.last else "", word)))
-        cells = (f"{place.sequence:,}", message.stream, f"{message.offset}", _moment(message.time), words)
+        cells = (f"{place.sequence:,}", message.stream, f"{message.offset}", moment_text(message.time), words)
         places.add_row(*(Text(cell) for cell in cells))
     if places.row_count:
         console.print(places)
@@ -195,12 +204,12 @@ def _facts(status: GroupConsumerStatus) -> list[tuple[str, str]]:
     streams = "all that are recorded" if status.streams is None else ", ".join(status.streams)
     facts = [("reads", f"{streams}, in {status.order} order")]
     facts += [(f"groups {state}", f"{count:,}") for state, count in status.counts.items()]
-    facts.append(("oldest not acknowledged", _moment(status.oldest_waiting_at)))
-    facts.append(("oldest not complete", _moment(status.oldest_open_at)))
+    facts.append(("oldest not acknowledged", moment_text(status.oldest_waiting_at)))
+    facts.append(("oldest not complete", moment_text(status.oldest_open_at)))
     for member in status.members:
         lease = "until" if member.is_alive else "lapsed at"
         facts.append(
-            (f"member {member.holder}", f"{member.claimed:,} claimed, {lease} {_moment(member.lease_expires_at)}")
+            (f"member {member.holder}", f"{member.claimed:,} claimed, {lease} {moment_text(member.lease_expires_at)}")
         )
     for source in status.sources:
         to = "not scanned yet" if source.scanned_to is None else f"scanned up to {source.scanned_to:,}"
@@ -220,7 +229,3 @@ def _ranges(ranges: Sequence[tuple[int, int]], most: int | None = None) -> str:
 
 def _last(position: GroupPosition) -> str:
     return "not there" if position.last_sequence is None else f"{position.last_sequence:,}"
-
-
-def _moment(at: datetime | None) -> str:
-    return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"

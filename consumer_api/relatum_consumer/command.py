@@ -204,8 +204,8 @@ def _document(answer: Answer) -> dict[str, Any]:
     return {
         "status": str(answer.status),
         "messages": [message_document(hit.message) | {"keys": list(hit.keys)} for hit in answer.hits],
-        "expired": [{"stream": place.stream, "offset": place.offset} for place in answer.expired],
-        "unread": [{"stream": place.stream, "offset": place.offset} for place in answer.unread],
+        "expired": [place._asdict() for place in answer.expired],
+        "unread": [place._asdict() for place in answer.unread],
         "left_out": [each._asdict() for each in answer.left_out],
         "lacking": [each._asdict() for each in answer.lacking],
         "unattended": list(answer.unattended[:STREAMS_LISTED]),

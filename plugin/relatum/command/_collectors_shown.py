@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from relatum.collecting import CollectorStatus, SourceStatus, collector_status
 from relatum.reading import BrokerAddress
-from relatum.terminal import console, print_facts, print_json
+from relatum.terminal import console, moment_text, print_facts, print_json
 
 
 def print_collectors(
@@ -25,14 +25,14 @@ def print_collectors(
 def _facts(status: CollectorStatus) -> list[tuple[str, str]]:
     facts = [(f"messages {state}", f"{count:,}") for state, count in status.counts.items()]
     if status.oldest_unfinished_at is not None:
-        facts.append(("oldest not finished", f"{status.oldest_unfinished_at:%Y-%m-%d %H:%M:%S %Z}"))
+        facts.append(("oldest not finished", moment_text(status.oldest_unfinished_at)))
     facts += [
         (f"without a running executor: {of_type}", f"{count:,}") for of_type, count in sorted(status.unattended.items())
     ]
     facts += [(f"stream {source.stream}", _source(source)) for source in status.sources]
     for member in status.members:
         lease = "until" if member.is_alive else "lapsed at"
-        moment = f"{member.lease_expires_at:%Y-%m-%d %H:%M:%S %Z}"
+        moment = moment_text(member.lease_expires_at)
         facts.append(
             (f"member {member.member}", f"{member.holder}, {', '.join(member.types) or 'no type'}, {lease} {moment}")
         )

@@ -9,7 +9,17 @@ from relatum.command._collectors_shown import print_collectors
 from relatum.recording import StreamEvent, StreamStatus
 from relatum.recording import status as status_of
 from relatum.store import as_engine, check_recorded, translated_errors
-from relatum.terminal import JsonOption, ServerOptions, console, print_facts, print_json, ranges_text, size_text, spread
+from relatum.terminal import (
+    JsonOption,
+    ServerOptions,
+    console,
+    moment_text,
+    print_facts,
+    print_json,
+    ranges_text,
+    size_text,
+    spread,
+)
 
 
 @spread
@@ -95,4 +105,4 @@ def _event(event: StreamEvent) -> str:
     offsets = ""
     if event.from_offset is not None and event.to_offset is not None:
         offsets = f" {ranges_text([(event.from_offset, event.to_offset)])}"
-    return f"{event.at:%Y-%m-%d %H:%M:%S %Z}{offsets} {event.detail}".rstrip()
+    return f"{moment_text(event.at)}{offsets} {event.detail}".rstrip()

@@ -2,14 +2,22 @@
 
 from collections.abc import Collection
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from relatum.outcomes import Outcome, Outcomes, OutcomeStatus
-from relatum.terminal import DatabaseOption, ExitCode, JsonOption, console, plain_text, print_json, require_database
+from relatum.terminal import (
+    DatabaseOption,
+    ExitCode,
+    JsonOption,
+    console,
+    moment_text,
+    plain_text,
+    print_json,
+    require_database,
+)
 
 
 def outcome(
@@ -84,12 +92,8 @@ def _facts(outcome: Outcome) -> list[tuple[str, str]]:
         ("type", outcome.type or "–"),
         ("place", f"{outcome.stream}@{outcome.offset}"),
         ("attempts", f"{outcome.attempts:,}"),
-        ("collected", _moment(outcome.collected_at)),
-        ("forwarded", _moment(outcome.forwarded_at)),
-        ("finished", _moment(outcome.finished_at)),
+        ("collected", moment_text(outcome.collected_at)),
+        ("forwarded", moment_text(outcome.forwarded_at)),
+        ("finished", moment_text(outcome.finished_at)),
     ]
     return facts if outcome.reason is None else [*facts, ("reason", outcome.reason)]
-
-
-def _moment(at: datetime | None) -> str:
-    return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"

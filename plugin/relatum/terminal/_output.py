@@ -170,6 +170,11 @@ def ranges_text(ranges: list[tuple[int, int]], *, most: int = 3) -> str:
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "–"
 
 
+def moment_text(at: datetime | None) -> str:
+    """A moment as people read it."""
+    return "–" if at is None else f"{at:%Y-%m-%d %H:%M:%S %Z}"
+
+
 def size_text(count: float | None) -> str:
     """A number of bytes as people read it."""
     if count is None:

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from relatum_consumer.lookups import ANSWER_MESSAGES_MAX as REPORTS_MAX
-
 WINDOW_OFFSETS: Final = 131_072
 """Offsets of a stream whose rows are asked for at once; each row takes about 200 bytes while it is held."""
 
@@ -35,16 +33,3 @@ READ_RETRIES: Final = 1
 
 PART_MESSAGES: Final = 1_024
 """Messages of a group that are read at once where it is given as it comes."""
-
-__all__ = [
-    "BATCH_BYTES",
-    "BATCH_MESSAGES",
-    "FIRST_GROUPS",
-    "FIRST_MESSAGES",
-    "GROUPS_AT_ONCE",
-    "PART_MESSAGES",
-    "READ_RETRIES",
-    "REPORTS_MAX",
-    "UNRECORDED_MEMBERS_MAX",
-    "WINDOW_OFFSETS",
-]

@@ -32,12 +32,12 @@ from relatum_consumer.groups.reading._delivery import (
     read_members,
     without_copies,
 )
-from relatum_consumer.groups.reading._group_limits import REPORTS_MAX
 from relatum_consumer.groups.reading._group_options import check_order
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import Group, IncompleteGroupReport
 from relatum_consumer.groups.reading._streams_view import View, group_key, look, member_of
 from relatum_consumer.lookups import (
+    ANSWER_MESSAGES_MAX,
     Answer,
     Catalog,
     Evidence,
@@ -201,9 +201,11 @@ def _suspects(view: View, before: int) -> GroupSteps[list[str]]:
     """Ids of groups that the table does not show as whole, and of those that are not recorded yet."""
     floors = [view.floors[stream] for stream in view.stream_ids.values()]
     parameters = {"key_id": view.key_id, "stream_ids": list(view.stream_ids), "floors": floors}
-    rows = yield from Select(statements.unfinished(), parameters | {"before": before, "limit": REPORTS_MAX + 1})
-    if len(rows) > REPORTS_MAX:
-        raise InvalidInput(f"more than {REPORTS_MAX:,} groups are not complete: ask for one stream, or for older ones")
+    rows = yield from Select(statements.unfinished(), parameters | {"before": before, "limit": ANSWER_MESSAGES_MAX + 1})
+    if len(rows) > ANSWER_MESSAGES_MAX:
+        raise InvalidInput(
+            f"more than {ANSWER_MESSAGES_MAX:,} groups are not complete: ask for one stream, or for older ones"
+        )
     return list(dict.fromkeys([*(group_id for (group_id,) in rows), *view.unrecorded_groups]))
 
 

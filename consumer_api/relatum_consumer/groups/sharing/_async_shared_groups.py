@@ -5,7 +5,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -145,14 +145,7 @@ class AsyncSharedGroups(AsyncIterator[AsyncSharedGroup]):
 
     def statistics(self) -> SharedGroupsStatistics:
         """What this member has counted, and how many groups it holds. It asks nobody."""
-        counts = self._counts
-        return SharedGroupsStatistics(
-            given=counts.given,
-            redelivered=counts.redelivered,
-            acknowledged=counts.acknowledged,
-            given_up=counts.given_up,
-            held=len(self._reading.claims.held),
-        )
+        return SharedGroupsStatistics(**asdict(self._counts), held=len(self._reading.claims.held))
 
     def _keep(self) -> None:
         """See that leases are renewed."""

@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -128,14 +128,7 @@ class SharedGroups(Iterator[SharedGroup]):
 
     def statistics(self) -> SharedGroupsStatistics:
         """What this member has counted, and how many groups it holds. It asks nobody."""
-        counts = self._counts
-        return SharedGroupsStatistics(
-            given=counts.given,
-            redelivered=counts.redelivered,
-            acknowledged=counts.acknowledged,
-            given_up=counts.given_up,
-            held=len(self._reading.claims.held),
-        )
+        return SharedGroupsStatistics(**asdict(self._counts), held=len(self._reading.claims.held))
 
     def _keep(self) -> None:
         """See that leases are renewed."""

@@ -1,7 +1,8 @@
 """How a consumer learns of groups: each recorded part of its streams is looked at once, by the first member there."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from relatum.limits import INTEGER_MAX
@@ -77,6 +78,15 @@ def stretches(rows: Iterable[CoverageRow], scanned: Sequence[Range], key_id: int
     return found
 
 
+def scanned_of(consumer: SharedConsumer, stream_ids: Iterable[int]) -> GroupSteps[dict[int, list[Range]]]:
+    """What a consumer has scanned of streams, by their numbers."""
+    parameters = {"consumer_id": consumer.consumer_id, "stream_ids": list(stream_ids)}
+    found: dict[int, list[Range]] = defaultdict(list)
+    for stream_id, start, stop in (yield from Select(statements.scans(), parameters)):
+        found[stream_id].append((start, stop))
+    return found
+
+
 class Scanner:
     """Scans what is recorded and was not scanned by any member."""
 
@@ -97,7 +107,7 @@ class Scanner:
         """Scan up to where the streams are recorded now; whether there was anything."""
         present = yield from self._look()
         rows = yield from coverage_by_stream(present)
-        scanned = yield from self._scanned()
+        scanned = yield from scanned_of(self._consumer, self._view.stream_ids)
         is_any = False
         for stream in present:
             low = self._consumer.low(stream.stream_id)
@@ -137,15 +147,6 @@ class Scanner:
         self._by_offset = names is not None and len(names) == 1 and names[0] in self._stream_ids
         return present
 
-    def _scanned(self) -> GroupSteps[dict[int, list[Range]]]:
-        rows = yield from Select(
-            statements.scans(), {"consumer_id": self._consumer.consumer_id, "stream_ids": list(self._view.stream_ids)}
-        )
-        found: dict[int, list[Range]] = {}
-        for stream_id, start, stop in rows:
-            found.setdefault(stream_id, []).append((start, stop))
-        return found
-
     def _scan(self, stream: str, stretch: Stretch) -> GroupSteps[bool]:
         """Scan a stretch, window after window; False where another member was first."""
         at = stretch.start
@@ -179,11 +180,8 @@ class Scanner:
             if group.head is not None and not self._consumer.admits(group.head, stream_id):
                 noted.outside.append(group_id)
                 continue
-            noted.ranks.append(self._rank(first))
-            noted.first_offsets.append(first.offset)
-            noted.stream_ids.append(stream_id)
-            noted.states.append("ready" if group.is_complete else "open")
-            noted.group_ids.append(group_id)
+            state = "ready" if group.is_complete else "open"
+            noted.rows.append((self._rank(first), first.offset, stream_id, state, group_id))
 
     def _rank(self, first: Member) -> int:
         if self._by_offset:
@@ -191,28 +189,18 @@ class Scanner:
         return INTEGER_MAX if first.time_us is None else first.time_us
 
     def _parameters(self, noted: "Noted") -> dict[str, object]:
-        return {
-            "consumer_id": self._consumer.consumer_id,
-            "present": list(self._view.stream_ids),
-            "ranks": noted.ranks,
-            "first_offsets": noted.first_offsets,
-            "stream_ids": noted.stream_ids,
-            "states": noted.states,
-            "group_ids": noted.group_ids,
-        }
+        known = {"consumer_id": self._consumer.consumer_id, "present": list(self._view.stream_ids)}
+        return known | statements.written_down(noted.rows)
 
 
+@dataclass(frozen=True, slots=True)
 class Noted:
-    """What is to be written down of groups, column by column."""
+    """What is to be written down of groups."""
 
-    def __init__(self) -> None:
-        self.ranks: list[int] = []
-        self.first_offsets: list[int] = []
-        self.stream_ids: list[int] = []
-        self.states: list[str] = []
-        self.group_ids: list[str] = []
-        self.outside: list[str] = []
-        """Groups that stand before the consumer's start."""
+    rows: list[tuple[int, int, int, str, str]] = field(default_factory=list)
+    """As `statements.WRITTEN_DOWN` names their columns."""
+    outside: list[str] = field(default_factory=list)
+    """Groups that stand before the consumer's start."""
 
 
 def next_width(width: int, rows: int, *, is_full: bool) -> int:

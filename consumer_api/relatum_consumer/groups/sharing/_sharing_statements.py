@@ -5,6 +5,7 @@ the groups it touched, and only if nobody else scanned it first. So a member tha
 nothing half done.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -155,7 +156,7 @@ def _moved() -> Any:
     )
 
 
-_WANTED: Final[tuple[tuple[str, Any], ...]] = (
+WRITTEN_DOWN: Final[tuple[tuple[str, Any], ...]] = (
     ("rank", sa.BigInteger),
     ("first_offset", sa.BigInteger),
     ("stream_id", sa.Integer),
@@ -164,9 +165,14 @@ _WANTED: Final[tuple[tuple[str, Any], ...]] = (
 )
 
 
+def written_down(rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """The parameters for groups that are written down, each a row of `WRITTEN_DOWN`."""
+    return {f"{name}s": [row[at] for row in rows] for at, (name, _) in enumerate(WRITTEN_DOWN)}
+
+
 def _wanted() -> Any:
-    arrays = [sa.bindparam(f"{name}s", type_=postgresql.ARRAY(kind)) for name, kind in _WANTED]
-    columns = [sa.column(name, kind) for name, kind in _WANTED]
+    arrays = [sa.bindparam(f"{name}s", type_=postgresql.ARRAY(kind)) for name, kind in WRITTEN_DOWN]
+    columns = [sa.column(name, kind) for name, kind in WRITTEN_DOWN]
     return sa.func.unnest(*arrays).table_valued(*columns, name="wanted").render_derived()
 
 
@@ -176,12 +182,12 @@ def _upsert(rows: Any) -> Any:
     What became of a group whose first message lay in a stream that was declared again, and so is none of `present`,
     says nothing of a group in the new one.
     """
-    statement = insert(group_states).from_select([*(name for name, _ in _WANTED), "consumer_id"], rows)
+    statement = insert(group_states).from_select([*(name for name, _ in WRITTEN_DOWN), "consumer_id"], rows)
     new = statement.excluded
     present = sa.bindparam("present", type_=postgresql.ARRAY(sa.Integer))
     return statement.on_conflict_do_update(
         index_elements=["consumer_id", "group_id"],
-        set_={name: new[name] for name, _ in _WANTED if name != "group_id"}
+        set_={name: new[name] for name, _ in WRITTEN_DOWN if name != "group_id"}
         | {"touched_at": NOW, "told_at": _NULL, "done_at": _NULL}
         | unleased()
         | {"given": sa.literal_column("0")},

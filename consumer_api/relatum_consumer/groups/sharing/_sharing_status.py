@@ -13,7 +13,7 @@ from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.sharing import _sharing_statements as statements
 from relatum_consumer.groups.sharing._group_consumer import by_name
 from relatum_consumer.groups.sharing._sharing_options import check_name
-from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer
+from relatum_consumer.groups.sharing._sharing_scan import SharedConsumer, scanned_of
 from relatum_consumer.lookups import Catalog, LeftOut, Select, all_ends
 
 STATES: Final = ("open", "ready", "claimed", "done", "dead")
@@ -103,10 +103,7 @@ def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStat
 
 def _sources(catalog: Catalog, consumer: SharedConsumer) -> GroupSteps[tuple[GroupSourceStatus, ...]]:
     present = yield from catalog.streams(consumer.names)
-    parameters = {"consumer_id": consumer.consumer_id, "stream_ids": [stream.stream_id for stream in present]}
-    scanned: dict[int, list[Range]] = {}
-    for stream_id, start, stop in (yield from Select(statements.scans(), parameters)):
-        scanned.setdefault(stream_id, []).append((start, stop))
+    scanned = yield from scanned_of(consumer, (stream.stream_id for stream in present))
     sources = []
     ends = yield from all_ends(sorted({stream.name for stream in present}), is_named=False)
     for stream in sorted(present, key=lambda each: each.name):
