@@ -50,6 +50,8 @@ def status(
     if not {name for each in found for name in (each.stream, each.super_stream)}.issuperset(streams or ()):
         with as_engine(servers.database_url) as engine, translated_errors(), engine.connect() as connection:
             check_recorded(connection, servers.address.vhost, streams or ())
+        # It began meanwhile.
+        found = status_of(servers.address, servers.database_url, streams)
     if as_json:
         print_json([_document(stream) for stream in found])
     elif not found:
