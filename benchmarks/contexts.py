@@ -14,6 +14,7 @@ from benchmarks import _streams as streams
 from benchmarks._context import Context
 from benchmarks._results import Row
 from benchmarks._timing import in_turns, median, no_collection, per_second
+from relatum.contexts import ContextOptions
 from relatum.reading import StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream
 
@@ -51,7 +52,7 @@ def _compare(context: Context, name: str, database: str) -> Iterator[Row]:
         targets = {
             "hash": relatum.SuperStream(name, route_by="serialization_context"),
             "each": stack.enter_context(relatum.ContextRouter(name, database)),
-            "shared": stack.enter_context(relatum.ContextRouter(name, database, check_s=CHECK_S)),
+            "shared": stack.enter_context(relatum.ContextRouter(name, database, ContextOptions(check_s=CHECK_S))),
         }
         actions: dict[str, Callable[[], None]] = {
             way: partial(_publish, _channel(context, stack), target, way, messages) for way, target in targets.items()

@@ -19,6 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 import relatum
+from relatum.contexts import AffinityOptions
 from relatum.contexts.placement._entries import Placed
 from relatum.errors import (
     ContextMoving,
@@ -189,7 +190,7 @@ def test_sets_hold_together_in_disorder(
     with (
         ThreadPoolExecutor(8) as threads,
         relatum.AffinityRouter(name, database_url) as one,
-        relatum.AffinityRouter(name, database_url, check_s=0) as other,
+        relatum.AffinityRouter(name, database_url, AffinityOptions(check_s=0)) as other,
     ):
         routers = [one, one, other, other]
         under_way = [

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from pika.exceptions import UnroutableError
 
 import relatum
+from relatum.contexts import AffinityOptions, ContextOptions
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -381,11 +382,17 @@ def test_headers_that_make_no_sense_are_refused(faces: Faces, partitions: Partit
         {"header": ""},
     ],
 )
-@pytest.mark.parametrize("router", [relatum.AffinityRouter, relatum.AsyncAffinityRouter])
-def test_options_that_cannot_be_are_refused(router: Any, option: dict[str, Any], database_url: str) -> None:
-    """A wrong option is one error, when the router is made."""
+def test_options_that_cannot_be_are_refused(option: dict[str, Any]) -> None:
+    """A wrong option is one error, before a router is made."""
     with pytest.raises(ConfigurationError):
-        router("orders", database_url, **option)
+        AffinityOptions(**option)
+
+
+@pytest.mark.parametrize("router", [relatum.AffinityRouter, relatum.AsyncAffinityRouter])
+def test_options_of_another_kind_are_refused(router: Any, database_url: str) -> None:
+    """Those of routers of contexts say nothing of affinity sets."""
+    with pytest.raises(ConfigurationError, match="AffinityOptions"):
+        router("orders", database_url, ContextOptions())
 
 
 # --- the database is away -----------------------------------------------------------------------------------------

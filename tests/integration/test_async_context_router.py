@@ -9,6 +9,7 @@ import aio_pika
 import pytest
 
 import relatum
+from relatum.contexts import ContextOptions
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import (
     ConfigurationError,
@@ -192,7 +193,7 @@ def test_a_moving_context_waits_and_its_task_can_be_cancelled(layout: Layout, am
     async def scenario() -> None:
         async with (
             await aio_pika.connect(amqp_url) as connection,
-            relatum.AsyncContextRouter(layout.super_stream, database_url, timeout_s=3.0) as router,
+            relatum.AsyncContextRouter(layout.super_stream, database_url, ContextOptions(timeout_s=3.0)) as router,
         ):
             channel = await connection.channel()
             await router.publish(channel, of_context("x", b"1"))
@@ -222,7 +223,7 @@ def test_a_stray_of_a_move_that_stands_still_is_settled_later(layout: Layout, am
     async def scenario() -> None:
         async with (
             await aio_pika.connect(amqp_url) as connection,
-            relatum.AsyncContextRouter(layout.super_stream, database_url, timeout_s=3.0) as router,
+            relatum.AsyncContextRouter(layout.super_stream, database_url, ContextOptions(timeout_s=3.0)) as router,
         ):
             channel = await connection.channel()
             await router.publish(channel, of_context("x", b"1"))
@@ -318,7 +319,9 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
     async def scenario(proxy: Proxy) -> None:
         async with (
             await aio_pika.connect(amqp_url) as connection,
-            relatum.AsyncContextRouter(layout.super_stream, proxy.url(database_url), timeout_s=3.0) as router,
+            relatum.AsyncContextRouter(
+                layout.super_stream, proxy.url(database_url), ContextOptions(timeout_s=3.0)
+            ) as router,
         ):
             channel = await connection.channel()
             await router.publish(channel, of_context("x", b"1"))

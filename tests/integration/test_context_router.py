@@ -12,6 +12,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
+from relatum.contexts import ContextOptions
 from relatum.contexts.placement._entries import Placed
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import (
@@ -53,7 +54,7 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
 @pytest.fixture
 def router(layout: Layout, database_url: str) -> Iterator[relatum.ContextRouter]:
     """A router that waits no longer than seconds."""
-    with relatum.ContextRouter(layout.super_stream, database_url, timeout_s=3.0) as opened:
+    with relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(timeout_s=3.0)) as opened:
         yield opened
 
 
@@ -126,7 +127,7 @@ def test_routers_that_place_a_context_at_the_same_moment_agree(
     def publish(number: int) -> None:
         with (
             broker_connection(amqp_url) as connection,
-            relatum.ContextRouter(layout.super_stream, database_url, balance="round_robin") as router,
+            relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(balance="round_robin")) as router,
         ):
             channel = connection.channel()
             channel.confirm_delivery()
@@ -256,7 +257,7 @@ def test_a_super_stream_has_one_header(
     """A router that names contexts by another header than the others is refused, and nothing is sent."""
     router.publish(channel, b"", of_context("x"))
     with (
-        relatum.ContextRouter(layout.super_stream, database_url, header="account") as other,
+        relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(header="account")) as other,
         pytest.raises(SuperStreamConflict) as caught,
     ):
         other.publish(channel, b"", pika.BasicProperties(headers={"account": "x"}))
@@ -282,13 +283,12 @@ def test_a_super_stream_must_be_there(channel: BlockingChannel, database_url: st
         {"header": ""},
         {"balance": "fairest"},
         {"when_database_away": "known"},
-        {"broker": "http://host"},
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
-    """Each wrong option is an error when the router is made."""
+    """Each wrong option is an error before a router is made."""
     with pytest.raises(ConfigurationError):
-        relatum.ContextRouter("orders", "postgresql://nobody@127.0.0.1:1/none", **options)
+        ContextOptions(**options)
 
 
 def test_a_wrong_database_url_and_a_closed_router_are_refused(
@@ -297,6 +297,8 @@ def test_a_wrong_database_url_and_a_closed_router_are_refused(
     """A URL of no PostgreSQL is told when the router is made; a closed router says so."""
     with pytest.raises(ConfigurationError, match="PostgreSQL"):
         relatum.ContextRouter("orders", "sqlite://")
+    with pytest.raises(ConfigurationError):
+        relatum.ContextRouter("orders", "postgresql://nobody@127.0.0.1:1/none", broker="http://host")
     router.close()
     router.close()
     with pytest.raises(ConfigurationError, match="closed"):
@@ -418,7 +420,7 @@ def test_what_was_told_unchecked_is_checked_by_closing(
 ) -> None:
     """With `check_s`, a stray that its publisher was told of is taken in by `close`, in its order."""
     home = layout.route("x").stream
-    router = relatum.ContextRouter(layout.super_stream, database_url, check_s=0.04)
+    router = relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(check_s=0.04))
     now = [100.0]
     router._core.publications._clock = lambda: now[0]
     router.publish(channel, b"1", of_context("x"))
@@ -468,7 +470,9 @@ def test_without_the_database_nothing_is_sent(
     with (
         Proxy.to(database_url) as proxy,
         relatum.ContextRouter(
-            layout.super_stream, proxy.url(database_url), timeout_s=3.0, when_database_away=when_database_away
+            layout.super_stream,
+            proxy.url(database_url),
+            ContextOptions(timeout_s=3.0, when_database_away=when_database_away),
         ) as router,
     ):
         router.publish(channel, b"1", of_context("x"))
@@ -489,7 +493,7 @@ def test_a_database_that_goes_away_after_the_confirm_leaves_the_outcome_unknown(
     """The caller is not told before the check; `settle` does it when PostgreSQL is back, and nothing is sent twice."""
     with (
         Proxy.to(database_url) as proxy,
-        relatum.ContextRouter(layout.super_stream, proxy.url(database_url), timeout_s=3.0) as router,
+        relatum.ContextRouter(layout.super_stream, proxy.url(database_url), ContextOptions(timeout_s=3.0)) as router,
     ):
         router.publish(channel, b"1", of_context("x"))
 

@@ -1,8 +1,8 @@
 """What docs/contexts.md shows of publishing is run, as it stands there."""
 
 import asyncio
-import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import aio_pika
 import pika
 
 import relatum
+from relatum.contexts import ContextOptions
 from tests.support import broker_connection
 from tests.support.routing import consumed
 from tests.support.super_streams import super_stream
@@ -34,14 +35,10 @@ def test_what_the_page_shows_of_publishing_works(amqp_url: str, stream_url: str,
 
 
 def test_the_page_names_the_routers_options_and_defaults() -> None:
-    """Each option of the table is one of both routers, with the default given there, and none is left out."""
+    """Each option of the table is one of the routers', with the default given there, and none is left out."""
     rows = re.findall(r"^\| `(\w+)` \| `?\"?([\w,. ]+?)\"?`? \|", PUBLISHING, re.MULTILINE)
     told = {name: value for name, value in rows if name.islower() or "_" in name}
-    for kind in (relatum.ContextRouter, relatum.AsyncContextRouter):
-        options = inspect.signature(kind).parameters
-        wanted = {name: each.default for name, each in options.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
-        wanted.pop("stream_url")
-        assert set(told) == set(wanted)
-        for name, default in wanted.items():
-            if default is not None:
-                assert told[name].replace(",", "") == (f"{default:g}" if isinstance(default, float) else str(default))
+    wanted = {each.name: each.default for each in fields(ContextOptions)}
+    assert set(told) == set(wanted)
+    for name, default in wanted.items():
+        assert told[name].replace(",", "") == (f"{default:g}" if isinstance(default, float) else str(default))

@@ -11,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
-from relatum.contexts import SerialConsumer
+from relatum.contexts import ContextOptions, SerialConsumer
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
 from relatum.store import make_engine
@@ -52,7 +52,7 @@ def test_a_router_does_not_wait_for_a_database_that_stands_still(
 ) -> None:
     """A new name fails in time, with nothing sent, and closing waits for nothing."""
     with Proxy.to(database_url) as proxy:
-        router = relatum.ContextRouter(name, proxy.url(database_url), timeout_s=TIMEOUT_S)
+        router = relatum.ContextRouter(name, proxy.url(database_url), ContextOptions(timeout_s=TIMEOUT_S))
         until_answered(lambda: router.publish(channel, b"1", of_context("known")))
         proxy.mode = "frozen"
         with in_time(3 * TIMEOUT_S), pytest.raises(DatabaseUnavailable):
@@ -80,7 +80,7 @@ def test_a_router_is_not_opened_on_a_listener_that_never_speaks(name: str, chann
     """Opening ends with the router's own time-out."""
     with (
         silent_database() as url,
-        relatum.ContextRouter(name, url, timeout_s=TIMEOUT_S) as router,
+        relatum.ContextRouter(name, url, ContextOptions(timeout_s=TIMEOUT_S)) as router,
         in_time(TIMEOUT_S),
         pytest.raises(DatabaseUnavailable),
     ):

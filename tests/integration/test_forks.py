@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import Outcomes
-from relatum.contexts import SerializationContexts
+from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.errors import UsedAfterFork
 from relatum.local._identity import free_port
 from relatum.metrics._reporting import _registry
@@ -137,7 +137,9 @@ def test_what_has_an_identity_says_that_it_is_the_parents(
     of_context = pika.BasicProperties(headers={"context_id": "x"})
     with ExitStack() as stack:
         channel = stack.enter_context(publishing(amqp_url, stream_url, database_url))
-        router = stack.enter_context(relatum.ContextRouter(layout.super_stream, database_url, header="context_id"))
+        router = stack.enter_context(
+            relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(header="context_id"))
+        )
         router.publish(channel, b"1", of_context)
         contexts = stack.enter_context(SerializationContexts(layout.super_stream, database_url, broker=address))
         consumer = relatum.SerialConsumer(layout.super_stream, "c", database=database_url, broker=address)

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import relatum
 from relatum import GROUP_KEY, metrics
 from relatum.collecting import ExecutorOptions, Failure, MessageCollector
+from relatum.contexts import AffinityOptions
 from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, PublishUnroutable
 from relatum.following import Follower
 from relatum.local._identity import free_port
@@ -147,7 +148,10 @@ def test_routers_count_by_super_stream(amqp_url: str, layout: Layout, database_u
             seen = router.statistics()
             assert (seen.published, seen.unnamed, seen.known_names, seen.unchecked) == (3, 1, 2, 0)
             assert told("relatum_router_known_names", **labels) == 2
-        with relatum.AffinityRouter(name, database_url, header="set") as router, suppress(ConfigurationError):
+        with (
+            relatum.AffinityRouter(name, database_url, AffinityOptions(header="set")) as router,
+            suppress(ConfigurationError),
+        ):
             router.publish(channel, b"")
     assert told("relatum_router_published_total", **labels) == 3
     assert told("relatum_router_known_names", **labels) == 0

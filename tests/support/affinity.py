@@ -9,6 +9,7 @@ import aio_pika
 import pika
 
 import relatum
+from relatum.contexts import AffinityOptions
 from relatum.reading import Message, StreamReader
 from relatum.superstreams import Layout
 from tests.support._streams import broker_connection
@@ -98,7 +99,7 @@ class Faces:
             with broker_connection(self._amqp_url) as connection:
                 channel = connection.channel()
                 channel.confirm_delivery()
-                face = Blocking(relatum.AffinityRouter(*arguments, **options), channel)
+                face = Blocking(relatum.AffinityRouter(*arguments, AffinityOptions(**options)), channel)
                 try:
                     yield face
                 finally:
@@ -111,7 +112,7 @@ class Faces:
         async def begin() -> tuple[Any, Asyncio]:
             connection = await aio_pika.connect(self._amqp_url)
             return connection, Asyncio(
-                runner, relatum.AsyncAffinityRouter(*arguments, **options), await connection.channel()
+                runner, relatum.AsyncAffinityRouter(*arguments, AffinityOptions(**options)), await connection.channel()
             )
 
         connection, face = runner.run(begin())

@@ -12,8 +12,8 @@ import pytest
 
 import relatum
 from relatum import collecting, errors, local, recording, superstreams
+from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
-from relatum.contexts import serial
 from relatum.keys import as_definitions
 from relatum.publishing._interception import Options
 from relatum.reading import AsyncStreamReader, BrokerAddress, Message, StreamReader
@@ -191,20 +191,20 @@ def placements() -> None:
         take(name, kind, consumer, super_stream=NAMES, name=NAMES, database=URLS, broker=URLS, header=NAMES)
         take(name, kind, consumer, start=CHOICES, batch_messages=COUNTS, batch_bytes=COUNTS, batch_s=SECONDS)
         take(name, kind, consumer, held_messages_max=COUNTS, held_bytes_max=COUNTS, lease_s=SECONDS, on_lost=OTHERS)
-    for router in (relatum.ContextRouter, relatum.AsyncContextRouter):
-        take(router.__name__, router, given, contexts_max=COUNTS)
-    for router in (relatum.AffinityRouter, relatum.AsyncAffinityRouter):
-        take(router.__name__, router, given, weights=WEIGHTS, idle_s=SECONDS, open_sets_max=COUNTS)
-        take(router.__name__, router, given, known_sets_max=COUNTS, predecessors_max=COUNTS)
+    take("ContextOptions", room.ContextOptions, {}, contexts_max=COUNTS)
+    sets_options = room.AffinityOptions
+    take("AffinityOptions", sets_options, {}, weights=WEIGHTS, idle_s=SECONDS, open_sets_max=COUNTS)
+    take("AffinityOptions", sets_options, {}, known_sets_max=COUNTS, predecessors_max=COUNTS)
+    for options in (room.ContextOptions, sets_options):
+        take(options.__name__, options, {}, balance=CHOICES, check_s=SECONDS, timeout_s=SECONDS)
+        take(options.__name__, options, {}, header=NAMES, when_database_away=CHOICES)
     for router in (
         relatum.ContextRouter,
         relatum.AsyncContextRouter,
         relatum.AffinityRouter,
         relatum.AsyncAffinityRouter,
     ):
-        take(router.__name__, router, given, super_stream=NAMES, database=URLS, broker=URLS, header=NAMES)
-        take(router.__name__, router, given, balance=CHOICES, check_s=SECONDS, timeout_s=SECONDS)
-        take(router.__name__, router, given, when_database_away=CHOICES)
+        take(router.__name__, router, given, super_stream=NAMES, database=URLS, broker=URLS, options=OTHERS)
         take(f"{router.__name__}.check", without_opening(router).check, {}, timeout_s=SECONDS)
     contexts: Any = without_opening(relatum.SerializationContexts)
     take("SerializationContexts", relatum.SerializationContexts, given, super_stream=NAMES, database=URLS, broker=URLS)
@@ -232,11 +232,11 @@ def placements() -> None:
     take("AffinitySets.set_weights", sets.set_weights, {}, weights=[None, *WEIGHTS])
     take("AffinitySets.move", sets.move, {"names": ["a"], "to": "p"}, names=LISTS, to=NAMES)
     consumer = {"super_stream": "s", "name": "c", "database": DATABASE}
-    take("forget_consumer", serial.forget_consumer, consumer, super_stream=NAMES, name=NAMES, vhost=NAMES)
+    take("forget_consumer", room.forget_consumer, consumer, super_stream=NAMES, name=NAMES, vhost=NAMES)
     reading = {"super_stream": "s", "broker": BROKER}
-    take("serial.verify", serial.verify, reading, super_stream=NAMES, broker=URLS, header=NAMES)
-    take("history", serial.history, reading | {"context": "c"}, super_stream=NAMES, context=NAMES, broker=URLS)
-    take("consumers", serial.consumers, reading | {"database": DATABASE}, super_stream=NAMES, broker=URLS)
+    take("serial.verify", room.verify, reading, super_stream=NAMES, broker=URLS, header=NAMES)
+    take("history", room.history, reading | {"context": "c"}, super_stream=NAMES, context=NAMES, broker=URLS)
+    take("consumers", room.consumers, reading | {"database": DATABASE}, super_stream=NAMES, broker=URLS)
 
 
 def super_streams() -> None:

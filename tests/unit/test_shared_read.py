@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from relatum.contexts.placement._async_placement_router import AsyncNameLocks, SharedRead
-from relatum.contexts.placement._placement_router import NameLocks
+from relatum.contexts.placement._router_faces import AsyncNameLocks, NameLocks, SharedRead
 from relatum.errors import DatabaseUnavailable
 
 

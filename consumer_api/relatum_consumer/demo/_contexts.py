@@ -19,7 +19,7 @@ from typing import Final, Self
 import pika
 
 from relatum import ContextRouter, SerialConsumer
-from relatum.contexts import Move, SerializationContexts, SerialReport, verify
+from relatum.contexts import ContextOptions, Move, SerializationContexts, SerialReport, verify
 from relatum.errors import ConfigurationError
 from relatum.reading import Message, StreamReader
 from relatum.superstreams import declare_super_stream
@@ -163,7 +163,11 @@ class Publishing:
         self.messages = messages
         self._servers = servers
         self._router = ContextRouter(
-            super_stream, servers.database, broker=servers.broker, stream_url=servers.stream_url, header=HEADER
+            super_stream,
+            servers.database,
+            ContextOptions(header=HEADER),
+            broker=servers.broker,
+            stream_url=servers.stream_url,
         )
         self._progress = progress
         self._lock = threading.Lock()

@@ -3,12 +3,16 @@
 `affinity`, `placement` and `serial` are its parts; what other rooms may use of them is here.
 """
 
-from relatum.contexts.affinity._affinity_router import AffinityRouter, AsyncAffinityRouter
+from relatum.contexts.affinity._affinity_options import AffinityOptions
+from relatum.contexts.affinity._affinity_router import AffinityRouter
+from relatum.contexts.affinity._async_affinity_router import AsyncAffinityRouter
 from relatum.contexts.affinity._sets import AffinitySet, AffinitySets
 from relatum.contexts.placement._model import MoveState
 from relatum.contexts.placement._placement_prune import forget_placements
 from relatum.contexts.placement._router_statistics import RouterStatistics
-from relatum.contexts.serial._context_router import AsyncContextRouter, ContextRouter
+from relatum.contexts.serial._async_context_router import AsyncContextRouter
+from relatum.contexts.serial._context_options import ContextOptions
+from relatum.contexts.serial._context_router import ContextRouter
 from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind, SerialReport
 from relatum.contexts.serial._order_verify import history, verify
 from relatum.contexts.serial.consuming._async_consumer import AsyncSerialConsumer
@@ -22,6 +26,7 @@ from relatum.contexts.serial.moving._assignments import Assignment, ContextsStat
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 
 __all__ = [
+    "AffinityOptions",
     "AffinityRouter",
     "AffinitySet",
     "AffinitySets",
@@ -31,6 +36,7 @@ __all__ = [
     "AsyncSerialBatch",
     "AsyncSerialConsumer",
     "ContextMessage",
+    "ContextOptions",
     "ContextRouter",
     "ContextsStatus",
     "Finding",

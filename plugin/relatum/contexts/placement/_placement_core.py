@@ -8,6 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum import metrics
+from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._looks import Looks
 from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement
 from relatum.contexts.placement._placement_names import check_name
@@ -26,13 +27,20 @@ from relatum.contexts.placement._publication_requests import (
 from relatum.contexts.placement._router_options import RouterOptions
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.contexts.placement._search import Strays
-from relatum.errors import ConfigurationError, DatabaseUnavailable, PublishOutcomeUnknown, RelatumError, UsedAfterClose
+from relatum.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    PublishOutcomeUnknown,
+    PublishRejected,
+    RelatumError,
+    UsedAfterClose,
+)
 from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.steps import run
 from relatum.store import Database
-from relatum.superstreams import Candidate, address_of, balance_of, describe_super_stream
+from relatum.superstreams import Candidate, address_of, describe_super_stream
 from relatum.superstreams import checked_stream_name as checked_super_stream
 from relatum.waiting import LEAST_S, Deadline, within
 
@@ -71,14 +79,12 @@ class RouterCore:
     ) -> None:
         self.super_stream = checked_super_stream(super_stream)
         self.options = options
-        self.rule = balance_of(options.balance)
-        self._unnamed_rule = options.unnamed_balance or self.rule
+        self.rule, self._unnamed_rule = options.rules()
         self.publications = Publications(
             time.monotonic,
             timeout_s=options.timeout_s,
             check_s=options.check_s,
             names_max=options.names_max,
-            unchecked_max=options.unchecked_max,
             when_away=options.when_database_away,
         )
         self._looks = Looks(self.look, options.check_s) if options.check_s else None
@@ -360,6 +366,15 @@ def unsettled(name: str, cause: BaseException | None, settle: Callable[..., Any]
         f"settle it{why}",
         in_stream=None,
         settle=settle,
+    )
+
+
+def rejected(sent: Sent) -> PublishRejected:
+    """The error of a message of unknown outcome that came to lie where its context is not any more."""
+    return PublishRejected(
+        f"the message of {sent.name!r} came to {sent.stream!r} after that had moved, so no serial consumer takes it "
+        "there: publish it again",
+        in_stream=False,
     )
 
 
