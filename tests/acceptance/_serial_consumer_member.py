@@ -12,8 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from relatum import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts import SerialOptions
 from relatum.contexts.serial.consuming._serial_batch import BatchBase
 
+OPTIONS = SerialOptions(lease_s=1.0, batch_messages=20)
 WRITE = sa.text("INSERT INTO consumed (message) VALUES (:message)")
 
 WORK_S = 0.1
@@ -28,7 +30,7 @@ def write(connection: sa.Connection, batch: BatchBase) -> None:
 
 def consume(super_stream: str, **options: Any) -> None:
     """Consume with threads."""
-    with SerialConsumer(super_stream, "kills", **options) as consumer:
+    with SerialConsumer(super_stream, "kills", OPTIONS, **options) as consumer:
         for batch in consumer.batches():
             try:
                 with batch.transaction() as connection:
@@ -39,7 +41,7 @@ def consume(super_stream: str, **options: Any) -> None:
 
 async def consume_in_loop(super_stream: str, **options: Any) -> None:
     """Consume with asyncio."""
-    async with AsyncSerialConsumer(super_stream, "kills", **options) as consumer:
+    async with AsyncSerialConsumer(super_stream, "kills", OPTIONS, **options) as consumer:
         async for batch in consumer.batches():
             try:
                 async with batch.transaction() as connection:
@@ -50,7 +52,7 @@ async def consume_in_loop(super_stream: str, **options: Any) -> None:
 
 if __name__ == "__main__":
     face, broker, database, name = sys.argv[1:]
-    told: dict[str, Any] = {"broker": broker, "database": database, "lease_s": 1.0, "batch_messages": 20}
+    told: dict[str, Any] = {"broker": broker, "database": database}
     if face == "asyncio":
         asyncio.run(consume_in_loop(name, **told))
     else:

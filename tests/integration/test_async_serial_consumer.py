@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts import AsyncSerialBatch, AsyncSerialConsumer
+from relatum.contexts import AsyncSerialBatch, AsyncSerialConsumer, SerialOptions
 from relatum.store import serial_members, serial_positions
 from tests.support import wait_until
 from tests.support.leases import LEASE_S
@@ -42,8 +42,8 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> AsyncSerialConsumer:
     """A consumer of the name "test"."""
-    told = {"lease_s": LEASE_S, **options}
-    return AsyncSerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **told)
+    told = SerialOptions(**{"lease_s": LEASE_S, **options})
+    return AsyncSerialConsumer(bed.name, "test", told, database=database_url, broker=amqp_url)
 
 
 async def consume(consumer: AsyncSerialConsumer, count: int) -> list[str]:

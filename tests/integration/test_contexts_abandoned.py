@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum.contexts import AsyncContextRouter, ContextRouter, SerialConsumer, SerializationContexts
+from relatum.contexts import AsyncContextRouter, ContextRouter, SerialConsumer, SerializationContexts, SerialOptions
 from relatum.contexts.placement._model import MoveState
 from relatum.contexts.serial.moving import _abandoned as abandoned
 from relatum.contexts.serial.moving import _move_steps as moving
@@ -203,7 +203,12 @@ def test_who_may_not_go_on_leaves_it_to_others(
     with (
         caplog.at_level(logging.WARNING, "relatum.contexts"),
         SerialConsumer(
-            super_stream, "test", database=as_consumer, broker=amqp_url, stream_url=stream_url, lease_s=LEASE_S
+            super_stream,
+            "test",
+            SerialOptions(lease_s=LEASE_S),
+            database=as_consumer,
+            broker=amqp_url,
+            stream_url=stream_url,
         ) as member,
     ):
         wait_until(lambda: "AccessRefused" in caplog.text, what="it is said that it may not")

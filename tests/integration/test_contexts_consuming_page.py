@@ -1,8 +1,8 @@
 """What docs/contexts.md shows of consuming is run, as it stands there."""
 
 import asyncio
-import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum import errors
+from relatum.contexts import SerialOptions
 from tests.support.serial_consuming import serial_bed
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contexts.md").read_text()
@@ -51,19 +52,11 @@ def test_what_the_page_shows_of_consuming_works(
 
 
 def test_the_page_names_the_consumers_options_and_errors() -> None:
-    """Each option of both faces is in the table, with the default of it; the errors named there are there."""
+    """Each option is in the table, with the default of it; the errors named there are there."""
     table = dict(re.findall(r"^\| (`.*?`) \| (.*?) \|", CONSUMING, re.MULTILINE))
     told = {name for names in table for name in re.findall(r"`(\w+)`", names) if not hasattr(errors, name)}
-    for face in (relatum.SerialConsumer, relatum.AsyncSerialConsumer):
-        options = set(inspect.signature(face).parameters) - {
-            "super_stream",
-            "name",
-            "database",
-            "broker",
-            "stream_url",
-        }
-        assert told == options
-    defaults = inspect.signature(relatum.SerialConsumer).parameters
+    defaults = {each.name: each for each in fields(SerialOptions)}
+    assert told == set(defaults)
     assert table["`batch_s`"] == str(defaults["batch_s"].default)
     assert table["`lease_s`"] == f"{defaults['lease_s'].default:g}"
     assert table["`batch_messages`, `batch_bytes`"] == "1,000, 4 MiB"

@@ -11,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 import relatum
 from relatum.collecting import ExecutorOptions, MessageCollector, Outcomes
-from relatum.contexts import ContextOptions, SerialConsumer
+from relatum.contexts import ContextOptions, SerialConsumer, SerialOptions
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
 from relatum.recording import prune, status
 from relatum.store import make_engine
@@ -170,7 +170,9 @@ def test_a_serial_consumer_closes_while_the_database_stands_still(
 ) -> None:
     """`close` ends within its time-out, and the member's threads end, too."""
     with serial_bed(amqp_url, engine) as bed, Proxy.to(database_url) as proxy:
-        consumer = SerialConsumer(bed.name, "frozen", database=proxy.url(database_url), broker=amqp_url, lease_s=1.0)
+        consumer = SerialConsumer(
+            bed.name, "frozen", SerialOptions(lease_s=1.0), database=proxy.url(database_url), broker=amqp_url
+        )
         consumer.start()
         proxy.mode = "frozen"
         with in_time(4.0):

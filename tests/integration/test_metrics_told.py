@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import relatum
 from relatum import GROUP_KEY, metrics
 from relatum.collecting import ExecutorOptions, Failure, MessageCollector
-from relatum.contexts import AffinityOptions
+from relatum.contexts import AffinityOptions, SerialOptions
 from relatum.errors import ConfigurationError, KeyNotDefined, PublishNacked, PublishUnroutable
 from relatum.following import Follower
 from relatum.local._identity import free_port
@@ -192,7 +192,9 @@ def test_serial_consumers_count_what_they_deliver(amqp_url: str, engine: sa.Engi
     """Delivered counts a batch that is given back again, acknowledged does not."""
     labels = {"super_stream": bed.name, "consumer": "billing"}
     bed.publish(0, "a", "1", "2")
-    with relatum.SerialConsumer(bed.name, "billing", database=engine, broker=amqp_url, batch_s=0.0) as consumer:
+    with relatum.SerialConsumer(
+        bed.name, "billing", SerialOptions(batch_s=0.0), database=engine, broker=amqp_url
+    ) as consumer:
         batch = consumer.next_batch()
         assert batch is not None
         first = len(batch)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 import relatum
 from relatum.collecting import Bulk, ExecutorOptions, OutcomeStatus
-from relatum.contexts import SerialConsumer
+from relatum.contexts import SerialConsumer, SerialOptions
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.store import make_engine, parse_database, translated_errors
 from relatum_consumer import AsyncRelations, Relations
@@ -88,7 +88,7 @@ def test_each_message_counts_once_for_a_serial_consumer(amqp_url: str, database_
             for number in range(40):
                 bed.publish(number % 2, f"context {number % 4}", str(number))
             with SerialConsumer(
-                bed.name, "test", database=pooled_url, broker=amqp_url, lease_s=60.0, batch_messages=3
+                bed.name, "test", SerialOptions(lease_s=60.0, batch_messages=3), database=pooled_url, broker=amqp_url
             ) as consumer:
                 while len(_bodies(engine)) < 40:
                     batch = consumer.next_batch(90.0)

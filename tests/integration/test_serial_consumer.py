@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts import SerialBatch, SerialConsumer, forget_consumer
+from relatum.contexts import SerialBatch, SerialConsumer, SerialOptions, forget_consumer
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.reading import StreamReader, position_of
 from relatum.store import NOW, serial_checkpoints, serial_holds, serial_members, serial_positions
@@ -47,7 +47,8 @@ def bed_of_three(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, **options: Any) -> SerialConsumer:
     """A consumer of the name "test"."""
-    return SerialConsumer(bed.name, "test", database=database_url, broker=amqp_url, **{"lease_s": LEASE_S, **options})
+    told = SerialOptions(**{"lease_s": LEASE_S, **options})
+    return SerialConsumer(bed.name, "test", told, database=database_url, broker=amqp_url)
 
 
 def bodies(batch: SerialBatch) -> list[str]:
@@ -642,7 +643,7 @@ def test_a_super_stream_that_is_not_there_is_not_found(database_url: str, amqp_u
 def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
     """An option that cannot be one is named at once, before anything is connected to."""
     with pytest.raises(errors.InvalidInput, match=next(iter(options)).split("_")[0]):
-        SerialConsumer("orders", "test", database="postgresql://nowhere/none", broker="amqp://nowhere", **options)
+        SerialOptions(**options)
 
 
 def test_a_start_that_failed_may_be_tried_again(bed: SerialBed, database_url: str, amqp_url: str) -> None:
@@ -662,12 +663,13 @@ def test_a_start_that_failed_may_be_tried_again(bed: SerialBed, database_url: st
 def test_a_callback_may_close_the_consumer(bed: SerialBed, database_url: str, amqp_url: str, engine: sa.Engine) -> None:
     """Closed from one of its own threads, it ends as from any other, and leaves its place."""
     gained: list[bool] = []
-    member = SerialConsumer(
-        bed.name, "test", database=database_url, broker=amqp_url, on_gained=lambda _: gained.append(member.close())
-    )
+    options = SerialOptions(on_gained=lambda _: gained.append(member.close(90.0)))
+    member = SerialConsumer(bed.name, "test", options, database=database_url, broker=amqp_url)
     member.start()
     assert member.next_batch(90.0) is None
     with engine.connect() as connection:
         holders = sa.select(sa.func.count()).select_from(serial_members)
         wait_until(lambda: connection.scalar(holders) == 0, what="the member left")
     wait_until(lambda: len(gained) > 0, what="closing came to its end")
+    # It said so itself, and not that its own threads had not ended in time.
+    assert gained[0]

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import errors
-from relatum.contexts import AsyncSerialConsumer, SerialConsumer
+from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
 from relatum.store import serial_holds
 from tests.support import LIMIT_S, wait_until
 from tests.support.commits import AT_COMMIT, committing, end_committing, written
@@ -101,7 +101,11 @@ def test_each_message_is_written_once_whatever_became_of_the_commit(
     with (
         Proxy.to(database_url) as proxy,
         SerialConsumer(
-            bed.name, "test", database=proxy.url(database_url), broker=amqp_url, lease_s=LEASE_S, batch_messages=1
+            bed.name,
+            "test",
+            SerialOptions(lease_s=LEASE_S, batch_messages=1),
+            database=proxy.url(database_url),
+            broker=amqp_url,
         ) as member,
     ):
         with frozen_while_committing(engine, proxy, comes_through=comes_through):
@@ -135,8 +139,8 @@ def test_each_message_is_written_once_with_asyncio(
 
     async def run(url: str, proxy: Proxy) -> list[str]:
         said: list[str] = []
-        options = {"lease_s": LEASE_S, "batch_messages": 1}
-        async with AsyncSerialConsumer(bed.name, "test", database=url, broker=amqp_url, **options) as member:
+        options = SerialOptions(lease_s=LEASE_S, batch_messages=1)
+        async with AsyncSerialConsumer(bed.name, "test", options, database=url, broker=amqp_url) as member:
             with frozen_while_committing(engine, proxy, comes_through=comes_through):
                 await consume(member, said)
             while said.count("committed") < 2:
@@ -157,7 +161,9 @@ def test_a_hold_whose_commit_was_rolled_back_is_not_forgotten(
     hold_commits(engine)
     with (
         Proxy.to(database_url) as proxy,
-        SerialConsumer(bed.name, "test", database=proxy.url(database_url), broker=amqp_url, lease_s=LEASE_S) as member,
+        SerialConsumer(
+            bed.name, "test", SerialOptions(lease_s=LEASE_S), database=proxy.url(database_url), broker=amqp_url
+        ) as member,
     ):
         bed.publish(0, "a", "a1")
         first = member.next_batch(90.0)

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum import ContextRouter, errors
-from relatum.contexts import SerialBatch, SerialConsumer, SerializationContexts
+from relatum.contexts import SerialBatch, SerialConsumer, SerializationContexts, SerialOptions
 from relatum.contexts.placement._entries import Marker
 from relatum.headers import CONTEXT_HEADER, CONTROL_HEADER, PLACED_HEADER
 from relatum.store import serial_holds
@@ -51,7 +51,8 @@ def bed(amqp_url: str, engine: sa.Engine) -> Iterator[SerialBed]:
 
 def consumer(bed: SerialBed, database_url: str, amqp_url: str, name: str = "test", **options: Any) -> SerialConsumer:
     """A consumer."""
-    return SerialConsumer(bed.name, name, database=database_url, broker=amqp_url, **{"lease_s": LEASE_S, **options})
+    told = SerialOptions(**{"lease_s": LEASE_S, **options})
+    return SerialConsumer(bed.name, name, told, database=database_url, broker=amqp_url)
 
 
 def bodies(batch: SerialBatch) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds
-from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
+from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.reading import Message, Properties, StreamReader
@@ -114,8 +114,8 @@ def test_names_are_checked_before_anything_is_asked(call: Callable[[Any], Any], 
 READING: dict[str, Callable[[Any], Any]] = {
     "timeout_s": lambda value: StreamReader.open("amqp://127.0.0.1:1", timeout_s=value),
     "Relations": lambda value: Relations("amqp://127.0.0.1:1", "postgresql://127.0.0.1:1/x", timeout_s=value),
-    "batch_s": lambda value: ConsumerOptions(batch_s=value),
-    "lease_s": lambda value: ConsumerOptions(lease_s=value),
+    "batch_s": lambda value: SerialOptions(batch_s=value),
+    "lease_s": lambda value: SerialOptions(lease_s=value),
 }
 
 

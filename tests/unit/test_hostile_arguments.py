@@ -188,9 +188,11 @@ def placements() -> None:
     given = {"super_stream": "s", "database": DATABASE}
     for kind in (relatum.SerialConsumer, relatum.AsyncSerialConsumer):
         name, consumer = kind.__name__, given | {"name": "c", "broker": BROKER}
-        take(name, kind, consumer, super_stream=NAMES, name=NAMES, database=URLS, broker=URLS, header=NAMES)
-        take(name, kind, consumer, start=CHOICES, batch_messages=COUNTS, batch_bytes=COUNTS, batch_s=SECONDS)
-        take(name, kind, consumer, held_messages_max=COUNTS, held_bytes_max=COUNTS, lease_s=SECONDS, on_lost=OTHERS)
+        take(name, kind, consumer, super_stream=NAMES, name=NAMES, database=URLS, broker=URLS, options=OTHERS)
+    serial = room.SerialOptions
+    take("SerialOptions", serial, {}, start=CHOICES, header=NAMES, on_lost=OTHERS, lease_s=SECONDS, batch_s=SECONDS)
+    take("SerialOptions", serial, {}, batch_messages=COUNTS, batch_bytes=COUNTS)
+    take("SerialOptions", serial, {}, held_messages_max=COUNTS, held_bytes_max=COUNTS)
     take("ContextOptions", room.ContextOptions, {}, contexts_max=COUNTS)
     sets_options = room.AffinityOptions
     take("AffinityOptions", sets_options, {}, weights=WEIGHTS, idle_s=SECONDS, open_sets_max=COUNTS)

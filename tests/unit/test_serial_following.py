@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from relatum.contexts.placement._entries import Adoption, Control, Data, Fence, Marker, Placed, encode, entry_of
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.consuming._partition_following import EntryReader, Following, Piece, Step
-from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
+from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.headers import CONTEXT_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch
 
@@ -47,7 +47,7 @@ def following(position: int = 0, *, log: PartitionLog | None = None, **options: 
         version=1,
         read_from=0,
         header=CONTEXT_HEADER,
-        options=ConsumerOptions(**{"batch_s": 0.02, **options}),  # type: ignore[arg-type]
+        options=SerialOptions(**{"batch_s": 0.02, **options}),  # type: ignore[arg-type]
     )
 
 
@@ -185,7 +185,7 @@ def test_no_hold_is_released_before_all_is_read_again() -> None:
         version=1,
         read_from=0,
         header=CONTEXT_HEADER,
-        options=ConsumerOptions(),
+        options=SerialOptions(),
         begun_at={MOVE: -60.0},
     )
     put(partition, control(Marker(MOVE, 2, frozenset("a"), "s", 5)), data("a", 2, "a1"))

@@ -20,6 +20,7 @@ from relatum.contexts.serial.consuming._consumer import SerialConsumer
 from relatum.contexts.serial.consuming._forgetting import forget_consumer
 from relatum.contexts.serial.consuming._partition_following import Pause
 from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
+from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.contexts.serial.consuming._serial_status import HoldStatus, PartitionStatus, SerialStatus, consumers
 from relatum.contexts.serial.moving._assignments import Assignment, ContextsStatus, Move, MoveProgress, Plan, Progress
@@ -52,6 +53,7 @@ __all__ = [
     "RouterStatistics",
     "SerialBatch",
     "SerialConsumer",
+    "SerialOptions",
     "SerialReport",
     "SerialStatistics",
     "SerialStatus",

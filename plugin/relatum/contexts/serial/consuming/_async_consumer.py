@@ -1,28 +1,27 @@
-"""The serial consumer, with asyncio."""
+# The blocking face of this, _consumer.py, is made by tools/make-twins.
+"""The serial consumer: what its faces do alike."""
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
-from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from relatum.checks import checked_callable
-from relatum.contexts.serial.consuming._consumer import CLOSE_S, LOOK_S
-from relatum.contexts.serial.consuming._serial_base import ConsumerBase
+from relatum.contexts.serial.consuming._consumer_faces import AsyncConsumerFace
 from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch
-from relatum.contexts.serial.consuming._serial_options import check_seconds
 from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
-from relatum.contexts.serial.consuming._threads import in_thread
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
 from relatum.waiting import backoff
 
+LOOK_S: Final = 0.25
+"""How often `run` looks whether it should stop while there is nothing to do."""
 
-class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
+
+class AsyncSerialConsumer(AsyncConsumerFace):
+    # asyncio only:
     """The asyncio twin of `SerialConsumer`: the same names, options and promises, in one event loop.
 
     Partitions are read, and PostgreSQL is asked, in threads. `on_gained` and `on_lost` are called in the loop. An async
@@ -31,40 +30,32 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
     Args: as for `SerialConsumer`.
     """
 
-    # --- its life -------------------------------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Join the members of this name and begin to read; see `SerialConsumer.start`.
-
-        Cancelled, it waits until what it began is ended, and was not started.
-        """
-        self._check_startable()
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self._member.shared.listeners.append(self._notify)
-        await in_thread(self._member.start, undo=partial(self._member.close, CLOSE_S))
-        self._is_started = True
-
-    def _notify(self) -> None:
-        # Of a loop that was closed first, nobody waits any more.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._changed.set)
-
-    def _tell_gained(self, stream: str) -> None:
-        if self._on_gained is not None:
-            self._loop.call_soon_threadsafe(self._on_gained, stream)
-
-    def _tell_lost(self, stream: str) -> None:
-        if self._on_lost is not None:
-            self._loop.call_soon_threadsafe(self._on_lost, stream)
-
-    async def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Stop reading and let other members have the partitions at once; see `SerialConsumer.close`."""
-        check_seconds("timeout_s", timeout_s)
-        if self._is_closed:
-            return True
-        self._is_closed = True
-        return await asyncio.shield(asyncio.to_thread(self._member.close, timeout_s))
+    # blocking only:
+    # """Consumes a super stream so that the messages of each serialization context come in the order of publishing.
+    #
+    # All consumers of one name, in any number of processes, share the partitions: one member reads a partition at a
+    # time. Positions are stored in PostgreSQL. Contexts may move to other partitions meanwhile: what a context has in
+    # its new partition is held back until all it had in the old one is consumed. Contexts that do not move never wait.
+    #
+    # A context manager: entering starts it, leaving closes it. Threads may share it; batches of different partitions
+    # can be consumed side by side.
+    #
+    # Args:
+    #     super_stream: The super stream's name.
+    #     name: The consumer's name. Each name consumes every message.
+    #     options: How it reads.
+    #     database: PostgreSQL's URL, or an engine, which stays the caller's.
+    #     broker: The broker's URL or address.
+    #     stream_url: The stream protocol's URL, where it cannot be told from the broker's.
+    #     ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
+    #     auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
+    #         broker's URL says, or PLAIN.
+    #
+    # Raises:
+    #     InvalidInput: A name cannot be one.
+    #     ConfigurationError: A URL cannot be read.
+    # """
+    # both:
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -75,37 +66,29 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
     ) -> None:
         await self.close()
 
-    # --- messages -------------------------------------------------------------------------------------------------
-
-    async def next_batch(self, timeout_s: float | None = None) -> AsyncSerialBatch | None:
-        """The next batch of any partition; see `SerialConsumer.next_batch`."""
-        self._check_running()
-        if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s)
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        shared = self._member.shared
-        while not shared.stopping.is_set():
-            self._changed.clear()
-            now = time.monotonic()
-            taken = shared.take(now)
-            if isinstance(taken, tuple):
-                # Another task may wait for what else there is.
-                self._changed.set()
-                return AsyncSerialBatch(self._member, *taken)
-            if until is not None and now >= until:
-                return None
-            waits = [at - now for at in (taken, until) if at is not None]
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(waits) if waits else None)
-        return None
-
     async def batches(self, timeout_s: float | None = None) -> AsyncIterator[AsyncSerialBatch]:
-        """Batches as they come, each to be acknowledged; see `SerialConsumer.batches`."""
+        """Batches as they come, each to be acknowledged.
+
+        A partition whose batch is not acknowledged hands out no further one; the others do.
+
+        Args:
+            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
+        """
         while (batch := await self.next_batch(timeout_s)) is not None:
             yield batch
 
     async def messages(self, timeout_s: float | None = None) -> AsyncIterator[Message]:
-        """Messages one by one, acknowledged batch by batch; see `SerialConsumer.messages`."""
+        """Messages one by one. A batch is acknowledged when the message behind its last one is asked for.
+
+        So a message is delivered again where this process dies before it asks for the next ones. While PostgreSQL is
+        away, it waits.
+
+        Args:
+            timeout_s: Ends when no batch came for so many seconds; None goes on until the consumer is closed.
+
+        Raises:
+            TlsRefused, AccessRefused, ConfigurationError: As `next_batch`.
+        """
         async for batch in self.batches(timeout_s):
             try:
                 for message in batch.messages:
@@ -122,7 +105,17 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
     async def run(
         self, handler: Callable[[AsyncSerialBatch], Awaitable[object]], stop: asyncio.Event | None = None
     ) -> None:
+        # asyncio only:
         """Hand batches to a coroutine function, one after the other; see `SerialConsumer.run`."""
+        # blocking only:
+        # """Hand batches to a function, one after the other, and acknowledge each that it has not acknowledged.
+        #
+        # Args:
+        #     handler: Is called with each batch; it may use `batch.transaction()`. Where it raises, the batch is given
+        #         back and the error is raised here.
+        #     stop: Ends it, after the batch under way; None runs until the consumer is closed.
+        # """
+        # both:
         checked_callable("handler", handler)
         while not (self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())):
             batch = await self.next_batch(LOOK_S)
@@ -131,6 +124,7 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
             try:
                 await handler(batch)
             except PartitionLost as error:
+                # Its messages are another member's; this one goes on with what it has.
                 log_defect(error, "batch not consumed here", level=logging.INFO)
                 continue
             except BaseException:
@@ -140,6 +134,7 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
                 await self._acknowledge(batch)
 
     async def _acknowledge(self, batch: AsyncSerialBatch) -> None:
+        """Acknowledge, waiting for PostgreSQL; a batch that is another member's now is that one's."""
         pauses, outages = backoff(), self._member.shared.outages
         who = f"acknowledging a batch of {batch.partition!r}"
         while not self._member.shared.stopping.is_set():
@@ -152,8 +147,13 @@ class AsyncSerialConsumer(ConsumerBase[AsyncSerialBatch]):
                 outages.failed(who, error)
             else:
                 return outages.over(who)
-            await asyncio.sleep(next(pauses))
+            await self._pause(next(pauses))
 
     async def status(self) -> SerialStatus:
-        """How far the consumer is in each partition; see `SerialConsumer.status`."""
+        """How far the consumer is in each partition, whoever has it, and what it holds back.
+
+        Raises:
+            DatabaseUnavailable: PostgreSQL does not answer.
+            BrokerUnavailable: The broker does not answer.
+        """
         return await asyncio.to_thread(self._status)

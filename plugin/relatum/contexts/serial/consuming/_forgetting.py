@@ -5,7 +5,6 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.checks import checked_name
-from relatum.contexts.serial.consuming._serial_options import check_name
 from relatum.errors import Conflict
 from relatum.store import as_engine, holds, serial_consumers, serial_members, super_streams, translated_errors
 
@@ -39,8 +38,8 @@ def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, 
         Conflict: members of that name are up; close them first, or wait until their leases have run out.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
-    check_name("super_stream", super_stream)
-    check_name("name", name)
+    checked_name("super_stream", super_stream)
+    checked_name("name", name)
     checked_name("vhost", vhost)
     wanted = {"of_vhost": vhost, "of_super_stream": super_stream, "named": name}
     with translated_errors(), as_engine(database) as engine, engine.begin() as connection:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
 from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
-from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
+from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.errors import UndecodableMessage
 from relatum.headers import CONTROL_HEADER, PLACED_HEADER
 from relatum.reading import Message, RecordBatch, header_value
@@ -219,7 +219,7 @@ class Following:
         version: int,
         read_from: int,
         header: str,
-        options: ConsumerOptions,
+        options: SerialOptions,
         begun_at: Mapping[int, float] | None = None,
     ) -> None:
         self.partition_id = partition_id

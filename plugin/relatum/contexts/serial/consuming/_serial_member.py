@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
@@ -14,7 +14,7 @@ from relatum import metrics
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._partition_reading import PartitionReader, PartitionReading
-from relatum.contexts.serial.consuming._serial_options import ConsumerOptions, Start
+from relatum.contexts.serial.consuming._serial_options import SerialOptions, Start, Told
 from relatum.contexts.serial.consuming._serial_state import Shared, log_defect, logger
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.contexts.serial.consuming._serial_values import lost
@@ -44,9 +44,6 @@ POLL_S: Final = 0.01
 POLL_SLOWEST_S: Final = 0.1
 """How often at least."""
 
-Tell = Callable[[str], None]
-"""Is told of a partition by its stream's name."""
-
 
 class Member:
     """A running member.
@@ -56,7 +53,6 @@ class Member:
         store: The consumer's rows.
         address: The broker.
         options: How it reads.
-        header: The header that names contexts; None: what the database says.
         gained: Told when this member begins with a partition.
         lost: Told when it has a partition no more.
     """
@@ -67,15 +63,14 @@ class Member:
         store: ConsumerStore,
         address: BrokerAddress,
         *,
-        options: ConsumerOptions,
-        header: str | None,
-        gained: Tell,
-        lost: Tell,
+        options: SerialOptions,
+        gained: Told,
+        lost: Told,
     ) -> None:
         outages = Outages(logger, broker=str(address), database=database_name(store.engine))
         self.shared = Shared(options, outages)
         self.store = store
-        self.header = header
+        self.header = options.header
         self._super_stream = super_stream
         self._address = address
         self._options = options
@@ -84,6 +79,7 @@ class Member:
         self._reading: PartitionReading | None = None
         self._readers: dict[int, PartitionReader] = {}
         self._keeper: threading.Thread | None = None
+        self._left = threading.Event()
         self._poll_at = 0.0
         self._surplus = 0
         self._holder: str | None = None
@@ -96,6 +92,7 @@ class Member:
         # After one that failed, or was cancelled, too.
         self.shared.stopping.clear()
         self.store.ending.begin_anew()
+        self._left.clear()
         try:
             self._join()
         except BaseException:
@@ -151,16 +148,21 @@ class Member:
         for reader in list(self._readers.values()):
             self._end(reader)
         reading = self._reading.thread if self._reading is not None else None
-        threads = [thread for thread in (reading, self._keeper) if thread is not None]
-        for thread in threads:
-            # A callback may close the consumer, in one of them.
-            if thread is not threading.current_thread():
+        # A callback may close the consumer, in one of them.
+        me, keeper = threading.current_thread(), self._keeper
+        if me is reading:
+            # The keeper waits for this thread at its end, and gives the connections back then.
+            has_ended = keeper is None or self._left.wait(max(0.0, until - time.monotonic()))
+        else:
+            others = [thread for thread in (reading, keeper) if thread is not None and thread is not me]
+            for thread in others:
                 thread.join(max(0.0, until - time.monotonic()))
-        if any(thread.is_alive() for thread in threads):
-            return False
-        self.store.dispose()
-        metrics.retire(self.shared)
-        return True
+            has_ended = not any(thread.is_alive() for thread in others)
+            if has_ended and me is not keeper:
+                self.store.dispose()
+        if has_ended:
+            metrics.retire(self.shared)
+        return has_ended
 
     # --- its keeper -------------------------------------------------------------------------------------------------
 
@@ -172,6 +174,7 @@ class Member:
             self.store.leave()
         except Exception as error:  # noqa: BLE001 - the lease lapses by itself
             log_defect(error, f"partitions of a member of {self.store.name!r} not given back", level=logging.INFO)
+        self._left.set()
         # Connections that are in use would stay open.
         if self._reading is not None:
             self._reading.thread.join()
@@ -243,7 +246,7 @@ class Member:
     def _tell_gained(self, stream: str) -> None:
         self._tell(self._gained, stream)
 
-    def _tell(self, tell: Tell, stream: str) -> None:
+    def _tell(self, tell: Told, stream: str) -> None:
         try:
             tell(stream)
         except Exception as error:  # noqa: BLE001 - what an application does there must not end the member

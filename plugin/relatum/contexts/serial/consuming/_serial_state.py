@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from relatum.contexts.serial.consuming._partition_following import Following, Pause, Step
-from relatum.contexts.serial.consuming._serial_options import ConsumerOptions
+from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
 from relatum.errors import AccessRefused, ConfigurationError
 from relatum.metrics import Histogram
@@ -38,7 +38,7 @@ class Shared:
         outages: What is away.
     """
 
-    def __init__(self, options: ConsumerOptions, outages: Outages) -> None:
+    def __init__(self, options: SerialOptions, outages: Outages) -> None:
         self.options = options
         self.outages = outages
         self.changed = threading.Condition(threading.RLock())

@@ -6,8 +6,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from relatum.checks import checked_name
 from relatum.contexts.serial.consuming._partition_following import Pause
-from relatum.contexts.serial.consuming._serial_options import check_name
 from relatum.contexts.serial.consuming._serial_statements import DRAINED
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.errors import StreamNotFound
@@ -115,7 +115,7 @@ def consumers(
     Raises:
         DatabaseUnavailable, BrokerUnavailable: one of them does not answer.
     """
-    check_name("super_stream", super_stream)
+    checked_name("super_stream", super_stream)
     address = BrokerAddress.of(broker, stream_url)
     found: dict[str, SerialStatus] = {}
     with as_engine(database) as engine:

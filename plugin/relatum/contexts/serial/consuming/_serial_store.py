@@ -19,7 +19,7 @@ from relatum.contexts.serial._order_verify_store import floors_before
 from relatum.contexts.serial.consuming import _hold_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from relatum.contexts.serial.consuming._partition_following import Following, Step
-from relatum.contexts.serial.consuming._serial_options import LEASE_S
+from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_starts import consistent_starts
 from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost, moved_before
 from relatum.contexts.serial.moving._move_store import MoveStore
@@ -59,7 +59,7 @@ class ConsumerStore:
         database: str | sa.URL | sa.Engine,
         *,
         vhost: str,
-        lease_s: float = LEASE_S,
+        lease_s: float = SerialOptions().lease_s,
     ) -> None:
         self.super_stream = super_stream
         self.name = name
