@@ -10,6 +10,7 @@ import pika
 import pytest
 
 import relatum
+from relatum.contexts import AffinityOptions
 from relatum.superstreams import Layout
 from tests.support import broker_connection
 from tests.support.affinity import Partitions
@@ -38,6 +39,7 @@ def test_what_the_page_shows_works(
             "asyncio": asyncio,
             "aio_pika": aio_pika,
             "relatum": relatum,
+            "AffinityOptions": AffinityOptions,
             "pika": pika,
             "connection": connection,
             "BROKER": amqp_url,
