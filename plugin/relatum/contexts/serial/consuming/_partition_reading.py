@@ -12,7 +12,8 @@ from typing import Final
 
 from relatum.contexts.placement._entries import Adoption
 from relatum.contexts.serial._partition_log import PartitionLog
-from relatum.contexts.serial.consuming._partition_following import Following, Piece
+from relatum.contexts.serial.consuming._partition_following import Following
+from relatum.contexts.serial.consuming._partition_pieces import Piece
 from relatum.contexts.serial.consuming._serial_state import Shared, logger
 from relatum.contexts.serial.consuming._serial_store import ConsumerStore
 from relatum.contexts.serial.consuming._serial_values import Opened
@@ -33,14 +34,7 @@ LOOK_S: Final = 0.1
 
 
 class PartitionReading:
-    """Reads all partitions that a member has.
-
-    Args:
-        shared: What the member's threads share.
-        store: The consumer's rows.
-        address: The broker.
-        gained: Called when a partition is open for the first time.
-    """
+    """Reads all partitions that a member has."""
 
     def __init__(
         self, shared: Shared, store: ConsumerStore, address: BrokerAddress, *, gained: Callable[[str], None]
@@ -125,12 +119,6 @@ def _who(stream: str) -> str:
 
 class PartitionReader:
     """One partition that a member has. All but `stop` is for the thread that reads.
-
-    Args:
-        reading: What it is read by.
-        partition_id: The partition.
-        stream: Its stream.
-        header: The header that names contexts.
 
     Attributes:
         number: Its following's number; 0 before it is looked up where it was left.
