@@ -390,7 +390,7 @@ def test_placements_are_listed_by_name(store: PlacementStore) -> None:
     store.place(["c"], in_place(1))
     store.close("A")
     assert [each.name for each in store.placements()] == ["a", "b", "c", "ä"]
-    assert [each.name for each in store.placements(limit=2, after="a")] == ["b", "c"]
+    assert [each.name for each in store.placements(page=2, after="a")] == ["b", "c", "ä"]
     assert [each.name for each in store.placements(stream="orders-1")] == ["c"]
     (released,) = store.placements(states=[PlacementState.RELEASED])
     assert released.name == "A"

@@ -29,10 +29,6 @@ NO_WISH: Final = Wish()
 def wish_of(headers: Mapping[str, Any] | None, header: str) -> Wish:
     """What the headers ask for.
 
-    Args:
-        headers: The message's headers; None for none.
-        header: The header that names affinity sets in this super stream.
-
     Raises:
         InvalidInput: The name or the predecessor is not text of 1 to 1,024 bytes of UTF-8 without NUL, both are given,
             the flag is no boolean, or it is True on a message that is in no set.

@@ -12,10 +12,6 @@ from relatum.superstreams import Balance, BalanceName, Candidate, balance_of
 class SetBalance:
     """A rule for sets, which the database counts for all routers. Threads may share it.
 
-    Args:
-        balance: The rule, by its name, or a function.
-        weights: Weights by stream, instead of those in the database; streams left out have 1. None: those.
-
     Raises:
         ConfigurationError: there is no such rule, or a weight is no number from 0, or the rule knows no weights.
     """
@@ -42,12 +38,7 @@ class SetBalance:
 
 
 class MessageBalance(SetBalance):
-    """The same rule for messages of no set, with turns of its own: their load is what was sent here to each partition.
-
-    Args:
-        balance: As for `SetBalance`.
-        weights: As for `SetBalance`.
-    """
+    """The same rule for messages of no set, with turns of its own: their load is what was sent here."""
 
     def __init__(self, balance: BalanceName | Balance, weights: Mapping[str, float] | None = None) -> None:
         super().__init__(balance, weights)

@@ -33,11 +33,7 @@ class Found(NamedTuple):
 
 
 class Recent:
-    """The messages that were published last, by their `message_id`. Threads may share it.
-
-    Args:
-        most: How many are remembered, from 0; then the one not asked for longest is forgotten.
-    """
+    """The messages that were published last, by their `message_id`. Threads may share it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -93,14 +89,6 @@ def find_predecessor(
     predecessor: str, partitions: Collection[str], header: str, *, engine: sa.Engine, vhost: str, reader: StreamReader
 ) -> Found:
     """The newest message of a `message_id`, by the relationship table.
-
-    Args:
-        predecessor: The `message_id`.
-        partitions: The streams it may lie in.
-        header: The header that names affinity sets.
-        engine: The database.
-        vhost: The streams' virtual host.
-        reader: Reads what the table points to.
 
     Raises:
         PredecessorNotFound: No key is taken from `message_id`, or no message of that id is recorded.

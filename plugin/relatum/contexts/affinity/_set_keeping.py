@@ -29,13 +29,7 @@ class Place(NamedTuple):
 
 
 class Keeping:
-    """The sets of one router. Threads may share it.
-
-    Args:
-        core: The router's placements.
-        settle: Sees to it that all that was sent of a set counts; called in a thread of its own.
-        predecessors_max: Messages remembered as predecessors.
-    """
+    """The sets of one router. Threads may share it."""
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None], *, predecessors_max: int) -> None:
         self._core = core

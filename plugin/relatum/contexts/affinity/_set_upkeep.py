@@ -35,12 +35,7 @@ CLOSE_S: Final = 5.0
 
 
 class Upkeep:
-    """A thread that keeps a router's sets.
-
-    Args:
-        core: The router's placements.
-        settle: Sees to it that all that was sent of a set counts.
-    """
+    """A thread that keeps a router's sets."""
 
     def __init__(self, core: RouterCore, settle: Callable[[str], None]) -> None:
         self._core = core

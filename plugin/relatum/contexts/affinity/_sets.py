@@ -15,10 +15,9 @@ from relatum.checks import (
     checked_names,
     checked_seconds,
     checked_text,
-    checked_weights,
 )
 from relatum.contexts.affinity._set_upkeep import close_idle
-from relatum.contexts.placement._model import Placement, PlacementState
+from relatum.contexts.placement._model import Placement
 from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.serial.moving._assignments import Move, Progress
@@ -187,7 +186,6 @@ class AffinitySets:
             StreamNotFound: there is no such partition; nothing was changed.
             InvalidInput: a weight is negative or no number; nothing was changed.
         """
-        weights = checked_weights("weights", weights)
         self._store.set_weights(weights)
 
     def move(self, names: Collection[str], to: str, *, progress: Progress | None = None) -> Sequence[Move]:
@@ -231,11 +229,7 @@ class AffinitySets:
             exact = self._store.find([prefix]).get(prefix)
             if exact is not None and partition in (None, exact.stream):
                 yield exact
-        after = prefix or None
-        states = (PlacementState.OPEN, PlacementState.MOVING)
-        while page := self._store.placements(stream=partition, states=states, after=after, limit=PAGE):
-            yield from page
-            after = page[-1].name
+        yield from self._store.placements(stream=partition, after=prefix or None)
 
 
 def _set_of(placement: Placement) -> AffinitySet:

@@ -44,11 +44,7 @@ _ADVANCE_NAMES_MAX: Final = 1_000
 
 
 class PlacementCache:
-    """The placements used last, all of them right as of one generation.
-
-    Args:
-        names_max: How many are kept; then the one not used for longest is dropped.
-    """
+    """The placements used last, all of them right as of one generation."""
 
     def __init__(self, names_max: int) -> None:
         self._names_max = names_max

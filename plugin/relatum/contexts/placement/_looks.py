@@ -26,10 +26,6 @@ class Looks:
     """A thread that looks while messages are published, and sleeps while none are.
 
     It spares publishers the journey, and nothing else: whether a look is fresh enough is for each of them to see.
-
-    Args:
-        look: Looks at the database.
-        check_s: Seconds for which a look serves, above 0.
     """
 
     def __init__(self, look: Callable[[], None], check_s: float) -> None:

@@ -15,12 +15,7 @@ COUNTS_S: Final = 0.1
 
 
 class Candidates:
-    """The partitions of a super stream that take new placements. Thread-safe.
-
-    Args:
-        super_stream: Its name.
-        ask: Gives all its partitions as they are now.
-    """
+    """The partitions of a super stream that take new placements. Thread-safe."""
 
     def __init__(self, super_stream: str, ask: Callable[[], list[PartitionRow]]) -> None:
         self._name = super_stream

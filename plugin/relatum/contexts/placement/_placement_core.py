@@ -54,19 +54,7 @@ CLOSED: Final = "the router is closed: open another"
 
 
 class RouterCore:
-    """The placements of one router, and the requests of its publications that block. Threads may share it.
-
-    Args:
-        super_stream: The super stream's name.
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
-        broker: The broker's URL; None: that of the connection first published on.
-        stream_url: Where the stream protocol answers, if not 120 ports below AMQP's.
-        options: How it places and checks.
-
-    Raises:
-        ConfigurationError: an option, or a URL, cannot be one.
-        InvalidInput: the super stream's name cannot be one.
-    """
+    """The placements of one router, and the requests of its publications that block. Threads may share it."""
 
     def __init__(
         self,
@@ -113,7 +101,7 @@ class RouterCore:
             Search: lambda request: self._stray_keeper.search(
                 request.sent, request.from_offset, anywhere=request.anywhere
             ),
-            Adopt: lambda request: self._stray_keeper.adopt(request.stream, request.adoption),
+            Adopt: lambda request: self._stray_keeper.publish(request.stream, request.adoption),
         }
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
@@ -178,10 +166,6 @@ class RouterCore:
 
     def open(self, source: Any = None, *, with_database: bool = True) -> None:
         """Ask the broker for the partitions, and have the database's rows. Again: nothing.
-
-        Args:
-            source: The client's connection or channel, which names the broker where the router was given no URL.
-            with_database: Whether names are to be placed; False never waits for the database. It has `timeout_s`.
 
         Raises:
             ConfigurationError: the router is closed (`UsedAfterClose`), or knows no broker.

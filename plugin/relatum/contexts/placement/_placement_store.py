@@ -5,15 +5,15 @@ Calls may be repeated when it is not known whether their commit came through: th
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
 import sqlalchemy as sa
 
+from relatum.checks import checked_weights
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import (
     Changes,
@@ -37,7 +37,6 @@ from relatum.contexts.placement._placement_opening import (
 )
 from relatum.contexts.placement._placement_prune import forget_released
 from relatum.errors import (
-    InvalidInput,
     MoveConflict,
     PlacementNotFound,
     RowRefused,
@@ -157,9 +156,7 @@ class PlacementStore:
             StreamNotFound: the super stream has no such partition; nothing was written.
             InvalidInput: a weight is negative or no number; nothing was written.
         """
-        for stream, weight in weights.items():
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:
-                raise InvalidInput(f"the weight of {stream!r} is a number from 0, not {weight!r}")
+        weights = checked_weights("weights", weights)
         # Partitions are locked in the order of their ids, as by everybody.
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
         self._candidates.forget()
@@ -280,23 +277,24 @@ class PlacementStore:
         stream: str | None = None,
         states: Sequence[PlacementState] = (PlacementState.OPEN, PlacementState.MOVING),
         after: str | None = None,
-        limit: int = 1_000,
-    ) -> list[Placement]:
-        """Placements by name, for lists: ask again with the last name until there are none.
+        page: int = 1_000,
+    ) -> Iterator[Placement]:
+        """Placements by name, in the order of their bytes: of one partition or all, after a name or from the first.
 
-        Args:
-            stream: Only those in this partition; None for all.
-            states: Only those in these states.
-            after: Only names after this one, in the order of their bytes; None from the first.
-            limit: How many at most.
+        They are read in pages, each of which is a transaction of its own.
         """
-        query = statements.listed(in_partition=stream is not None, after=after is not None)
-        wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": limit}
+        wanted: dict[str, Any] = {"states": [str(state) for state in states], "most": page}
         if stream is not None:
             wanted["of_stream"] = stream
-        if after is not None:
-            wanted["after"] = after
-        return [_placement(row) for row in self._select(query, **wanted)]
+        while True:
+            if after is not None:
+                wanted["after"] = after
+            query = statements.listed(in_partition=stream is not None, after=after is not None)
+            found = [_placement(row) for row in self._select(query, **wanted)]
+            yield from found
+            if len(found) < page:
+                return
+            after = found[-1].name
 
     def count(self) -> PlacementCounts:
         """How many placements there are, by partition and state."""

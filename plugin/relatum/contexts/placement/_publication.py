@@ -85,15 +85,6 @@ class Publications:
     """The messages one router publishes under placements.
 
     Names may be published side by side, each of them one message at a time: that is for the caller to see to.
-
-    Args:
-        clock: Gives seconds, ascending.
-        timeout_s: Seconds to wait for a move to end, or for a database that is away.
-        check_s: Seconds for which a look at the database serves messages that are confirmed after it. 0: it serves
-            none, each message is checked before it is told.
-        names_max: Placements remembered.
-        unchecked_max: Messages that may wait for a check.
-        when_away: What to do while the database is away.
     """
 
     def __init__(
@@ -127,10 +118,6 @@ class Publications:
     def publish(self, name: str, *, stream: str | None = None) -> Steps[Published]:
         """Publish one message of a name.
 
-        Args:
-            name: The context or affinity set.
-            stream: Where to place the name, if it is not placed yet; None (default): by the router's rule.
-
         Raises:
             ContextMoving: A move did not end in time; nothing was sent.
             DatabaseUnavailable: The database is away and is needed; nothing was sent.
@@ -154,10 +141,6 @@ class Publications:
 
     def settle(self, name: str, timeout_s: float | None = None) -> Steps[None]:
         """See to it that all that was sent of a name counts.
-
-        Args:
-            name: The context or affinity set.
-            timeout_s: Seconds to wait; None (default): as for publishing.
 
         Raises:
             ContextMoving: A move did not end in time.

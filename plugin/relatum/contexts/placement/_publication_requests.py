@@ -18,27 +18,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReadGeneration(Request[int]):
-    """Read the generation of the super stream; the answer is an `int`."""
+    """Read the generation of the super stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadChanges(Request[tuple[int, Sequence[Placement] | None]]):
-    """Read what changed; the answer is a pair: the generation as of which it was read, and the placements.
-
-    None instead of placements where it cannot be told any more.
-    """
+    """Read what changed, and as of which generation; None instead where it cannot be told any more."""
 
     since: int
 
 
 @dataclass(frozen=True, slots=True)
 class Place(Request[Placement]):
-    """Read the placement of a name, making one where there is none; the answer is a `Placement`, open or moving.
-
-    Attributes:
-        name: The context or affinity set.
-        stream: Where to place it, if it is not placed yet; None: by the router's rule.
-    """
+    """Read the placement of a name, open or moving; make one where there is none, in a stream or by the rule."""
 
     name: str
     stream: str | None = None
@@ -46,13 +38,7 @@ class Place(Request[Placement]):
 
 @dataclass(frozen=True, slots=True)
 class Send(Request[Any]):
-    """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own.
-
-    Attributes:
-        placement: Where it goes.
-        placed: Its header `relatum_placed`.
-        as_of: The generation the placement is right as of.
-    """
+    """Publish the message to the placement's partition and wait for the confirm; the answer is the client's own."""
 
     placement: Placement
     placed: Placed
@@ -61,10 +47,7 @@ class Send(Request[Any]):
 
 @dataclass(frozen=True, slots=True)
 class FindMove(Request[MoveInfo | None]):
-    """Find the first move of a name out of or into a stream whose fence or marker has a higher epoch.
-
-    The answer is a `MoveInfo`, or None where there is none.
-    """
+    """Find the first move of a name out of or into a stream whose fence or marker has a higher epoch."""
 
     name: str
     epoch: int
@@ -76,12 +59,7 @@ class Search(Request[int | None]):
     """Find what was sent, where it lies behind a fence or a marker of its name with a higher epoch.
 
     Read from an offset up to where the stream ends now. What is met before such a fence or marker, or not at all, is no
-    stray. The answer is the offset, or None.
-
-    Attributes:
-        sent: What is looked for.
-        from_offset: Where to begin.
-        anywhere: Whether it is asked for wherever it lies.
+    stray, unless it is asked for wherever it lies. The answer is its offset.
     """
 
     sent: Sent
@@ -91,7 +69,7 @@ class Search(Request[int | None]):
 
 @dataclass(frozen=True, slots=True)
 class Adopt(Request[None]):
-    """Publish an adoption to a stream and wait for the broker's confirm; the answer is None."""
+    """Publish an adoption to a stream and wait for the broker's confirm."""
 
     stream: str
     adoption: Adoption
@@ -99,7 +77,7 @@ class Adopt(Request[None]):
 
 @dataclass(frozen=True, slots=True)
 class Sleep(Request[None]):
-    """Let time pass; the answer is None."""
+    """Let time pass."""
 
     seconds: float
 

@@ -88,11 +88,7 @@ class AsyncNameLocks:
 
 
 class SharedRead:
-    """A read that serves all who asked before it began; one is under way at a time.
-
-    Args:
-        read: Reads.
-    """
+    """A read that serves all who asked before it began; one is under way at a time."""
 
     def __init__(self, read: Callable[[], Awaitable[int]]) -> None:
         self._read = read

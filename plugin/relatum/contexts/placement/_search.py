@@ -73,19 +73,8 @@ def scan(
         )
 
 
-def publish_control(publisher: DirectPublisher, stream: str, control: Control) -> None:
-    """Publish a control message to a stream and wait for its confirm; raises what the publisher raises."""
-    headers, body = encode(control)
-    publisher.publish(stream, body, BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers))
-
-
 class Search:
-    """Looks for one thing that was sent among the entries of its partition, one after the other. Pure.
-
-    Args:
-        sent: What is looked for.
-        anywhere: Whether it is found wherever it lies, and not only behind a fence or a marker.
-    """
+    """Looks for one thing that was sent among the entries of its partition, one after the other. Pure."""
 
     def __init__(self, sent: Sent, *, anywhere: bool = False) -> None:
         self._sent = sent
@@ -110,23 +99,53 @@ class Search:
         return offset if self._is_behind else None
 
 
-class Strays:
-    """Finds and adopts strays, over connections opened when the first is looked for. Threads may share it.
-
-    Args:
-        address: The broker's address; it must have an AMQP port.
-        header: The header that names contexts.
+class Controls:
+    """Publishes control messages, and reads partitions, over connections opened when needed. Threads may share it.
 
     Raises:
         ConfigurationError: the address has no AMQP port.
     """
 
-    def __init__(self, address: BrokerAddress, header: str) -> None:
+    def __init__(self, address: BrokerAddress, what: str) -> None:
         self.address = address
-        self._header = header
-        self._publisher = DirectPublisher(address, "an adoption")
+        self._publisher = DirectPublisher(address, what)
         self._lock = threading.Lock()
         self._opened: StreamReader | None = None
+
+    def publish(self, stream: str, control: Control) -> None:
+        """Publish a control message to a stream and wait for its confirm.
+
+        Raises:
+            PublishUnroutable: there is no such stream.
+            PublishNacked: the broker refused it.
+            BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
+        """
+        headers, body = encode(control)
+        properties = BasicProperties(content_type=CONTENT_TYPE, delivery_mode=2, headers=headers)
+        self._publisher.publish(stream, body, properties)
+
+    def reader(self) -> StreamReader:
+        """The reader of the partitions; it connects again by itself."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = StreamReader.open(self.address)
+            return self._opened
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._publisher.close()
+        with self._lock:
+            reader, self._opened = self._opened, None
+        if reader is not None:
+            reader.close()
+
+
+class Strays(Controls):
+    """Finds strays, and publishes what stands for them."""
+
+    def __init__(self, address: BrokerAddress, header: str) -> None:
+        super().__init__(address, "an adoption")
+        self._header = header
 
     def search(self, sent: Sent, from_offset: int, *, anywhere: bool = False) -> int | None:
         """Where something sent lies behind a fence or marker of its name; see `_publication.Search`.
@@ -143,28 +162,3 @@ class Strays:
                 if search.is_over:
                     return at
         return None
-
-    def adopt(self, stream: str, adoption: Adoption) -> None:
-        """Publish an adoption to a stream and wait for the confirm.
-
-        Raises:
-            PublishUnroutable: there is no such stream.
-            PublishNacked: the broker refused it.
-            BrokerUnavailable: the broker does not answer, or the connection ended before the confirm.
-        """
-        publish_control(self._publisher, stream, adoption)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._publisher.close()
-        with self._lock:
-            reader, self._opened = self._opened, None
-        if reader is not None:
-            reader.close()
-
-    def reader(self) -> StreamReader:
-        """The reader of the partitions; it connects again by itself."""
-        with self._lock:
-            if self._opened is None:
-                self._opened = StreamReader.open(self.address)
-            return self._opened

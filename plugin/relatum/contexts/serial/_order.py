@@ -135,12 +135,7 @@ class ContextMessage:
 
 
 class PartitionsReading:
-    """What counts in the partitions of a super stream, one partition after the other.
-
-    Args:
-        look: Used for the messages that adoptions name.
-        found: Told what is found.
-    """
+    """What counts in the partitions of a super stream, one partition after the other."""
 
     def __init__(self, look: Look, found: Callable[[Finding], None]) -> None:
         self._look = look
@@ -212,11 +207,7 @@ class PartitionsReading:
         self._found(Finding(FindingKind.FALSE_ADOPTION, *at, context, text))
 
     def finish(self, read: Mapping[str, tuple[int, int]]) -> None:
-        """Find what takes all partitions to know.
-
-        Args:
-            read: From which offset up to which each partition was read.
-        """
+        """Find what takes all partitions to know."""
         for message, counted in self.adopted.items():
             first, end = read.get(message.stream, (0, 0))
             if first <= message.offset < end and message not in self.strays:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from relatum.checks import checked_name
 from relatum.contexts.placement._entries import Entry, entry_of
 from relatum.contexts.placement._placement_names import check_name
+from relatum.contexts.placement._placement_opening import Opened, open_super_stream
 from relatum.contexts.serial._order import (
     ContextMessage,
     OrderCheck,
@@ -22,7 +23,7 @@ from relatum.contexts.serial._order import (
     Unreadable,
     canonical_order,
 )
-from relatum.contexts.serial._order_verify_store import floors_before, known_super_stream
+from relatum.contexts.serial._order_verify_store import floors_before
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamNotFound, SuperStreamNotFound
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
@@ -169,15 +170,24 @@ def _opened(
         if database is not None:
             stack.enter_context(translated_errors())
             connection = stack.enter_context(stack.enter_context(as_engine(database)).connect())
-        known = None if connection is None else known_super_stream(connection, address.vhost, super_stream)
-        streams = list(known.partitions) if known else _bound_now(reader, address, super_stream)
+        known = None if connection is None else _known(connection, address.vhost, super_stream)
+        partition_ids = {row.stream: row.partition_id for row in known.partitions} if known else {}
+        streams = list(partition_ids) if known else _bound_now(reader, address, super_stream)
         ranges = dict(_ranges(reader, streams))
         scope = _Scope(reader, header or (known.header if known else CONTEXT_HEADER), ranges)
         if connection is not None and known is not None:
             for stream, (first, _) in ranges.items():
-                scope.floors[stream] = floors_before(connection, known.partitions[stream], first)
+                scope.floors[stream] = floors_before(connection, partition_ids[stream], first)
             connection.close()
         yield scope
+
+
+def _known(connection: sa.Connection, vhost: str, super_stream: str) -> Opened | None:
+    """What is stored of a super stream; None where nothing was ever placed in it."""
+    try:
+        return open_super_stream(connection, (vhost, super_stream), None, None)
+    except SuperStreamNotFound:
+        return None
 
 
 def _bound_now(reader: StreamReader, address: BrokerAddress, super_stream: str) -> list[str]:

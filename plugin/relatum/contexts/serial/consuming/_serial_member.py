@@ -46,16 +46,7 @@ POLL_SLOWEST_S: Final = 0.1
 
 
 class Member:
-    """A running member.
-
-    Args:
-        super_stream: The super stream.
-        store: The consumer's rows.
-        address: The broker.
-        options: How it reads.
-        gained: Told when this member begins with a partition.
-        lost: Told when it has a partition no more.
-    """
+    """A running member."""
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 from relatum.store import (
     Sharing,
     context_moves,
+    holds,
     lapsed,
     marked,
     moved_contexts,
@@ -16,7 +17,6 @@ from relatum.store import (
     serial_members,
     serial_positions,
     super_stream_partitions,
-    super_streams,
 )
 
 _consumers: Final = serial_consumers.c
@@ -31,10 +31,6 @@ _by: Final = sa.bindparam("by", type_=sa.Text)
 
 # The consumer's name, and a row for each partition
 
-find_super_stream: Final = sa.select(super_streams.c.super_stream_id, super_streams.c.header).where(
-    super_streams.c.vhost == sa.bindparam("of_vhost"), super_streams.c.name == sa.bindparam("named")
-)
-
 find_consumer: Final = sa.select(_consumers.consumer_id).where(
     _consumers.super_stream_id == sa.bindparam("in_super_stream"), _consumers.name == sa.bindparam("named")
 )
@@ -48,12 +44,6 @@ add_consumer: Final = (
 lock_consumer: Final = sa.select(_consumers.consumer_id).where(_consumers.consumer_id == _of_consumer).with_for_update()
 
 has_positions: Final = sa.select(_positions.partition_id).where(_positions.consumer_id == _of_consumer).limit(1)
-
-partitions_of: Final = (
-    sa.select(_partitions.partition_id, _partitions.stream)
-    .where(_partitions.super_stream_id == sa.bindparam("in_super_stream"))
-    .order_by(_partitions.place, _partitions.partition_id)
-)
 
 streams_of: Final = (
     sa.select(_partitions.stream)
@@ -122,6 +112,10 @@ PARTITIONS: Final = Sharing(
 )
 """Partitions, shared by the members of one consumer name."""
 
+living: Final = sa.select(_members.holder).where(_members.consumer_id == _of_consumer, holds(_members.lease_expires_at))
+
+forget: Final = sa.delete(serial_consumers).where(_consumers.consumer_id == _of_consumer)
+
 _mine: Final = (
     _positions.consumer_id == _of_consumer,
     _positions.partition_id == _of_partition,
@@ -178,21 +172,17 @@ is_retired: Final = sa.select(_partitions.partition_id).where(
 
 # A stream that was declared again: what lay in it is nowhere, so nobody waits for it any more.
 
+_at: Final = sa.bindparam("at", type_=sa.BigInteger)
+_known: Final = [sa.bindparam(f"known_{name}", type_=sa.BigInteger) for name in ("offset", "fingerprint", "chunk_ms")]
+_LAST: Final = ("last_offset", "last_fingerprint", "last_chunk_ms")
+
 begin_anew: Final = (
     sa.update(serial_positions)
     .where(*_mine)
-    .values(
-        position=sa.bindparam("at", type_=sa.BigInteger),
-        version=_positions.version + 1,
-        last_offset=None,
-        last_fingerprint=None,
-        last_chunk_ms=None,
-    )
+    .values(position=_at, version=_positions.version + 1, **dict.fromkeys(_LAST))
 )
 
 # A stream that lost its end: what was read of it up to there is the same.
-
-_at: Final = sa.bindparam("at", type_=sa.BigInteger)
 
 go_back: Final = (
     sa.update(serial_positions)
@@ -200,9 +190,7 @@ go_back: Final = (
     .values(
         position=sa.func.least(_positions.position, _at),
         version=_positions.version + 1,
-        last_offset=sa.bindparam("known_offset", type_=sa.BigInteger),
-        last_fingerprint=sa.bindparam("known_fingerprint", type_=sa.BigInteger),
-        last_chunk_ms=sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
+        **dict(zip(_LAST, _known, strict=True)),
     )
 )
 
@@ -214,23 +202,15 @@ drop_checkpoints: Final = sa.delete(serial_checkpoints).where(
 
 # What a step stores
 
-advance: Final = marked(
+_advanced: Final = (
     sa.update(serial_positions)
     .where(*_mine, _positions.version == sa.bindparam("expected", type_=sa.BigInteger))
-    .values(
-        position=sa.bindparam("at", type_=sa.BigInteger),
-        version=_positions.version + 1,
-        last_offset=sa.bindparam("known_offset", type_=sa.BigInteger),
-        last_fingerprint=sa.bindparam("known_fingerprint", type_=sa.BigInteger),
-        last_chunk_ms=sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
-    )
+    .values(position=_at, version=_positions.version + 1)
 )
 
-advance_unread: Final = marked(
-    sa.update(serial_positions)
-    .where(*_mine, _positions.version == sa.bindparam("expected", type_=sa.BigInteger))
-    .values(position=sa.bindparam("at", type_=sa.BigInteger), version=_positions.version + 1)
-)
+advance_unread: Final = marked(_advanced)
+
+advance: Final = marked(_advanced.values(**dict(zip(_LAST, _known, strict=True))))
 
 # What lay at some offsets behind the position: the next one before the oldest of so many is forgotten.
 _checkpoints: Final = serial_checkpoints.c
@@ -241,9 +221,7 @@ add_checkpoint: Final = (
     .values(
         consumer_id=_of_consumer,
         partition_id=_of_partition,
-        last_offset=sa.bindparam("known_offset", type_=sa.BigInteger),
-        fingerprint=sa.bindparam("known_fingerprint", type_=sa.BigInteger),
-        chunk_ms=sa.bindparam("known_chunk_ms", type_=sa.BigInteger),
+        **dict(zip(("last_offset", "fingerprint", "chunk_ms"), _known, strict=True)),
     )
     .on_conflict_do_nothing()
 )

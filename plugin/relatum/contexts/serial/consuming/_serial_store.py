@@ -14,7 +14,9 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from relatum.contexts.placement import _placement_statements as placement_statements
 from relatum.contexts.placement._entries import Control, Fence, Marker
+from relatum.contexts.placement._placement_opening import partitions_in
 from relatum.contexts.serial._order_verify_store import floors_before
 from relatum.contexts.serial.consuming import _hold_statements as hold_statements
 from relatum.contexts.serial.consuming import _serial_statements as statements
@@ -23,6 +25,7 @@ from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_starts import consistent_starts
 from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost, moved_before
 from relatum.contexts.serial.moving._move_store import MoveStore
+from relatum.errors import Conflict
 from relatum.reading import position_of
 from relatum.store import (
     Database,
@@ -42,15 +45,7 @@ CHECKPOINTS_KEPT: Final = 300
 
 
 class ConsumerStore:
-    """The rows of one consumer name, as one member reads and writes them.
-
-    Args:
-        super_stream: The super stream.
-        name: The consumer's name.
-        database: PostgreSQL's URL, or an engine, which stays the caller's.
-        vhost: The super stream's virtual host.
-        lease_s: Seconds after which others take over from this member, should it die.
-    """
+    """The rows of one consumer name, as one member reads and writes them."""
 
     def __init__(
         self,
@@ -107,22 +102,18 @@ class ConsumerStore:
             return None if row is None else str(row.header)
 
     def _super_stream(self, connection: sa.Connection) -> Any:
-        named = {"of_vhost": self.vhost, "named": self.super_stream}
-        return connection.execute(statements.find_super_stream, named).one_or_none()
+        named = {"of_vhost": self.vhost, "of_name": self.super_stream}
+        return connection.execute(placement_statements.find_super_stream, named).one_or_none()
 
     def ensure(self, initial: Initial) -> None:
-        """Make the rows of this consumer name, where they are not there.
-
-        Args:
-            initial: Is asked where a new name begins.
-        """
+        """Make the rows of this consumer name, where they are not there."""
         with self._database.transaction() as connection:
             super_stream = self._super_stream(connection).super_stream_id
             named = {"in_super_stream": super_stream, "named": self.name}
             connection.execute(statements.add_consumer, named)
             self._member.within = connection.execute(statements.find_consumer, named).scalar_one()
             is_new = connection.execute(statements.has_positions, self._me).first() is None
-            partitions = {row.stream: row.partition_id for row in connection.execute(statements.partitions_of, named)}
+            partitions = {row.stream: row.partition_id for row in partitions_in(connection, super_stream)}
         # Before the moves are read: the marker of a move that is not seen below lies behind all of these.
         ends = initial(list(partitions)) if is_new else {}
         with self._database.transaction() as connection:
@@ -148,6 +139,21 @@ class ConsumerStore:
             found = connection.execute(statements.find_consumer, named).scalar_one_or_none()
         self._member.within = found or 0
         return found is not None
+
+    def forget(self) -> bool:
+        """Forget this consumer name; False where it is not known.
+
+        Raises:
+            Conflict: members of it are up; nothing was changed.
+        """
+        if not self.find():
+            return False
+        with self._database.transaction() as connection:
+            connection.execute(statements.lock_consumer, self._me)
+            holder = connection.scalar(statements.living.limit(1), self._me)
+            if holder is not None:
+                raise Conflict(f"{self.name!r} is not forgotten: its member {holder} is up")
+            return bool(connection.execute(statements.forget, self._me).rowcount)
 
     # --- this member ------------------------------------------------------------------------------------------------
 
@@ -321,11 +327,6 @@ class ConsumerStore:
     @contextmanager
     def joined(self, following: Following, step: Step, *, stop: threading.Event) -> Iterator[sa.Connection]:
         """A transaction that an application writes in, and that stores the step at its end.
-
-        Args:
-            following: The partition.
-            step: The step.
-            stop: Set: a commit in doubt is asked about no longer.
 
         Raises:
             PartitionLost: The partition is another member's; all was rolled back.

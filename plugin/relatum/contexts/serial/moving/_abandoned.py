@@ -48,11 +48,7 @@ class Where(NamedTuple):
 
 
 class Abandoned:
-    """Goes on, in a thread, with the moves of one super stream that nobody attends. Threads may share it.
-
-    Args:
-        where: Gives the moves and the broker, when the first such move is met.
-    """
+    """Goes on, in a thread, with the moves of one super stream that nobody attends. Threads may share it."""
 
     def __init__(self, where: Callable[[], Where]) -> None:
         self._where = where

@@ -1,6 +1,7 @@
 """The steps of a move of serialization contexts from one partition to another. No input or output.
 
-Each function is a generator: it yields what is to be done, is sent what came of it, and returns the move as it ended.
+Each function is a generator: it yields what is to be done, is sent what came of it (of most, the move as it is then,
+whether that step changed it or not), and returns the move as it ended.
 Whoever performs the steps may die between any two of them. The move is in the database and in the streams; another
 looks there (`go_on`) and performs the rest. Two may do so side by side: the database takes each step of a move once,
 and a fence or a marker that is published again changes nothing.
@@ -77,14 +78,14 @@ class MoveStep:
 
 @dataclass(frozen=True, slots=True)
 class FindEnd(Request[int]):
-    """Find where a stream ends; the answer is the offset behind its last message, 0 where it is empty."""
+    """Find the offset behind a stream's last message, 0 where it is empty."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
 class Begin(Request[MoveStep]):
-    """Begin the move in the database, in one transaction; the answer is its `MoveStep`.
+    """Begin the move in the database, in one transaction.
 
     The placements of these contexts become `moving`, and the generation is raised. Those that are not open in the
     source any more are left out; where none is left, it fails and nothing is written.
@@ -99,21 +100,21 @@ class Begin(Request[MoveStep]):
 
 @dataclass(frozen=True, slots=True)
 class Look(Request[MoveStep]):
-    """Read the move; the answer is its `MoveStep`."""
+    """Read the move."""
 
     move_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep(Request[None]):
-    """Let time pass; the answer is None."""
+    """Let time pass."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class PublishControl(Request[None]):
-    """Publish a control message to a stream and wait for the broker's confirm; the answer is None."""
+    """Publish a control message to a stream and wait for the broker's confirm."""
 
     stream: str
     control: Control
@@ -121,10 +122,7 @@ class PublishControl(Request[None]):
 
 @dataclass(frozen=True, slots=True)
 class FindControl(Request[int | None]):
-    """Find the first fence or marker of a move and an epoch; the answer is its offset, or None where there is none.
-
-    From an offset of the stream on, up to where the stream ends now.
-    """
+    """Find the first fence or marker of a move and an epoch, from an offset on, up to where the stream ends now."""
 
     stream: str
     kind: Literal["fence", "marker"]
@@ -135,7 +133,7 @@ class FindControl(Request[int | None]):
 
 @dataclass(frozen=True, slots=True)
 class SetFenced(Request[MoveStep]):
-    """From `fencing` to `fenced`, if the move is at that attempt; the answer is its `MoveStep` either way."""
+    """From `fencing` to `fenced`, if the move is at that attempt."""
 
     move_id: int
     attempt: int
@@ -144,7 +142,7 @@ class SetFenced(Request[MoveStep]):
 
 @dataclass(frozen=True, slots=True)
 class Switch(Request[MoveStep]):
-    """From `fenced` to `switched` (or `aborted`), if at that attempt; the answer is the `MoveStep` either way.
+    """From `fenced` to `switched` (or `aborted`), if at that attempt.
 
     In the same transaction the placements become the target's, open, under the move's epoch, and the generation is
     raised.
@@ -157,10 +155,7 @@ class Switch(Request[MoveStep]):
 
 @dataclass(frozen=True, slots=True)
 class SetAborting(Request[MoveStep]):
-    """Make the source the target, under a new epoch and attempt, unless that was done or the move has ended.
-
-    The answer is the `MoveStep` either way.
-    """
+    """Make the source the target, under a new epoch and attempt, unless that was done or the move has ended."""
 
     move_id: int
 
@@ -174,14 +169,7 @@ Steps: TypeAlias = Generator[MoveRequest, Any, MoveStep]
 
 
 def move(source: str, target: str, contexts: frozenset[str], *, grace_s: float = GRACE_S) -> Steps:
-    """Move contexts from one partition to another.
-
-    Args:
-        source: The stream all of them are in.
-        target: The stream they go to.
-        contexts: Their names.
-        grace_s: Seconds before the fence.
-    """
+    """Move contexts from one partition to another."""
     scan_from = yield from FindEnd(source)
     target_scan_from = yield from FindEnd(target)
     begun = yield from Begin(source, target, contexts, scan_from, target_scan_from)

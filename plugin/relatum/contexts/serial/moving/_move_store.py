@@ -26,13 +26,7 @@ class NothingToMove(Conflict):
 
 
 class MoveStore:
-    """The moves of one super stream. Threads may share it.
-
-    Args:
-        engine: The database.
-        super_stream_id: The super stream's row.
-        super_stream: Its name.
-    """
+    """The moves of one super stream. Threads may share it."""
 
     def __init__(self, engine: sa.Engine, super_stream_id: int, super_stream: str) -> None:
         self._engine = engine

@@ -40,16 +40,7 @@ _PASSING: Final = (Transient, PublishNacked, PublishUnroutable)
 
 
 class Mover:
-    """Performs the steps of one move.
-
-    Args:
-        store: The moves of the super stream.
-        streams: Control messages in its partitions.
-        retry_s: Seconds for which a step is tried again while the broker or the database does not answer.
-        reason: Why the move is turned back, where it is.
-        holder: By which name it was taken; None (default): by a new one.
-        tell: Called with the move each time it is further.
-    """
+    """Performs the steps of one move."""
 
     def __init__(
         self,
@@ -62,7 +53,7 @@ class Mover:
         tell: Callable[[MoveInfo], None] = lambda move: None,
     ) -> None:
         self._store = store
-        store.outages.name(Server.BROKER, streams.server)
+        store.outages.name(Server.BROKER, str(streams.address))
         self._retry_s = retry_s
         self._tell = tell
         # For this move alone: by it a repeated beginning knows the move that the first one began.

@@ -39,15 +39,7 @@ class Wanted(NamedTuple):
 
 
 class Movers:
-    """Performs moves of one super stream.
-
-    Args:
-        placements: Where contexts are.
-        moves: Their moves.
-        streams: Control messages in the partitions.
-        at_once: Moves performed side by side.
-        retry_s: Seconds for which a step is tried again.
-    """
+    """Performs moves of one super stream."""
 
     def __init__(
         self, placements: PlacementStore, moves: MoveStore, streams: ControlStreams, *, at_once: int, retry_s: float

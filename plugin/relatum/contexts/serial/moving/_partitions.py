@@ -19,13 +19,7 @@ LOOK_S: Final = 0.1
 
 
 class Partitions:
-    """The partitions of a super stream. Threads may share it.
-
-    Args:
-        store: The placements of the super stream.
-        super_stream: Its name.
-        address: The broker; None where there is none to ask.
-    """
+    """The partitions of a super stream. Threads may share it."""
 
     def __init__(self, store: PlacementStore, super_stream: str, address: BrokerAddress | None) -> None:
         self._store = store

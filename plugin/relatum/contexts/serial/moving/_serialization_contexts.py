@@ -140,10 +140,8 @@ class SerializationContexts:
             StreamNotFound: the super stream has no such partition.
         """
         if partition is not None:
-            checked_name("partition", partition)
-        if partition is not None:
-            self._partitions.named(partition)
-        return map(Assignment.of, self._listed(partition))
+            self._partitions.named(checked_name("partition", partition))
+        return map(Assignment.of, self._placements.placements(stream=partition))
 
     def status(self) -> ContextsStatus:
         """The partitions, with the number of contexts in each, and the moves that have not ended."""
@@ -154,12 +152,6 @@ class SerializationContexts:
             tuple(self._placements.partitions()),
             tuple(self._moves.moves()),
         )
-
-    def _listed(self, partition: str | None) -> Iterator[Placement]:
-        after: str | None = None
-        while page := self._placements.placements(stream=partition, after=after, limit=LISTED_AT_ONCE):
-            yield from page
-            after = page[-1].name
 
     def _find(self, names: Collection[str]) -> dict[str, Placement]:
         """The placements of names.
@@ -211,7 +203,12 @@ class SerializationContexts:
         streams = _names("sources", sources)
         for stream in streams:
             self._partitions.named(stream)
-        names = [placement.name for stream in streams if stream != target for placement in self._listed(stream)]
+        names = [
+            placement.name
+            for stream in streams
+            if stream != target
+            for placement in self._placements.placements(stream=stream)
+        ]
         return self._move({target: names}, progress)
 
     def plan(self, partitions: Iterable[str] | None = None) -> Plan:
@@ -231,7 +228,7 @@ class SerializationContexts:
         else:
             rows = [row for row in self._placements.partitions() if row.state is PartitionState.ACTIVE]
         placed: dict[str, list[str]] = {}
-        for placement in self._listed(None):
+        for placement in self._placements.placements():
             if placement.state is PlacementState.OPEN:
                 placed.setdefault(placement.stream, []).append(placement.name)
         return Plan(spread(placed, {row.stream: row.weight for row in rows}))
