@@ -1,7 +1,5 @@
 """`relatum affinity`: the affinity sets of a super stream: listed, counted, shown, closed and moved."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
@@ -11,19 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from relatum.contexts import AffinitySet, AffinitySets, MoveProgress
+from relatum.contexts.commands._contexts_options import ContextsOptions, SetsOptions
 from relatum.errors import InvalidInput
 from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
     SuperStreamArgument,
     console,
     errors,
     parse_span,
     print_json,
-    require_broker,
-    require_database,
+    spread,
     table_of,
 )
 
@@ -36,15 +32,8 @@ NamesArgument: TypeAlias = Annotated[
 ]
 
 
-@contextmanager
-def _opened(
-    super_stream: str, database: str | None, broker: str | None, stream_url: str | None = None
-) -> Iterator[AffinitySets]:
-    with AffinitySets(super_stream, require_database(database), broker=broker, stream_url=stream_url) as sets:
-        yield sets
-
-
 @affinity.command("list")
+@spread
 def list_sets(
     super_stream: SuperStreamArgument,
     prefix: Annotated[str, typer.Option(help="Only sets whose names begin so.", show_default=False)] = "",
@@ -52,14 +41,13 @@ def list_sets(
         str | None, typer.Option(metavar="STREAM", help="Only sets in this partition.", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 1_000,
-    broker: BrokerOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: SetsOptions,
 ) -> None:
     """List the open sets, by name. The broker's URL only tells the virtual host. `--json` prints a list."""
-    with _opened(super_stream, database, broker) as sets:
+    with given.sets(super_stream) as sets:
         found = sets.list(prefix, partition=partition, limit=limit)
-    if as_json:
+    if given.as_json:
         print_json([asdict(each) for each in found])
         return
     if not found:
@@ -74,16 +62,16 @@ def list_sets(
 
 
 @affinity.command("count")
+@spread
 def count(
     super_stream: SuperStreamArgument,
-    broker: BrokerOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: SetsOptions,
 ) -> None:
     """Count the open sets of each partition. `--json` prints one document: the number by partition."""
-    with _opened(super_stream, database, broker) as sets:
+    with given.sets(super_stream) as sets:
         counts = sets.count()
-    if as_json:
+    if given.as_json:
         print_json(counts)
         return
     table = table_of("partition", "open sets")
@@ -94,17 +82,17 @@ def count(
 
 
 @affinity.command("show")
+@spread
 def show(
     super_stream: SuperStreamArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The set's name.", show_default=False)],
-    broker: BrokerOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: SetsOptions,
 ) -> None:
     """Show one open set. `--json` prints one document."""
-    with _opened(super_stream, database, broker) as sets:
+    with given.sets(super_stream) as sets:
         found = sets.inspect(name)
-    if as_json:
+    if given.as_json:
         print_json(asdict(found))
         return
     table = Table(title=Text(found.name, style="bold"), title_justify="left", show_header=False)
@@ -114,6 +102,7 @@ def show(
 
 
 @affinity.command("close")
+@spread
 def close(
     super_stream: SuperStreamArgument,
     names: NamesArgument = None,
@@ -125,9 +114,8 @@ def close(
             show_default=False,
         ),
     ] = None,
-    broker: BrokerOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: SetsOptions,
 ) -> None:
     """Close sets, by name or because nobody uses them; what is published under their names then begins new ones.
 
@@ -135,18 +123,19 @@ def close(
     """
     if bool(names) == (idle is not None):
         raise typer.BadParameter("give names, or --idle")
-    with _opened(super_stream, database, broker) as sets:
+    with given.sets(super_stream) as sets:
         if idle is not None:
             closed = sets.close_idle(parse_span(idle))
         else:
             closed = len([sets.close_set(name) for name in dict.fromkeys(names or ())])
-    if as_json:
+    if given.as_json:
         print_json({"closed": closed})
         return
     console.print(f"{closed:,} closed")
 
 
 @affinity.command("move")
+@spread
 def move(
     super_stream: SuperStreamArgument,
     names: NamesArgument = None,
@@ -157,10 +146,8 @@ def move(
         str | None,
         typer.Option("--from", metavar="STREAM", help="Move all sets of this partition.", show_default=False),
     ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Move sets to another partition; their messages wait meanwhile, and consumers see them in order.
 
@@ -168,10 +155,10 @@ def move(
     """
     if not to or bool(names) == (source is not None):
         raise typer.BadParameter("give names, or --from, and --to")
-    with _opened(super_stream, database, require_broker(broker), stream_url) as sets:
+    with AffinitySets(super_stream, given.database_url, broker=given.broker_url, stream_url=given.stream_url) as sets:
         wanted = list(names or ()) or [each.name for each in sets.list(partition=source, limit=None)]
         moves = sets.move(wanted, to, progress=_tell) if wanted else ()
-    if as_json:
+    if given.as_json:
         print_json([asdict(each) for each in moves])
         return
     moved = sum(each.contexts for each in moves)
@@ -185,11 +172,12 @@ def weight(
     weights: Annotated[
         list[str], typer.Argument(metavar="STREAM=WEIGHT…", help="Partitions and their weights.", show_default=False)
     ],
+    *,
     broker: BrokerOption = None,
     database: DatabaseOption = None,
 ) -> None:
     """Set the weights of partitions, for routers that balance by weight; with 0 no new set is placed there."""
-    with _opened(super_stream, database, broker) as sets:
+    with SetsOptions(broker, database).sets(super_stream) as sets:
         sets.set_weights(dict(map(_weight, weights)))
 
 

@@ -8,41 +8,39 @@ from rich.text import Text
 
 from relatum.contexts import HoldStatus, SerialStatus, forget_consumer
 from relatum.contexts import consumers as read_consumers
+from relatum.contexts.commands._contexts_options import ContextsOptions
 from relatum.reading import BrokerAddress
 from relatum.superstreams import describe_super_stream
 from relatum.terminal import (
     BrokerOption,
     DatabaseOption,
     ExitCode,
-    JsonOption,
-    StreamUrlOption,
     SuperStreamArgument,
     console,
     print_error,
     print_json,
-    require_broker,
     require_database,
+    spread,
     table_of,
 )
 
 
+@spread
 def consumers(
     super_stream: SuperStreamArgument,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Show how far each serial consumer is in each partition, and what it holds back until a source is consumed.
 
     `--json` prints JSON lines: consumer, lag, and its partitions with their holds.
     """
-    url = require_broker(broker)
-    found = read_consumers(super_stream, database=require_database(database), broker=url, stream_url=stream_url)
+    url = given.broker_url
+    found = read_consumers(super_stream, database=given.database_url, broker=url, stream_url=given.stream_url)
     if not found:
         # Nobody consumes what is not there, either: a name that is spelled wrong is an error.
-        describe_super_stream(url, super_stream, stream_url=stream_url)
-    if as_json:
+        describe_super_stream(url, super_stream, stream_url=given.stream_url)
+    if given.as_json:
         for name, status in found.items():
             partitions = [asdict(partition) for partition in status.partitions]
             print_json({"consumer": name, "lag": status.lag, "partitions": partitions}, one_line=True)

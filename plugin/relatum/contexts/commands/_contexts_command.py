@@ -7,22 +7,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from relatum.contexts import Assignment, SerializationContexts
+from relatum.contexts import Assignment
 from relatum.contexts.commands import _moves_command as moving
 from relatum.contexts.commands._consumers_command import consumers, forget
+from relatum.contexts.commands._contexts_options import ContextsOptions
 from relatum.contexts.commands._contexts_shown import move_document, print_moves, print_status, status_document
 from relatum.contexts.commands._order_verify_command import history, verify
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    SuperStreamArgument,
-    console,
-    print_json,
-    require_database,
-    table_of,
-)
+from relatum.terminal import SuperStreamArgument, console, print_json, spread, table_of
 
 contexts = typer.Typer(
     help="Place serialization contexts, move them between partitions in order, and verify it.",
@@ -35,89 +26,84 @@ LIST_MAX = 1_000
 
 
 @contexts.command("status")
+@spread
 def status(
     super_stream: SuperStreamArgument,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Show the partitions with their contexts, and the moves under way. `--json` prints one document."""
-    with _opened(super_stream, database, broker, stream_url) as opened:
+    with given.contexts(super_stream) as opened:
         found = opened.status()
-    if as_json:
+    if given.as_json:
         print_json(status_document(found))
     else:
         print_status(found)
 
 
 @contexts.command("list")
+@spread
 def list_contexts(
     super_stream: SuperStreamArgument,
     partition: Annotated[
         str | None, typer.Option(metavar="STREAM", help="Only contexts in this partition.", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = LIST_MAX,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """List contexts by name, each with its partition. `--json` prints JSON lines."""
-    with _opened(super_stream, database, broker, stream_url) as opened:
-        _print_assignments(list(islice(opened.assignments(partition), limit)), as_json=as_json)
+    with given.contexts(super_stream) as opened:
+        _print_assignments(list(islice(opened.assignments(partition), limit)), as_json=given.as_json)
 
 
 @contexts.command("show")
+@spread
 def show(
     super_stream: SuperStreamArgument,
     names: Annotated[list[str], typer.Argument(metavar="CONTEXT…", help="The contexts' names.", show_default=False)],
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Show where contexts are. Ends with code 6 where one is nowhere. `--json` prints JSON lines."""
-    with _opened(super_stream, database, broker, stream_url) as opened:
-        _print_assignments([opened.assignment_of(name) for name in names], as_json=as_json)
+    with given.contexts(super_stream) as opened:
+        _print_assignments([opened.assignment_of(name) for name in names], as_json=given.as_json)
 
 
 @contexts.command("assign")
+@spread
 def assign(
     super_stream: SuperStreamArgument,
     to: moving.ToOption,
     names: moving.ContextsArgument = None,
     file: moving.FileOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Assign contexts to a partition before their first messages. Those in another are not moved by it: code 7.
 
     `--json` prints JSON lines.
     """
     wanted = moving.names_of(names, file)
-    with _opened(super_stream, database, broker, stream_url) as opened:
-        _print_assignments(opened.assign(wanted, to), as_json=as_json)
+    with given.contexts(super_stream) as opened:
+        _print_assignments(opened.assign(wanted, to), as_json=given.as_json)
 
 
 @contexts.command("moves")
+@spread
 def moves(
     super_stream: SuperStreamArgument,
     latest: Annotated[
         int | None,
         typer.Option(min=1, help="The latest of all moves, so many, ended ones included.", show_default=False),
     ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Show the moves that have not ended, and whether somebody goes on with each. `--json` prints one document."""
-    with _opened(super_stream, database, broker, stream_url) as opened:
+    with given.contexts(super_stream) as opened:
         found = opened.moves(latest=latest)
-    if as_json:
+    if given.as_json:
         print_json([move_document(move) for move in found])
     elif found:
         print_moves(found)
@@ -140,13 +126,6 @@ for _name, _command in (
     ("history", history),
 ):
     contexts.command(_name)(_command)
-
-
-def _opened(
-    super_stream: str, database: str | None, broker: str | None, stream_url: str | None
-) -> SerializationContexts:
-    """The contexts of a super stream; a broker is only asked where the database does not know it yet."""
-    return SerializationContexts(super_stream, require_database(database), broker=broker, stream_url=stream_url)
 
 
 def _print_assignments(found: list[Assignment], *, as_json: bool) -> None:

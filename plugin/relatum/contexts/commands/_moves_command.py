@@ -2,27 +2,16 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
-from relatum.contexts import Plan, SerializationContexts
+from relatum.contexts import Plan
+from relatum.contexts.commands._contexts_options import ContextsOptions, ContextsServers
 from relatum.contexts.commands._contexts_shown import counted, print_ended, shown_progress
 from relatum.errors import InvalidInput
-from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
-    JsonOption,
-    StreamUrlOption,
-    SuperStreamArgument,
-    console,
-    print_json,
-    require_broker,
-    require_database,
-)
+from relatum.terminal import SuperStreamArgument, console, print_json, spread
 
 ContextsArgument: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="[CONTEXT]…", help="The contexts' names.", show_default=False)
@@ -38,17 +27,6 @@ OverArgument: TypeAlias = Annotated[
 MovesArgument: TypeAlias = Annotated[
     list[int], typer.Argument(metavar="MOVE…", help="The moves' numbers.", show_default=False)
 ]
-
-
-@contextmanager
-def opened(
-    super_stream: str, database: str | None, broker: str | None, stream_url: str | None
-) -> Iterator[SerializationContexts]:
-    """The contexts of a super stream, with a broker."""
-    with SerializationContexts(
-        super_stream, require_database(database), broker=require_broker(broker), stream_url=stream_url
-    ) as contexts:
-        yield contexts
 
 
 def names_of(given: list[str] | None, file: Path | None) -> list[str]:
@@ -69,58 +47,55 @@ def names_of(given: list[str] | None, file: Path | None) -> list[str]:
     return [line for line in text.splitlines() if line]
 
 
+@spread
 def move(
     super_stream: SuperStreamArgument,
     to: ToOption,
     names: ContextsArgument = None,
     file: FileOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Move contexts to a partition, while publishers publish and consumers consume.
 
     `--json` prints one document: the list of the moves.
     """
     wanted = names_of(names, file)
-    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+    with given.moving(super_stream) as contexts, shown_progress(is_quiet=given.as_json) as tell:
         moves = contexts.move(wanted, to, progress=tell)
-    print_ended(moves, as_json=as_json)
+    print_ended(moves, as_json=given.as_json)
 
 
+@spread
 def consolidate(
     super_stream: SuperStreamArgument,
     sources: Annotated[
         list[str], typer.Argument(metavar="STREAM…", help="The partitions to be emptied.", show_default=False)
     ],
     to: ToOption,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Move all contexts of some partitions to one. `--json` prints one document: the list of the moves."""
-    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+    with given.moving(super_stream) as contexts, shown_progress(is_quiet=given.as_json) as tell:
         moves = contexts.consolidate(sources, to, progress=tell)
-    print_ended(moves, as_json=as_json)
+    print_ended(moves, as_json=given.as_json)
 
 
+@spread
 def plan(
     super_stream: SuperStreamArgument,
     over: OverArgument = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Show how many contexts would have to move for all to be spread evenly. Nothing moves.
 
     `--json` prints one document: the contexts by the partition they would go to; `rebalance --plan` takes it.
     """
-    with opened(super_stream, database, broker, stream_url) as contexts:
+    with given.moving(super_stream) as contexts:
         planned = contexts.plan(over or None)
-    if as_json:
+    if given.as_json:
         print_json(planned.moves)
         return
     for stream, names in planned.moves.items():
@@ -129,24 +104,23 @@ def plan(
         console.print("They are spread evenly.")
 
 
+@spread
 def rebalance(
     super_stream: SuperStreamArgument,
     over: OverArgument = None,
     file: Annotated[
         Path | None, typer.Option("--plan", help="A plan that `plan --json` printed.", show_default=False)
     ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Spread contexts evenly over partitions. `--json` prints one document: the list of the moves."""
     if over and file is not None:
         raise typer.BadParameter("give partitions, or --plan")
-    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+    with given.moving(super_stream) as contexts, shown_progress(is_quiet=given.as_json) as tell:
         planned = contexts.plan(over or None) if file is None else _planned(file)
         moves = contexts.rebalance(planned, progress=tell)
-    print_ended(moves, as_json=as_json)
+    print_ended(moves, as_json=given.as_json)
 
 
 def _planned(file: Path) -> Plan:
@@ -157,42 +131,41 @@ def _planned(file: Path) -> Plan:
         raise InvalidInput(f"{str(file)!r} is no plan as `relatum contexts plan --json` prints it") from error
 
 
+@spread
 def resume(
     super_stream: SuperStreamArgument,
     moves: Annotated[
         list[int] | None,
         typer.Argument(metavar="[MOVE…]", help="The moves' numbers; all that have not ended where left out."),
     ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Go on with moves whose mover died. Whoever does so, and how many, makes no difference.
 
     `--json` prints one document: the list of the moves as they ended.
     """
-    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+    with given.moving(super_stream) as contexts, shown_progress(is_quiet=given.as_json) as tell:
         wanted = moves or [move.move_id for move in contexts.moves()]
         ended = [contexts.resume(move_id, progress=tell) for move_id in wanted]
-    print_ended(ended, as_json=as_json)
+    print_ended(ended, as_json=given.as_json)
 
 
+@spread
 def abort(
     super_stream: SuperStreamArgument,
     moves: MovesArgument,
     reason: Annotated[str | None, typer.Option(help="Kept with the move.", show_default=False)] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Take moves back: their contexts go on where they were. `--json` prints one document, the list of the moves."""
-    with opened(super_stream, database, broker, stream_url) as contexts, shown_progress(is_quiet=as_json) as tell:
+    with given.moving(super_stream) as contexts, shown_progress(is_quiet=given.as_json) as tell:
         ended = [contexts.abort(move_id, reason=reason, progress=tell) for move_id in moves]
-    print_ended(ended, as_json=as_json)
+    print_ended(ended, as_json=given.as_json)
 
 
+@spread
 def add_partition(
     super_stream: SuperStreamArgument,
     count: Annotated[int, typer.Option(help="How many.", min=1, max=1_000)] = 1,
@@ -200,23 +173,22 @@ def add_partition(
         list[str] | None,
         typer.Option(help="A binding key of the new partition, for each one.", show_default="the next number"),
     ] = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Add empty partitions. No context moves by that; `rebalance` spreads them.
 
     `--json` prints one document: the list of the new streams.
     """
-    with opened(super_stream, database, broker, stream_url) as contexts:
+    with given.moving(super_stream) as contexts:
         added = contexts.add_partitions(count, binding_keys=binding_key or None)
-    if as_json:
+    if given.as_json:
         print_json(added)
     else:
         console.print(f"Added {', '.join(added)}.", markup=False)
 
 
+@spread
 def retire(
     super_stream: SuperStreamArgument,
     partition: Annotated[str, typer.Argument(metavar="STREAM", help="The partition.", show_default=False)],
@@ -224,11 +196,10 @@ def retire(
         bool, typer.Option("--delete", help="Delete the stream, too, once all consumers have read everything.")
     ] = False,
     timeout_s: Annotated[float, typer.Option(help="With --delete, seconds to wait for consumers.", min=0)] = 30.0,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
+    *,
+    given: ContextsServers,
 ) -> None:
     """Take a partition without contexts out of use. Ends with code 7 while something needs it."""
-    with opened(super_stream, database, broker, stream_url) as contexts:
+    with given.moving(super_stream) as contexts:
         contexts.retire(partition, delete=delete, timeout_s=timeout_s)
     console.print(f"{partition} is {'deleted' if delete else 'retired; its messages stay'}.", markup=False)

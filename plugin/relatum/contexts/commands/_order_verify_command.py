@@ -10,17 +10,14 @@ from rich.text import Text
 from relatum.contexts import ContextMessage, SerialReport
 from relatum.contexts import history as read_history
 from relatum.contexts import verify as run_verify
+from relatum.contexts.commands._contexts_options import ContextsOptions
 from relatum.terminal import (
-    BrokerOption,
-    DatabaseOption,
     ExitCode,
-    JsonOption,
-    StreamUrlOption,
     SuperStreamArgument,
     console,
     errors,
     print_json,
-    require_broker,
+    spread,
     table_of,
 )
 
@@ -37,13 +34,12 @@ HeaderOption = Annotated[
 ]
 
 
+@spread
 def verify(
     super_stream: SuperStreamArgument,
     header: HeaderOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Read all partitions and check: each context's messages count once, in the order in which they were published.
 
@@ -52,18 +48,18 @@ def verify(
     adopted and moves that have not ended are shown and break nothing. `--json` prints one document: ok, what was
     counted, partitions (from and to offset), counts by kind, findings.
     """
-    address = require_broker(broker)
+    url = given.broker_url
     with Progress(TextColumn("{task.fields[read]:,} messages"), console=errors, transient=True) as bar:
         task = bar.add_task("", total=None, read=0)
         report = run_verify(
             super_stream,
-            broker=address,
-            database=database,
-            stream_url=stream_url,
+            broker=url,
+            database=given.database,
+            stream_url=given.stream_url,
             header=header,
             progress=lambda report: bar.update(task, read=report.messages),
         )
-    if as_json:
+    if given.as_json:
         print_json({"ok": report.ok, **asdict(report)})
     else:
         _print(report)
@@ -71,14 +67,13 @@ def verify(
         raise typer.Exit(ExitCode.DIFFERENT)
 
 
+@spread
 def history(
     super_stream: SuperStreamArgument,
     context: Annotated[str, typer.Argument(metavar="CONTEXT", help="The context's name.", show_default=False)],
     header: HeaderOption = None,
-    broker: BrokerOption = None,
-    stream_url: StreamUrlOption = None,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
+    *,
+    given: ContextsOptions,
 ) -> None:
     """Show where a context's messages lie, in its order, across all its moves. Reads all partitions.
 
@@ -88,12 +83,12 @@ def history(
     found = read_history(
         super_stream,
         context,
-        broker=require_broker(broker),
-        database=database,
-        stream_url=stream_url,
+        broker=given.broker_url,
+        database=given.database,
+        stream_url=given.stream_url,
         header=header,
     )
-    if as_json:
+    if given.as_json:
         for message in found:
             print_json(_document(message), one_line=True)
     else:
