@@ -59,7 +59,6 @@ class AffinityRouter(Router):
         wish = wish_of(sending.headers, core.options.header)
         if wish is NO_WISH:
             return self._publish_of_none(sending)
-        sending.require_confirms()
         if not sets.knows(wish):
             self._connect(sending.source())
             place = sets.place_of(wish)

@@ -75,7 +75,6 @@ class AsyncAffinityRouter(AsyncRouter):
         wish = wish_of(sending.headers, core.options.header)
         if wish is NO_WISH:
             return await self._publish_of_none(sending)
-        sending.require_confirms()
         # asyncio only:
         self._loop = asyncio.get_running_loop()
         # both:

@@ -132,8 +132,7 @@ class AffinitySets:
 
     def count(self) -> dict[str, int]:
         """How many sets are open in each partition, by stream; partitions without any are there with 0."""
-        by_stream = self._store.count().by_stream
-        return {partition.stream: by_stream.get(partition.stream, 0) for partition in self._store.partitions()}
+        return {partition.stream: partition.open_sets for partition in self._store.partitions()}
 
     def inspect(self, name: str) -> AffinitySet:
         """An open set.

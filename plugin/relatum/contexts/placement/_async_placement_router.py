@@ -72,13 +72,13 @@ class AsyncRouter(AsyncRouterFace):
 
     async def _publish_named(self, sending: AsyncSending, name: str) -> Published:
         """Publish a message of a name; its header names it afterwards, whether it did before or not."""
-        sending.require_confirms()
         # Nothing is awaited before: tasks of a name queue in the order they called.
         async with self._locks(name):
             return await self._publish_locked(sending, name)
 
     async def _publish_locked(self, sending: AsyncSending, name: str, *, stream: str | None = None) -> Published:
         """Publish a message of a name whose lock is held; a stream: where to place it, if it is not placed yet."""
+        sending.require_confirms()
         core = self._core
         if not core.is_open:
             await self._connect(await sending.source())

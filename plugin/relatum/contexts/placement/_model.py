@@ -1,6 +1,6 @@
 """What the database knows of a super stream's placements: partitions, placements, moves."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -194,20 +194,3 @@ class MoveInfo:
     def is_attended(self) -> bool:
         """Whether somebody goes on with it, by the clock of this machine. Others may go on with it all the same."""
         return self.lease_expires_at is not None and self.lease_expires_at > datetime.now(UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementCounts:
-    """How many placements a super stream has.
-
-    Attributes:
-        open: Those messages go by, moving ones included.
-        moving: Those that wait for a move.
-        released: Those that are over and not forgotten yet.
-        by_stream: The open ones by their partition's stream.
-    """
-
-    open: int
-    moving: int
-    released: int
-    by_stream: Mapping[str, int]

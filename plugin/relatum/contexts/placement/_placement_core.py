@@ -85,10 +85,12 @@ class RouterCore:
         self._strays: Strays | None = None
         self._store: PlacementStore | None = None
         self._vhost: str | None = None
-        self._is_open = False
+        self.is_open = False
+        """Whether messages with a name can be published."""
         self._is_closed = False
         self._candidates: Sequence[PartitionRow] = ()
-        self._has_layout = False
+        self.has_layout = False
+        """Whether messages of no name can be published."""
         self._closers: list[Callable[[], None]] = []
         self._published = self._unnamed = 0
         if broker is not None:
@@ -118,16 +120,6 @@ class RouterCore:
         )
 
     # --- opening --------------------------------------------------------------------------------------------------
-
-    @property
-    def has_layout(self) -> bool:
-        """Whether messages of no name can be published."""
-        return self._has_layout
-
-    @property
-    def is_open(self) -> bool:
-        """Whether messages with a name can be published."""
-        return self._is_open
 
     @property
     def store(self) -> PlacementStore:
@@ -179,9 +171,9 @@ class RouterCore:
             source = self._broker if self._broker is not None else source
             if source is None:
                 raise ConfigurationError("give the router broker=URL, or publish with it first")
-            if not self._has_layout or (with_database and not self._is_open):
+            if not self.has_layout or (with_database and not self.is_open):
                 self._describe(source)
-            if with_database and not self._is_open:
+            if with_database and not self.is_open:
                 with within(max(self.options.timeout_s, LEAST_S)):
                     self._open_store(source)
 
@@ -191,7 +183,7 @@ class RouterCore:
         self.check_vhost(vhost)
         layout = describe_super_stream(source, self.super_stream, stream_url=self._stream_url)
         self._candidates = [PartitionRow(0, each.stream, each.binding_key, each.place) for each in layout]
-        self._has_layout = True
+        self.has_layout = True
 
     def _open_store(self, source: Any) -> None:
         address = address_of(source, self._stream_url)
@@ -205,7 +197,7 @@ class RouterCore:
             raise
         self._store = store
         self._candidates = [row for row in rows if row.state is PartitionState.ACTIVE]
-        self._is_open = True
+        self.is_open = True
 
     def when_waiting(self, tell: Callable[[], None], close: Callable[[], None]) -> None:
         """Have it told when messages wait for a move, from then on again and again.
@@ -232,7 +224,7 @@ class RouterCore:
     def forget_layout(self) -> None:
         """Ask the broker again before the next message of no name: a partition was not there."""
         # The partitions stay until then, for other threads that are about to choose among them.
-        self._has_layout = False
+        self.has_layout = False
 
     def close(self) -> None:
         """Give the connections back."""
@@ -243,7 +235,7 @@ class RouterCore:
             close()
         with self._lock:
             self._is_closed = True
-            self._is_open = self._has_layout = False
+            self.is_open = self.has_layout = False
             store, self._store = self._store, None
             strays, self._strays = self._strays, None
         if store is not None:
@@ -313,7 +305,7 @@ class RouterCore:
 
     def active(self, stream: str) -> PartitionRow | None:
         """The partition that is this stream; None where it takes no new names, is none, or all are to be asked for."""
-        partitions = self._candidates if self._has_layout else ()
+        partitions = self._candidates if self.has_layout else ()
         return next((each for each in partitions if each.stream == stream), None)
 
     # --- messages -------------------------------------------------------------------------------------------------

@@ -72,13 +72,13 @@ class Router(RouterFace):
 
     def _publish_named(self, sending: Sending, name: str) -> Published:
         """Publish a message of a name; its header names it afterwards, whether it did before or not."""
-        sending.require_confirms()
         # Nothing is awaited before: threads of a name queue in the order they called.
         with self._locks(name):
             return self._publish_locked(sending, name)
 
     def _publish_locked(self, sending: Sending, name: str, *, stream: str | None = None) -> Published:
         """Publish a message of a name whose lock is held; a stream: where to place it, if it is not placed yet."""
+        sending.require_confirms()
         core = self._core
         if not core.is_open:
             self._connect(sending.source())

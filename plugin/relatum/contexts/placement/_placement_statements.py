@@ -166,13 +166,6 @@ def listed(*, in_partition: bool, after: bool) -> sa.Select[Any]:
     return query.order_by(_placements.name).limit(_LIMIT)
 
 
-counts: Final = (
-    sa.select(_partitions.stream, _placements.state, sa.func.count())
-    .join_from(placements, super_stream_partitions, _partitions.partition_id == _placements.partition_id)
-    .where(_of_super_stream)
-    .group_by(_partitions.stream, _placements.state)
-)
-
 # Placing
 
 _new: Final = _arrays(name=sa.Text, partition_id=sa.Integer)

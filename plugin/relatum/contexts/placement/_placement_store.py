@@ -4,7 +4,6 @@ Calls may be repeated when it is not known whether their commit came through: th
 """
 
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -23,7 +22,6 @@ from relatum.contexts.placement._model import (
     PartitionLike,
     PartitionRow,
     Placement,
-    PlacementCounts,
     PlacementState,
 )
 from relatum.contexts.placement._placement_choosing import Candidates, chosen_among
@@ -295,17 +293,6 @@ class PlacementStore:
             if len(found) < page:
                 return
             after = found[-1].name
-
-    def count(self) -> PlacementCounts:
-        """How many placements there are, by partition and state."""
-        states: Counter[str] = Counter()
-        by_stream: Counter[str] = Counter()
-        for stream, state, number in self._select(statements.counts):
-            states[state] += number
-            if state != PlacementState.RELEASED:
-                by_stream[stream] += number
-        moving = states[PlacementState.MOVING]
-        return PlacementCounts(states[PlacementState.OPEN] + moving, moving, states[PlacementState.RELEASED], by_stream)
 
     def move_of(self, move_id: int) -> MoveInfo | None:
         """A move as it is now; None where it is not known."""
