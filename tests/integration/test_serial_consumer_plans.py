@@ -65,6 +65,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "take": (statements.PARTITIONS.take, {**MEMBER, "keys": KEYS, "dead": ["m9"] * len(KEYS), "at_most": 3}),
     "release": (statements.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
     "leave": (statements.PARTITIONS.leave, MEMBER),
+    "members up": (statements.living, ME),
     "holds": (hold_statements.holds_of, ME),
     "scans": (statements.scans_of, ME),
     "lost fences": (statements.lost_fences, RANGE),
