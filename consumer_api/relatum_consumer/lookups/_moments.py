@@ -1,18 +1,16 @@
 """Look-ups by time, as steps: beside a moment, and around it; of what is recorded, and of what is not."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from relatum.reading import Message
 from relatum_consumer.lookups._answer import Answer
+from relatum_consumer.lookups._answering import Find, Found, answered
 from relatum_consumer.lookups._gathered import Gathered
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced
+from relatum_consumer.lookups._proof import Evidence
 from relatum_consumer.lookups._requests import Steps
 from relatum_consumer.lookups._time_index import blocks_within, keyed_within, next_by_blocks, next_by_key
 from relatum_consumer.lookups._time_search import Lost, Moment, Nearest, Search, Side, Window, rank, time_of
-
-Find = Callable[[Evidence | None, Lost], Steps[list[Message]]]
-"""Finds messages that are recorded and, where evidence is given, those that are not; takes in what was lost."""
 
 
 def beside(search: Search, moment: Moment, sides: Sequence[Side], *, complete: bool) -> Steps[Answer]:
@@ -27,28 +25,14 @@ def window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
 
 def _answered(search: Search, find: Find, *, complete: bool) -> Steps[Answer]:
     yield from search.catalog.check_names([search.name])
-    return (yield from again_if_replaced(partial(_answer, search, find, complete=complete)))
-
-
-def _answer(search: Search, find: Find, *, complete: bool) -> Steps[Answer]:
-    if not complete:
-        lost = Lost()
-        found = yield from find(None, lost)
-        if found:
-            return (yield from search.recorded_answer(found, lost))
-    known = yield from search.evidence()
-    lost = Lost()
-    found = yield from find(known if complete else None, lost)
-    return (yield from search.concluded(known, found, lost, was_read=complete))
+    return (yield from answered(search.catalog, [search.name], search.key_ids, find, complete=complete))
 
 
 # --- beside a moment --------------------------------------------------------------------------------------
 
 
-def _nearest(
-    search: Search, moment: Moment, sides: Sequence[Side], known: Evidence | None, lost: Lost
-) -> Steps[list[Message]]:
-    """The nearest message, if there is one."""
+def _nearest(search: Search, moment: Moment, sides: Sequence[Side], known: Evidence | None) -> Steps[Found]:
+    lost = Lost()
     targets = yield from search.targets()
     among = {stream.name for stream in targets}.union({each.stream for each in known.uncovered} if known else ())
     found: list[Message] = []
@@ -63,7 +47,8 @@ def _nearest(
             candidates += yield from _unrecorded_beside(search, moment, side, known, among)
         if candidates:
             found.append(min(candidates, key=rank) if side.direction == "after" else max(candidates, key=rank))
-    return sorted(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)))[:1]
+    nearest = sorted(found, key=lambda message: (abs(time_of(message) - moment.time_us), rank(message)))
+    return search.found(nearest[:1], lost)
 
 
 def _unrecorded_beside(
@@ -79,11 +64,12 @@ def _unrecorded_beside(
 # --- around a moment --------------------------------------------------------------------------------------
 
 
-def _within(search: Search, span: Window, known: Evidence | None, lost: Lost) -> Steps[list[Message]]:
+def _within(search: Search, span: Window, known: Evidence | None) -> Steps[Found]:
+    lost = Lost()
     found = Gathered(lambda message: span.holds(search, message), "ask for a shorter span of time")
     for stream in (yield from search.targets()):
         look = blocks_within if search.by is None else keyed_within
         yield from look(search, stream, span, lost, found)
     if known:
         yield from known.scan(found.consider)
-    return sorted(found.messages, key=rank)
+    return search.found(sorted(found.messages, key=rank), lost)

@@ -1,7 +1,7 @@
 """Look-ups by key, as steps: one probe of the index, one read of what it names, and proof where nothing is found."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -21,11 +21,12 @@ from relatum.reading import Message
 from relatum.store import TIME
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
+from relatum_consumer.lookups._answering import Found, answered
 from relatum_consumer.lookups._catalog import Catalog, Wanted
 from relatum_consumer.lookups._gathered import Gathered, check_count
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
 from relatum_consumer.lookups._lookup_statements import Order
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence, replaced
+from relatum_consumer.lookups._proof import Evidence, replaced
 from relatum_consumer.lookups._requests import Partitions, Read, Select, Steps
 
 _Result = TypeVar("_Result")
@@ -102,7 +103,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """Where the table says a message lies, and by which keys."""
 
     id: MessageId
@@ -110,21 +111,14 @@ class _Row:
     key_ids: set[int] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the index gave, each hit checked; where retention took some; where some could not be read."""
-
-    hits: tuple[Hit, ...] = ()
-    expired: tuple[MessageId, ...] = ()
-    unread: tuple[MessageId, ...] = ()
-
-
 def answer(catalog: Catalog, question: Question, *, complete: bool = False) -> Steps[Answer]:
     """Answer a question."""
     yield from catalog.check_names(question.names)
     if not question.wanted:
         return (yield from without_values(catalog, question.names, question.lacking))
-    return (yield from again_if_replaced(partial(_answer, catalog, question, complete=complete)))
+    key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
+    find = partial(_find, catalog, question)
+    return (yield from answered(catalog, question.names, key_ids, find, complete=complete))
 
 
 def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple[Lacking, ...]) -> Steps[Answer]:
@@ -138,56 +132,13 @@ def without_values(catalog: Catalog, names: Sequence[str] | None, lacking: tuple
     return Answer(Status.ABSENT, streams=tuple(sorted(streams)), lacking=lacking)
 
 
-def _answer(catalog: Catalog, question: Question, *, complete: bool) -> Steps[Answer]:
-    if not complete:
-        found = yield from probe(catalog, question)
-        if found.hits:
-            return (yield from recorded_answer(catalog, question.names, found.hits, found.expired, found.unread))
-    key_ids = [wanted.key_id for wanted in question.wanted] + ([TIME] if question.is_bounded else [])
-    known = yield from evidence(catalog, question.names, key_ids)
+def _find(catalog: Catalog, question: Question, known: Evidence | None) -> Steps[Found]:
     found = yield from probe(catalog, question)
-    hits = found.hits
-    if complete:
-        gathered = question.gathering()
-        yield from known.scan(gathered.consider)
-        hits = _with(question, hits, gathered.messages)
-    return (yield from concluded(catalog, known, hits, found.expired, found.unread, was_read=complete))
-
-
-def recorded_answer(
-    catalog: Catalog,
-    names: Sequence[str] | None,
-    hits: tuple[Hit, ...],
-    expired: tuple[MessageId, ...],
-    unread: tuple[MessageId, ...],
-) -> Steps[Answer]:
-    """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
-    streams = yield from catalog.recorded(names, (hit.message.stream for hit in hits))
-    return Answer(Status.UNPROVEN if unread else Status.FOUND, hits, expired, streams=streams, unread=unread)
-
-
-def concluded(
-    catalog: Catalog,
-    known: Evidence,
-    hits: tuple[Hit, ...],
-    expired: tuple[MessageId, ...],
-    unread: tuple[MessageId, ...] = (),
-    *,
-    was_read: bool,
-    has_expired: bool | None = None,
-) -> Steps[Answer]:
-    """The answer that evidence and what was found after it amount to."""
-    lost = bool(expired) if has_expired is None else has_expired
-    if not known.streams and not (hits or lost):
-        if known.left_out:
-            raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
-        yield from catalog.nothing_recorded(known.gone)
-    status = known.status(is_found=bool(hits), was_read=was_read, has_expired=lost, is_whole=not unread)
-    # What was recorded of a stream that is gone has expired: the answer holds over it, too.
-    gone = {where.stream for where in expired}.intersection(known.gone)
-    streams = tuple(sorted((*known.streams, *gone))) if gone else known.streams
-    unattended = (yield from known.unattended(catalog)) if status is Status.NOT_RECORDED_YET else ()
-    return Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out, unattended=unattended)
+    if known is None:
+        return found
+    gathered = question.gathering()
+    yield from known.scan(gathered.consider)
+    return replace(found, hits=_with(question, found.hits, gathered.messages))
 
 
 def _with(question: Question, hits: Iterable[Hit], scanned: Iterable[Message]) -> tuple[Hit, ...]:
@@ -218,7 +169,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     while True:
         probed = yield from Select(*_probe(catalog, question, floors))
         rows = _merged(question, probed)
-        hits, gone = yield from verified(question, rows)
+        hits, gone = yield from verified(question.wanted, rows, is_named=question.names is not None)
         expired.update({where: each.is_sure for where, each in gone.items()})
         floors.update({where.stream: each.first for where, each in gone.items()})
         if not gone or question.limit is None or len(rows) < question.limit:
@@ -246,13 +197,13 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
     return sql, parameters
 
 
-def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[_Row]:
+def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
     """One row a message, in the order of the answer, as many as asked, without the message itself."""
-    rows: dict[MessageId, _Row] = {}
+    rows: dict[MessageId, Row] = {}
     for stream, offset, time_us, key_id in probed:
         where = MessageId(stream, offset)
         if where != question.beside:
-            rows.setdefault(where, _Row(where, time_us)).key_ids.add(key_id)
+            rows.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
     if len(rows) == 1:
         return list(rows.values())
     return question.sort(rows.values(), lambda row: (row.id.stream, row.id.offset, row.time_us))
@@ -265,7 +216,9 @@ class Gone(NamedTuple):
     is_sure: bool
 
 
-def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, Gone]]]:
+def verified(
+    wanted: Sequence[Wanted], rows: Sequence[Row], *, is_named: bool
+) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, Gone]]]:
     """The rows' messages, each checked against its row; and the rows whose messages are gone."""
     if not rows:
         return (), {}
@@ -273,12 +226,12 @@ def verified(question: Question, rows: Sequence[_Row]) -> Steps[tuple[tuple[Hit,
     gone: dict[MessageId, Gone] = {}
     for row, message in zip(rows, (yield from Read([row.id for row in rows])), strict=True):
         if isinstance(message, Message):
-            hits.append(check(question.wanted, row.id, row.time_us, row.key_ids, message))
-        elif isinstance(message, AccessRefused) and question.names is None:
+            hits.append(check(wanted, row.id, row.time_us, row.key_ids, message))
+        elif isinstance(message, AccessRefused) and not is_named:
             # All of a stream that was not asked for is unread: nothing of it is asked for again.
             gone[row.id] = Gone(INTEGER_MAX, is_sure=False)
         else:
-            first = first_retained(row.id, message, is_named=question.names is not None)
+            first = first_retained(row.id, message, is_named=is_named)
             gone[row.id] = Gone(first, is_sure(message))
     return tuple(hits), gone
 

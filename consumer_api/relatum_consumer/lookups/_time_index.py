@@ -16,8 +16,8 @@ from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SCAN_BLOCKS_MAX
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US, Direction
 from relatum_consumer.lookups._proof import replaced
-from relatum_consumer.lookups._related import check, first_retained, is_sure
-from relatum_consumer.lookups._requests import Bounds, Read, Select, Sift, Steps
+from relatum_consumer.lookups._related import Row, verified
+from relatum_consumer.lookups._requests import Bounds, Select, Sift, Steps
 from relatum_consumer.lookups._time_search import Lost, Nearest, Search, Window
 
 _READ_AT_ONCE: Final = 1_000
@@ -38,28 +38,22 @@ def next_by_key(
         rows = yield from Select(statements.keyed_beside(direction), parameters)
         if not rows:
             return None
-        (message,) = yield from _checked(search.by, stream, rows, lost)
-        if message is not None:
-            return message
+        messages = yield from _checked(search.by, stream, rows, lost)
+        if messages:
+            return messages[0]
 
 
 def _value_in(by: Wanted, stream: PresentStream) -> dict[str, Any]:
     return {"key_id": by.key_id, "value": by.value, "stream_id": stream.stream_id}
 
 
-def _checked(
-    by: Wanted, stream: PresentStream, rows: Iterable[tuple[int, int]], lost: Lost
-) -> Steps[list[Message | None]]:
-    """The rows' messages, each checked; None for those that have expired."""
-    places = {MessageId(stream.name, offset): time_us for offset, time_us in rows}
-    messages: list[Message | None] = []
-    for (where, time_us), message in zip(places.items(), (yield from Read(list(places))), strict=True):
-        if isinstance(message, Message):
-            messages.append(check((by,), where, time_us, (by.key_id,), message).message)
-        else:
-            lost.take(where, first_retained(where, message, is_named=True), is_sure=is_sure(message))
-            messages.append(None)
-    return messages
+def _checked(by: Wanted, stream: PresentStream, rows: Iterable[tuple[int, int]], lost: Lost) -> Steps[list[Message]]:
+    """The rows' messages, each checked; those that are gone are left out."""
+    places = [Row(MessageId(stream.name, offset), time_us, {by.key_id}) for offset, time_us in rows]
+    hits, gone = yield from verified((by,), places, is_named=True)
+    for where, each in gone.items():
+        lost.take(where, each.first, is_sure=each.is_sure)
+    return [hit.message for hit in hits]
 
 
 def next_by_blocks(
@@ -165,8 +159,7 @@ def keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost
     found.check(len(others))
     for start in range(0, len(others), _READ_AT_ONCE):
         for message in (yield from _checked(search.by, stream, others[start : start + _READ_AT_ONCE], lost)):
-            if message is not None:
-                found.take(message)
+            found.take(message)
 
 
 def blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:

@@ -9,12 +9,11 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
 from relatum.store import TIME
-from relatum_consumer.lookups._answer import Answer, Hit
+from relatum_consumer.lookups._answer import Hit
+from relatum_consumer.lookups._answering import Found
 from relatum_consumer.lookups._blocks import FIRST_OF_ITS_TIME, Block, Place, mirrored
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, in_partition_order
 from relatum_consumer.lookups._lookup_statements import Direction
-from relatum_consumer.lookups._proof import Evidence, evidence
-from relatum_consumer.lookups._related import concluded, recorded_answer
 from relatum_consumer.lookups._requests import Steps
 
 Rank = tuple[int, tuple[int, str], int]
@@ -92,28 +91,20 @@ class Search:
                 raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)
         return streams
 
-    def evidence(self) -> Steps[Evidence]:
-        """What is known of the streams, for the times and the key this look-up needs."""
-        key_ids = [TIME] if self.by is None else [TIME, self.by.key_id]
-        return evidence(self.catalog, [self.name], key_ids)
+    @property
+    def key_ids(self) -> list[int]:
+        """What must be recorded: times, and the key."""
+        return [TIME] if self.by is None else [TIME, self.by.key_id]
 
     def shares_key(self, message: Message) -> bool:
         """Whether a message carries the key's value, where one is asked by."""
         return self.by is None or self.by.is_of(message)
 
-    def recorded_answer(self, messages: Iterable[Message], lost: Lost) -> Steps[Answer]:
-        """The answer that messages make which the table knows."""
-        return recorded_answer(self.catalog, [self.name], self._hits(messages), tuple(lost.ids), tuple(lost.unread))
-
-    def concluded(self, known: Evidence, messages: Iterable[Message], lost: Lost, *, was_read: bool) -> Steps[Answer]:
-        """The answer that evidence and those messages make."""
-        expired, unread = tuple(lost.ids), tuple(lost.unread)
-        hits = self._hits(messages)
-        return concluded(self.catalog, known, hits, expired, unread, was_read=was_read, has_expired=lost.is_sure)
-
-    def _hits(self, messages: Iterable[Message]) -> tuple[Hit, ...]:
+    def found(self, messages: Iterable[Message], lost: Lost) -> Found:
+        """What was found, with what of it is lost."""
         keys = () if self.by is None else (self.by.definition.name,)
-        return tuple(Hit(message, keys) for message in messages)
+        hits = tuple(Hit(message, keys) for message in messages)
+        return Found(hits, tuple(lost.ids), tuple(lost.unread), lost.is_sure)
 
 
 def rank(message: Message) -> Rank:

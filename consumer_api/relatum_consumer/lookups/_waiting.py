@@ -15,10 +15,11 @@ from relatum.errors import ReadTimeout, StreamReplaced, Transient
 from relatum.ids import MessageId
 from relatum.steps import nested
 from relatum_consumer.lookups._answer import Answer, Status
+from relatum_consumer.lookups._answering import Found, concluded, recorded_answer
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence
-from relatum_consumer.lookups._related import Found, Question, concluded, probe, recorded_answer, without_values
+from relatum_consumer.lookups._related import Question, probe, without_values
 from relatum_consumer.lookups._requests import LookupRequest, Pause, Read, Steps, Within
 
 GRACE_S: Final = 0.25
@@ -119,7 +120,7 @@ class _Waiting:
         while True:
             found = yield from self._probed()
             if found.hits:
-                return (yield from self._recorded(found))
+                return (yield from recorded_answer(catalog, question.names, found))
             now = time.monotonic()
             if now >= self._proof_at and self._known is None:
                 self._known = yield from self._proof()
@@ -130,7 +131,7 @@ class _Waiting:
                 yield from Pause(max(0.0, min(pause, next_at - now)))
                 pause = min(2 * pause, POLL_S_MAX)
         assert self._known is not None, "the proof comes before the end"
-        return (yield from concluded(catalog, self._known, (), found.expired, found.unread, was_read=False))
+        return (yield from concluded(catalog, self._known, found, was_read=False))
 
     def _probed(self) -> Steps[Found]:
         """Probe; nothing where the stream is being replaced: a proof, made anew once, says so if it stays like that."""
@@ -141,10 +142,6 @@ class _Waiting:
                 raise
             self._was_replaced, self._known = self._known is not None, None
             return Found()
-
-    def _recorded(self, found: Found) -> Steps[Answer]:
-        names = self._question.names
-        return recorded_answer(self._catalog, names, found.hits, found.expired, found.unread)
 
     def _proof(self) -> Steps[Evidence]:
         """The evidence."""

@@ -1,0 +1,72 @@
+"""How an answer comes about: from what the index names, or by evidence, the index once more, and the rest read."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from relatum.errors import AccessRefused
+from relatum.ids import MessageId
+from relatum_consumer.lookups._answer import Answer, Hit, Status
+from relatum_consumer.lookups._catalog import Catalog
+from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence
+from relatum_consumer.lookups._requests import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found, each hit checked; where retention took some; where some could not be read.
+
+    Retention may have taken one of which nobody knows where it lay: `has_expired`.
+    """
+
+    hits: tuple[Hit, ...] = ()
+    expired: tuple[MessageId, ...] = ()
+    unread: tuple[MessageId, ...] = ()
+    has_expired: bool = False
+
+
+Find: TypeAlias = Callable[[Evidence | None], Steps[Found]]
+"""Finds what the index names and, where evidence is given, what is not recorded."""
+
+
+def answered(
+    catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], find: Find, *, complete: bool
+) -> Steps[Answer]:
+    """The answer to what is found in streams, once more from the start where one was replaced under our hands."""
+    return (yield from again_if_replaced(partial(_answered, catalog, names, list(key_ids), find, complete=complete)))
+
+
+def _answered(
+    catalog: Catalog, names: Sequence[str] | None, key_ids: Sequence[int], find: Find, *, complete: bool
+) -> Steps[Answer]:
+    if not complete:
+        found = yield from find(None)
+        if found.hits:
+            return (yield from recorded_answer(catalog, names, found))
+    known = yield from evidence(catalog, names, key_ids)
+    found = yield from find(known if complete else None)
+    return (yield from concluded(catalog, known, found, was_read=complete))
+
+
+def recorded_answer(catalog: Catalog, names: Sequence[str] | None, found: Found) -> Steps[Answer]:
+    """The answer where the table knows something: nothing needs a proof, and nothing more is asked."""
+    streams = yield from catalog.recorded(names, (hit.message.stream for hit in found.hits))
+    status = Status.UNPROVEN if found.unread else Status.FOUND
+    return Answer(status, found.hits, found.expired, streams=streams, unread=found.unread)
+
+
+def concluded(catalog: Catalog, known: Evidence, found: Found, *, was_read: bool) -> Steps[Answer]:
+    """The answer that evidence and what was found after it amount to."""
+    hits, expired, unread = found.hits, found.expired, found.unread
+    lost = found.has_expired or bool(expired)
+    if not known.streams and not (hits or lost):
+        if known.left_out:
+            raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
+        yield from catalog.nothing_recorded(known.gone)
+    status = known.status(is_found=bool(hits), was_read=was_read, has_expired=lost, is_whole=not unread)
+    # What was recorded of a stream that is gone has expired: the answer holds over it, too.
+    gone = {where.stream for where in expired}.intersection(known.gone)
+    streams = tuple(sorted((*known.streams, *gone))) if gone else known.streams
+    unattended = (yield from known.unattended(catalog)) if status is Status.NOT_RECORDED_YET else ()
+    return Answer(status, hits, expired, streams=streams, unread=unread, left_out=known.left_out, unattended=unattended)
