@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from relatum.terminal import ExitCode, JsonOption, ServerOptions, console, error
 from relatum_migrations import upgrade
 
 if TYPE_CHECKING:
-    from relatum_consumer.demo._asking import Difference, Timed
+    from relatum_consumer.demo._asking import Timed
     from relatum_consumer.demo._data import Dataset
     from relatum_consumer.demo._publish import Servers
 
@@ -126,8 +127,7 @@ def _run_contexts(servers: "Servers", data: "Dataset") -> dict[str, Any]:
     from relatum_consumer.demo._show import heading
 
     upgrade(servers.database)
-    columns = (TextColumn("   flights"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, disable=console.quiet) as bars:
+    with _bars("flights") as bars:
         task = bars.add_task("", total=len(data.flights))
         steps = itertools.count(2)
         result = run(
@@ -144,8 +144,7 @@ def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]
     from relatum_consumer.demo._publish import publish_and_record, totals
     from relatum_consumer.demo._show import heading
 
-    columns = (TextColumn("   {task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, disable=console.quiet) as bars:
+    with _bars("{task.description:8}") as bars:
         tasks = {name: bars.add_task(name, total=total) for name, total in totals(data)}
         published_s, recorded_s = publish_and_record(
             servers, engine, data, lambda name, count: bars.advance(tasks[name], count)
@@ -153,6 +152,11 @@ def _publish(servers: "Servers", engine: Any, data: "Dataset") -> dict[str, Any]
     messages = sum(total for _, total in totals(data))
     heading(f"2. {messages:,} messages are published ({published_s:.1f} s), and recorded {recorded_s:.2f} s later.")
     return {"messages": messages, "publish_s": published_s, "recorded_after_s": recorded_s}
+
+
+def _bars(text: str) -> Progress:
+    columns = (TextColumn(f"   {text}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=errors, disable=console.quiet)
 
 
 def _ask(asking: Any, checked: int, seed: int) -> dict[str, Any]:
@@ -177,7 +181,7 @@ def _ask(asking: Any, checked: int, seed: int) -> dict[str, Any]:
         "flight": str(flight.id),
         "questions": [_question(each) for each in timed],
         "checked": asked,
-        "differences": [_difference(each) for each in differences],
+        "differences": [asdict(each) for each in differences],
     }
 
 
@@ -189,10 +193,6 @@ def _question(each: "Timed") -> dict[str, Any]:
         "relatum_ms": each.relatum_s * 1e3,
         "scan_ms": each.scan_s * 1e3,
     }
-
-
-def _difference(each: "Difference") -> dict[str, Any]:
-    return {name: getattr(each, name) for name in each.__dataclass_fields__}
 
 
 def _conclude(result: dict[str, Any], *, stays: bool) -> None:

@@ -1,7 +1,7 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient
@@ -9,9 +9,9 @@ from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.membership import Anomaly, membership
 from relatum.reading import Message, StreamBounds
-from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, GroupOrder, Member, Row, assemble
+from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, Member, Row, assemble
 from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, READ_RETRIES
-from relatum_consumer.groups.reading._group_options import OnConflict, OnDuplicate
+from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, OpenMany, TakeMany
 from relatum_consumer.groups.reading._group_values import Group, sequence_of
 from relatum_consumer.lookups import first_retained, replaced
@@ -20,25 +20,21 @@ FINAL = (Anomaly.EXPIRED, Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 """What a group cannot recover from, in the order in which it is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What becomes of groups that are not sound."""
+def is_sound(group: Assembled, options: GroupOptions) -> bool:
+    """Whether nothing is wrong with a group that it cannot recover from.
 
-    order: GroupOrder = "logical"
-    on_duplicate: OnDuplicate = "first"
-    on_conflict: OnConflict = "raise"
-    is_named: bool = True
+    Raises:
+        GroupConflict: there is, and it must not be passed over.
+    """
+    anomaly = next((each for each in FINAL if each in group.anomalies), None)
+    if anomaly is not None and options.on_conflict == "raise":
+        raise conflict(group.group_id, anomaly)
+    return anomaly is None
 
-    def passes(self, group: Assembled) -> bool:
-        """Whether a group is to be given."""
-        if not group.was_complete:
-            return False
-        anomaly = next((each for each in FINAL if each in group.anomalies), None)
-        if anomaly is None:
-            return True
-        if self.on_conflict == "raise":
-            raise conflict(group.group_id, anomaly)
-        return False
+
+def _passes(group: Assembled, options: GroupOptions) -> bool:
+    """Whether a group is to be given; `GroupConflict` as of `is_sound`."""
+    return group.was_complete and is_sound(group, options)
 
 
 def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
@@ -52,15 +48,15 @@ def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
     return GroupConflict(f"the group {group_id} is not sound: {what[anomaly]}", group_id=group_id, anomaly=anomaly)
 
 
-def deliver(groups: Sequence[Assembled], policy: Policy) -> "GivingSteps[Group, Reading]":
+def deliver(groups: Sequence[Assembled], options: GroupOptions) -> "GivingSteps[Group, Reading]":
     """Give those of the groups that are whole and sound, one after the other, reading them all in one pass."""
     reading = Reading([row for group in groups if _is_readable(group) for row in group.rows + group.duplicate_rows])
     for group in groups:
         if not _is_readable(group):
             # It is not given; but what is wrong with it is said at its turn.
-            policy.passes(group)
+            _passes(group, options)
             continue
-        given = yield from read_group(reading, group, policy)
+        given = yield from read_group(reading, group, options)
         if given is not None:
             yield given
     return reading
@@ -75,23 +71,23 @@ def all_of(group: Assembled) -> tuple[Member, ...]:
     return group.members + group.duplicates
 
 
-def read_group(reading: "Reading", group: Assembled, policy: Policy) -> GroupSteps[Group | None]:
+def read_group(reading: "Reading", group: Assembled, options: GroupOptions) -> GroupSteps[Group | None]:
     """The next group of a reading; None where it is to be passed over, now that its messages are known."""
     members = all_of(group)
-    messages, floors = yield from read_members(reading, members, is_named=policy.is_named)
+    messages, floors = yield from read_members(reading, members, is_named=options.is_named)
     if floors:
         # Retention took a message between the look at the stream's first offset and the reading.
         assert group.group_id is not None or len(members) == 1, "a message in no group is a group of one"
         if group.group_id is None:
             return None
-        group = assemble(group.group_id, (*members, *group.expired), policy.order, raised(group, floors))
-        if not policy.passes(group):
+        group = assemble(group.group_id, (*members, *group.expired), options.order, raised(group, floors))
+        if not _passes(group, options):
             return None
         # Nothing is missing: each number that retention took is that of another message, too.
         read = {message.id: message for message in messages}
         messages = [read[member.id] for member in all_of(group)]
     found = as_group(group, messages)
-    if found.duplicates and policy.on_duplicate == "raise":
+    if found.duplicates and options.on_duplicate == "raise":
         raise conflict(group.group_id, Anomaly.DUPLICATE)
     return found
 

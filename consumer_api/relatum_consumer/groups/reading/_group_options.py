@@ -65,6 +65,11 @@ class GroupOptions:
         if self.idle_timeout_s is not None:
             checked_seconds("idle_timeout_s", self.idle_timeout_s)
 
+    @property
+    def is_named(self) -> bool:
+        """Whether streams were named: then one that was deleted is an error."""
+        return self.names is not None
+
     def _check_dead_letters(self) -> None:
         # Whoever reads again without a position of its own would dead-letter again.
         raise InvalidInput('on_conflict="dead_letter" needs consumer=')

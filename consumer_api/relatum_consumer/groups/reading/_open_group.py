@@ -9,7 +9,7 @@ from relatum.errors import IncompleteGroup
 from relatum.membership import Anomaly, GroupPosition
 from relatum.reading import Message
 from relatum_consumer.groups.reading._assembly import Assembled, GroupOrder, Member
-from relatum_consumer.groups.reading._delivery import FINAL, Reading, conflict, read_members
+from relatum_consumer.groups.reading._delivery import Reading, conflict, is_sound, read_members
 from relatum_consumer.groups.reading._group_limits import PART_MESSAGES
 from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_position import settled, standing
@@ -53,7 +53,7 @@ def _unfolding(catalog: Catalog, options: GroupOptions, group: Assembled) -> Unf
 
 def _alone(group: Assembled, options: GroupOptions) -> GivingSteps[Message, None]:
     """Give the one message of a group of one, unless retention took it meanwhile."""
-    messages, _ = yield from read_members(Reading(group.members), group.members, is_named=options.names is not None)
+    messages, _ = yield from read_members(Reading(group.members), group.members, is_named=options.is_named)
     yield from messages
 
 
@@ -92,13 +92,10 @@ def unfold(catalog: Catalog, options: GroupOptions, group_id: str) -> GivingStep
 
 def _is_sound(group: Assembled, options: GroupOptions) -> GroupSteps[bool]:
     """Whether to go on with a group."""
-    anomaly = next((each for each in FINAL if each in group.anomalies), None)
-    if anomaly is not None:
-        if options.on_conflict == "raise":
-            raise conflict(group.group_id, anomaly)
+    if not is_sound(group, options):
         return False
     if options.on_duplicate == "raise" and Anomaly.DUPLICATE in group.anomalies:
-        position = yield from settled(group, is_named=options.names is not None)
+        position = yield from settled(group, is_named=options.is_named)
         if Anomaly.DUPLICATE in position.anomalies:
             raise conflict(group.group_id, Anomaly.DUPLICATE)
     return True
@@ -115,7 +112,7 @@ def _ready(group: Assembled, given: Collection[int], order: GroupOrder) -> list[
 
 def _give(ready: Sequence[Member], given: set[int], options: GroupOptions) -> GivingSteps[Message, bool]:
     """Give members; False where retention took one meanwhile, and the group is to be passed over."""
-    messages, floors = yield from read_members(Reading(ready), ready, is_named=options.names is not None)
+    messages, floors = yield from read_members(Reading(ready), ready, is_named=options.is_named)
     if floors:
         if options.on_conflict == "raise":
             raise conflict(ready[0].group_id, Anomaly.EXPIRED)

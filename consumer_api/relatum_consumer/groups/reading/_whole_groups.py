@@ -9,7 +9,7 @@ from relatum.limits import MESSAGE_BYTES
 from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
 from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
-from relatum_consumer.groups.reading._delivery import Policy, Reading, deliver
+from relatum_consumer.groups.reading._delivery import Reading, deliver
 from relatum_consumer.groups.reading._group_limits import (
     BATCH_BYTES,
     BATCH_MESSAGES,
@@ -40,18 +40,12 @@ from relatum_consumer.lookups import (
 def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group, None]:
     """Give each complete group once."""
     view = yield from look(catalog, options.names, complete=options.complete)
-    policy = policy_of(options)
     scan = Scan(view, options.order, offset_of(options), ungrouped=options.ungrouped)
     batches = Batches(view, scan, options, FIRST_MESSAGES)
     while (batch := (yield from batches.next())) is not None:
-        batches.learn((yield from deliver(batch, policy)))
+        batches.learn((yield from deliver(batch, options)))
     if options.follow:
         yield from Following(catalog, view, options).run()
-
-
-def policy_of(options: GroupOptions) -> Policy:
-    """What becomes of groups that are not sound."""
-    return Policy(options.order, options.on_duplicate, options.on_conflict, options.names is not None)
 
 
 def offset_of(options: GroupOptions) -> int | None:
@@ -219,7 +213,6 @@ class Following:
         self._view = view
         self._options = options
         self._ends = Ends(catalog, view, options.names)
-        self._policy = policy_of(options)
         self._beginning = Beginning.of(options)
 
     def run(self) -> GivingSteps[Group, None]:
@@ -243,7 +236,7 @@ class Following:
             if self._options.ungrouped:
                 found += [alone(stream, *each) for each in (yield from Sift(stream, low, high, without_group))]
             if found:
-                yield from deliver(sorted(found, key=_place), self._policy)
+                yield from deliver(sorted(found, key=_place), self._options)
                 given = True
         return given
 

@@ -5,6 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
@@ -12,7 +13,7 @@ from relatum.membership import Anomaly
 from relatum.reading import Message, StreamBounds
 from relatum.waiting import Outages, ended, may_repeat
 from relatum_consumer.groups.reading._assembly import Assembled, Member
-from relatum_consumer.groups.reading._delivery import Policy, Reading, all_of, conflict, floor_of, read_group
+from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups.reading._group_position import report
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.groups.reading._group_values import IncompleteGroupReport
@@ -50,6 +51,8 @@ class SharedReading:
     def __init__(self, catalog: Catalog, options: SharedOptions, holder: str, outages: Outages) -> None:
         self._catalog = catalog
         self._options = options
+        self._of_one = replace(options, names=None, start=None, on_conflict="raise")
+        """How one group is read: what becomes of a conflict is decided here, and a stream may be gone."""
         self._outages = outages
         self._who = f"the consumer {options.consumer.name!r} of groups"
         self._deliveries_max = options.consumer.deliveries_max
@@ -178,13 +181,11 @@ class SharedReading:
             yield from reading.take(len(all_of(group)))
             yield from self._never_acknowledged(claim, group)
             return
-        options = self._options
-        policy = Policy(options.order, options.on_duplicate, "raise", is_named=False)
         try:
             if unsound := next((each for each in _UNSOUND if each in group.anomalies), None):
                 yield from reading.take(len(all_of(group)))
                 raise conflict(group.group_id, unsound)
-            given = yield from read_group(reading, group, policy)
+            given = yield from read_group(reading, group, self._of_one)
         except GroupConflict as error:
             yield from self._conflict(claim, group, error)
         else:
