@@ -30,7 +30,7 @@ from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._lookups import Lookups
 from relatum_consumer.lookups._proof import Evidence, Uncovered, _check_identity, gaps
 from relatum_consumer.lookups._related import first_retained, is_sure
-from relatum_consumer.lookups._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Scan, Select
+from relatum_consumer.lookups._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Select, Sift
 
 
 def message(offset: int, body: bytes = b"", chunk_ms: int | None = None) -> Message:
@@ -136,9 +136,9 @@ def test_a_batch_that_cannot_be_unpacked_proves_nothing() -> None:
     seen: list[int] = []
     steps = known.scan(lambda each: seen.append(each.offset))
     request = next(steps)
-    assert isinstance(request, Scan)
+    assert isinstance(request, Sift)
     packed = Message.from_record("s", 3, UnreadableRecord("no codec"), None)
-    assert [request.keep(each) for each in (packed, message(4), message(5))] == [False, False, False]
+    assert [request.take(each) for each in (packed, message(4), message(5))] == [None, None, None]
     assert seen == [4, 5]
     assert known.unproven == {"s"}
 

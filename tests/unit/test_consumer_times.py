@@ -22,7 +22,7 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._blocks import Block
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from relatum_consumer.lookups._lookups import Lookups
-from relatum_consumer.lookups._requests import Bounds, LookupRequest, Partitions, Read, Scan, Select
+from relatum_consumer.lookups._requests import Bounds, LookupRequest, Partitions, Read, Select, Sift
 from tests.support import times as slow
 
 
@@ -77,11 +77,11 @@ class World:
             count = len(self.times[request.stream])
             ends = (self.first, count - 1) if count > self.first else (None, None)
             return StreamBounds(*ends, is_proven=True)
-        if isinstance(request, Scan):
+        if isinstance(request, Sift):
             self.reads += 1
             stop = min(request.stop, len(self.times[request.stream]))
             messages = (self.message(request.stream, offset) for offset in range(max(request.start, self.first), stop))
-            return [message for message in messages if request.keep(message)]
+            return [message for message in messages if request.take(message)]
         if isinstance(request, Partitions):
             return []
         assert isinstance(request, Read), request
