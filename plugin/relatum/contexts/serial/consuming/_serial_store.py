@@ -69,9 +69,7 @@ class ConsumerStore:
 
     def moves(self) -> MoveStore:
         """The moves of the super stream."""
-        with self._database.transaction() as connection:
-            super_stream = self._super_stream(connection).super_stream_id
-        return MoveStore(self.engine, super_stream, self.super_stream)
+        return MoveStore(self.engine, self._super_stream().super_stream_id, self.super_stream)
 
     @property
     def renewal_s(self) -> float:
@@ -97,18 +95,17 @@ class ConsumerStore:
 
     def find_header(self) -> str | None:
         """The header that names the super stream's contexts; None where nobody has said so yet."""
-        with self._database.transaction() as connection:
-            row = self._super_stream(connection)
-            return None if row is None else str(row.header)
+        row = self._super_stream()
+        return None if row is None else str(row.header)
 
-    def _super_stream(self, connection: sa.Connection) -> Any:
+    def _super_stream(self) -> Any:
         named = {"of_vhost": self.vhost, "of_name": self.super_stream}
-        return connection.execute(placement_statements.find_super_stream, named).one_or_none()
+        return next(iter(self._database.rows(placement_statements.find_super_stream, named)), None)
 
     def ensure(self, initial: Initial) -> None:
         """Make the rows of this consumer name, where they are not there."""
+        super_stream = self._super_stream().super_stream_id
         with self._database.transaction() as connection:
-            super_stream = self._super_stream(connection).super_stream_id
             named = {"in_super_stream": super_stream, "named": self.name}
             connection.execute(statements.add_consumer, named)
             self._member.within = connection.execute(statements.find_consumer, named).scalar_one()
@@ -131,14 +128,13 @@ class ConsumerStore:
 
     def find(self) -> bool:
         """Whether this consumer name is known. It is not made where it is not."""
-        with self._database.transaction() as connection:
-            row = self._super_stream(connection)
-            if row is None:
-                return False
-            named = {"in_super_stream": row.super_stream_id, "named": self.name}
-            found = connection.execute(statements.find_consumer, named).scalar_one_or_none()
-        self._member.within = found or 0
-        return found is not None
+        row = self._super_stream()
+        if row is None:
+            return False
+        named = {"in_super_stream": row.super_stream_id, "named": self.name}
+        found = self._database.rows(statements.find_consumer, named)
+        self._member.within = found[0].consumer_id if found else 0
+        return bool(found)
 
     def forget(self) -> bool:
         """Forget this consumer name; False where it is not known.
@@ -224,8 +220,7 @@ class ConsumerStore:
 
     def partitions(self) -> frozenset[str]:
         """The streams of all partitions the super stream has, or had."""
-        with self._database.transaction() as connection:
-            return frozenset(connection.scalars(statements.streams_of, self._me))
+        return frozenset(row.stream for row in self._database.rows(statements.streams_of, self._me))
 
     def begin_anew(self, partition_id: int, position: int) -> None:
         """Begin with a stream that was declared again: nobody waits for what lay in it any more."""
@@ -238,8 +233,7 @@ class ConsumerStore:
 
     def checkpoints(self, partition_id: int) -> list[Position]:
         """What lay at some of the offsets behind the position, ascending."""
-        with self._database.transaction() as connection:
-            return [Position(*row) for row in connection.execute(statements.checkpoints_of, self._mine(partition_id))]
+        return [Position(*row) for row in self._database.rows(statements.checkpoints_of, self._mine(partition_id))]
 
     def go_back(self, partition_id: int, agreed: Position, end: int) -> None:
         """Go on behind the last message that a stream still holds; nobody waits for a fence that is lost.
@@ -350,6 +344,5 @@ class ConsumerStore:
 
     def status(self) -> tuple[list[Any], list[Any]]:
         """The rows of all partitions, and of all open holds."""
-        with self._database.transaction() as connection:
-            positions = connection.execute(statements.status, self._me).all()
-            return list(positions), list(connection.execute(hold_statements.status_holds, self._me))
+        rows = self._database.rows
+        return rows(statements.status, self._me), rows(hold_statements.status_holds, self._me)

@@ -13,7 +13,7 @@ from relatum.contexts.placement._placement_store import move_info
 from relatum.contexts.serial.moving import _move_statements as statements
 from relatum.contexts.serial.moving._move_steps import Begin, MoveStep, SetAborting, SetFenced, Switch
 from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
-from relatum.store import LEASE_S, database_name, translated_errors
+from relatum.store import LEASE_S, Database, database_name
 from relatum.waiting import Outages
 
 logger = logging.getLogger("relatum.contexts")
@@ -29,16 +29,12 @@ class MoveStore:
     """The moves of one super stream. Threads may share it."""
 
     def __init__(self, engine: sa.Engine, super_stream_id: int, super_stream: str) -> None:
-        self._engine = engine
+        self._database = Database(engine)
+        self._transaction = self._database.transaction
         self._id = super_stream_id
         self._name = super_stream
         self.outages = Outages(logger, database=database_name(engine))
         """What is away, of all moves of the super stream."""
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        with translated_errors(), self._engine.begin() as connection:
-            yield connection
 
     @contextmanager
     def _kept(self) -> Iterator[sa.Connection]:
@@ -139,19 +135,16 @@ class MoveStore:
 
     def attend(self, move_id: int, holder: str) -> None:
         """Say who goes on with a move, so that others see that somebody does."""
-        with self._transaction() as connection:
-            connection.execute(statements.attend, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
+        self._database.rows(statements.attend, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
 
     def keep_attending(self, move_id: int, holder: str) -> None:
         """Say that its holder still goes on with a move; nothing where that is another by now."""
-        with self._transaction() as connection:
-            connection.execute(statements.keep_attending, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
+        self._database.rows(statements.keep_attending, {"of_move": move_id, "held_by": holder, "holds_s": LEASE_S})
 
     def take_abandoned(self, holder: str) -> int | None:
         """Take a move that has not ended and that nobody attends, for this holder alone; None where there is none."""
         taken = {"of_super_stream": self._id, "held_by": holder, "holds_s": LEASE_S}
-        with self._transaction() as connection:
-            return connection.execute(statements.take_abandoned, taken).scalar_one_or_none()
+        return next((row.move_id for row in self._database.rows(statements.take_abandoned, taken, once=True)), None)
 
     def set_fenced(self, wanted: SetFenced) -> MoveStep:
         """Note where a move's fence lies, if it is at that attempt and not fenced yet."""
