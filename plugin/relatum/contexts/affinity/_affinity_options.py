@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from relatum.checks import as_options, checked_count, checked_seconds
 from relatum.contexts.affinity._balancing import MessageBalance, SetBalance
@@ -11,15 +11,6 @@ from relatum.contexts.placement._router_options import RouterOptions
 from relatum.headers import AFFINITY_HEADER
 from relatum.limits import INTEGER_MAX
 from relatum.superstreams import Balance, BalanceName
-
-CHECK_S: Final = 0.02
-"""Seconds for which a look at the database serves by default; see `AffinityOptions`."""
-
-KNOWN_SETS_MAX: Final = 100_000
-"""Sets a router remembers by default: some 50 MB of memory, where that many are open."""
-
-PREDECESSORS_MAX: Final = 65_536
-"""Messages a router remembers as predecessors by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +32,8 @@ class AffinityOptions(RouterOptions):
             never where nobody named it.
         open_sets_max: Sets of the super stream that may be open. None (default): any number. With a number, sets are
             placed one after the other by all routers.
-        known_sets_max: Sets whose partitions are remembered; others are asked for again when they are used.
+        known_sets_max: Sets whose partitions are remembered; others are asked for again when they are used. Default:
+            100,000, some 50 MB of memory where that many are open.
         predecessors_max: Messages remembered as predecessors, by their `message_id`.
 
     Raises:
@@ -55,12 +47,12 @@ class AffinityOptions(RouterOptions):
     header: str = AFFINITY_HEADER
     balance: BalanceName | Balance = "round_robin"
     weights: Mapping[str, float] | None = None
-    check_s: float = CHECK_S
+    check_s: float = 0.02
     when_database_away: WhenAway = "known"
     idle_s: float | None = None
     open_sets_max: int | None = None
-    known_sets_max: int = KNOWN_SETS_MAX
-    predecessors_max: int = PREDECESSORS_MAX
+    known_sets_max: int = 100_000
+    predecessors_max: int = 65_536
 
     @property
     def names_max(self) -> int:
