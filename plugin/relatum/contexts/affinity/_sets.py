@@ -15,6 +15,7 @@ from relatum.checks import (
     checked_names,
     checked_seconds,
     checked_text,
+    checked_weights,
 )
 from relatum.contexts.affinity._set_upkeep import close_idle
 from relatum.contexts.placement._model import Placement
@@ -185,6 +186,7 @@ class AffinitySets:
             StreamNotFound: there is no such partition; nothing was changed.
             InvalidInput: a weight is negative or no number; nothing was changed.
         """
+        weights = checked_weights("weights", weights)
         self._store.set_weights(weights)
 
     def move(self, names: Collection[str], to: str, *, progress: Progress | None = None) -> Sequence[Move]:

@@ -12,7 +12,6 @@ from typing import Any, Final, Self
 import psycopg
 import sqlalchemy as sa
 
-from relatum.checks import checked_weights
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import (
     Changes,
@@ -152,9 +151,7 @@ class PlacementStore:
 
         Raises:
             StreamNotFound: the super stream has no such partition; nothing was written.
-            InvalidInput: a weight is negative or no number; nothing was written.
         """
-        weights = checked_weights("weights", weights)
         # Partitions are locked in the order of their ids, as by everybody.
         self._database.run(lambda connection: set_weights(connection, self._opened()[0], self._name, weights))
         self._candidates.forget()
