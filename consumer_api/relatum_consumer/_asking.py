@@ -5,6 +5,7 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
@@ -42,6 +43,7 @@ from relatum_consumer.lookups import (
     POOL_MAX,
     Agree,
     Bounds,
+    InTime,
     LookupRequest,
     Lookups,
     Missing,
@@ -52,7 +54,7 @@ from relatum_consumer.lookups import (
     Select,
     Sift,
     Steps,
-    Within,
+    in_time,
 )
 
 _Result = TypeVar("_Result")
@@ -111,10 +113,13 @@ class Asking(GroupMethods, Closing):
             return self._read(request.ids)
         if type(request) is Pause:
             return time.sleep(left_s(request.seconds))
-        if type(request) is Within:
-            with within(request.until - time.monotonic()):
-                return self._carry_out(request.request)
+        if type(request) is InTime:
+            return run(request.steps, partial(self._carry_out_by, request.until))
         return self._ask(self._open_reader(), request)
+
+    def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
+        with in_time(request, until):
+            return self._carry_out(request)
 
     def _ask(self, reader: StreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""

@@ -3,9 +3,9 @@
 
 import asyncio
 import ssl
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
@@ -44,6 +44,7 @@ from relatum_consumer.lookups import (
     POOL_MAX,
     Agree,
     Bounds,
+    InTime,
     LookupRequest,
     Lookups,
     Missing,
@@ -54,7 +55,7 @@ from relatum_consumer.lookups import (
     Select,
     Sift,
     Steps,
-    Within,
+    in_time,
 )
 
 _Result = TypeVar("_Result")
@@ -123,10 +124,13 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
             return await self._read(request.ids)
         if type(request) is Pause:
             return await asyncio.sleep(left_s(request.seconds))
-        if type(request) is Within:
-            with within(request.until - time.monotonic()):
-                return await self._carry_out(request.request)
+        if type(request) is InTime:
+            return await async_run(request.steps, partial(self._carry_out_by, request.until))
         return await self._ask(await self._open_reader(), request)
+
+    async def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
+        with in_time(request, until):
+            return await self._carry_out(request)
 
     async def _ask(self, reader: AsyncStreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""

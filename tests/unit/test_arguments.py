@@ -2,23 +2,24 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from relatum.reading._stream_errors import check_offset
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.reading import Message, Properties, StreamReader
-from relatum.reading._operations import check_offset
 from relatum.reading._window import Window
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations
 from relatum_consumer.groups import GroupConsumer
 from relatum_consumer.groups.reading import _group_position as group_lookups
 from relatum_consumer.groups.reading._group_options import GroupOptions
+from relatum_consumer.lookups import InTime
 from relatum_consumer.lookups._lookups import Lookups
 
 COUNTS: list[Any] = [0, -1, True, 1.0, math.nan, math.inf, "1", None, 2**31, 2**63 - 1, 2**63, 10**5000]
@@ -66,7 +67,10 @@ ID = "0" * 48
 LIMITED: dict[str, Callable[[Any], Any]] = {
     "related": lambda limit: next(LOOKUPS.related(MESSAGE, None, None, limit, "oldest", complete=False)),
     "find": lambda limit: next(LOOKUPS.find("k", 1, None, None, None, limit, "oldest", complete=False)),
-    "wait_related": lambda limit: next(LOOKUPS.wait_related(MESSAGE, None, None, limit, "oldest", 1.0)),
+    # Its first request carries the steps that check it.
+    "wait_related": lambda limit: next(
+        cast(InTime, next(LOOKUPS.wait_related(MESSAGE, None, None, limit, "oldest", 1.0))).steps
+    ),
     "prefetch": lambda limit: GroupConsumer("c", prefetch=limit),
     "deliveries_max": lambda limit: GroupConsumer("c", deliveries_max=limit),
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from relatum.steps import Request, Steps, async_each, async_run, each, nested, run
+from relatum.steps import Request, Steps, async_each, async_run, each, run
 from relatum.waiting import left_s, within
 
 Perform = Callable[[Any], Any]
@@ -93,19 +93,7 @@ class Asyncio:
         return performing
 
 
-class Nested(Blocking):
-    """Steps inside steps: each request of theirs is asked for by others."""
-
-    def run(self, steps: Generator[Any, Any, Any], perform: Perform = perform) -> Any:
-        """What steps return."""
-
-        def asked(request: Request[Any]) -> Steps[Any]:
-            return (yield from request)
-
-        return run(nested(steps, asked), perform)
-
-
-RUNS = [Blocking(), Asyncio(), Nested()]
+RUNS = [Blocking(), Asyncio()]
 EACH = [Blocking(), Asyncio()]
 
 
@@ -258,8 +246,7 @@ def without_collections() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.mark.parametrize("driver", [Blocking(), Nested()], ids=_name)
-def test_no_error_lives_on(driver: Any) -> None:
+def test_no_error_lives_on() -> None:
     """What was raised goes when the caller lets go of it, with all that its frames hold."""
 
     def asking() -> Steps[int]:
@@ -270,7 +257,7 @@ def test_no_error_lives_on(driver: Any) -> None:
 
     def call() -> "weakref.ref[BaseException]":
         try:
-            driver.run(asking(), failing)
+            run(asking(), failing)
         except Oops as error:
             return weakref.ref(error)
         raise AssertionError("it failed")
@@ -570,51 +557,48 @@ def test_cancelled_between_two_things_that_are_given() -> None:
 # --- steps inside steps -----------------------------------------------------------------------------------
 
 
-def test_a_request_may_take_several() -> None:
-    """What performs the inner steps may ask more than once, and answer from what it knows."""
-    asked: list[int] = []
+@dataclass(frozen=True, slots=True)
+class Inside(Request[Any]):
+    """Take other steps to their end."""
 
-    def quadruple(request: Double) -> Steps[int]:
-        once = yield from Double(request.number)
-        return (yield from Double(once))
-
-    def noted(request: Double) -> int:
-        asked.append(request.number)
-        return 2 * request.number
-
-    def inner() -> Generator[Double, Any, int]:
-        return (yield from Double(1)) + (yield from Double(10))
-
-    assert run(nested(inner(), quadruple), noted) == 44
-    assert asked == [1, 2, 10, 20]
+    steps: Steps[Any]
 
 
-def test_what_performs_inner_steps_may_turn_errors_into_others() -> None:
-    """It is raised in the inner steps, and from there in the outer ones."""
+def test_a_request_may_carry_steps_that_are_performed_in_another_way() -> None:
+    """What is raised there is raised in the inner steps, and what they make of it in the outer ones."""
 
-    def named(request: Fail) -> Steps[None]:
+    def named(request: Fail) -> None:
         try:
-            yield from request
+            perform(request)
         except Oops as error:
             raise Oops(f"{error}, in time") from error
 
-    def inner() -> Generator[Fail, Any, str]:
+    def nesting(request: Request[Any]) -> Any:
+        return run(request.steps, named) if isinstance(request, Inside) else perform(request)
+
+    def inner(*, handles: bool) -> Steps[str]:
         try:
-            yield from Fail(Oops("handled"))
+            yield from Fail(Oops("met"))
         except Oops as error:
-            return str(error)
+            if handles:
+                return str(error)
+            raise
         raise AssertionError("it failed")
 
-    assert run(nested(inner(), named), perform) == "handled, in time"
+    def outer() -> Steps[tuple[str, str]]:
+        handled: str = yield from Inside(inner(handles=True))
+        try:
+            yield from Inside(inner(handles=False))
+        except Oops as error:
+            return handled, f"{error}, outside"
+        raise AssertionError("it failed")
+
+    assert run(outer(), nesting) == ("met, in time", "met, in time, outside")
 
 
-def test_closing_the_outer_steps_closes_the_inner_ones() -> None:
+def test_a_cancelled_task_closes_the_inner_steps_first() -> None:
     """From the innermost outwards."""
     log: list[str] = []
-
-    def asked(request: Request[Any]) -> Steps[Any]:
-        with noting(log, "asked"):
-            return (yield from request)
 
     def inner() -> Steps[None]:
         with noting(log, "inner"):
@@ -622,9 +606,16 @@ def test_closing_the_outer_steps_closes_the_inner_ones() -> None:
 
     def outer() -> Steps[None]:
         with noting(log, "outer"):
-            yield from nested(inner(), asked)
+            yield from Inside(inner())
 
-    steps = outer()
-    assert next(steps) == Double(1)
-    steps.close()
-    assert log == ["asked: GeneratorExit", "inner: GeneratorExit", "outer: GeneratorExit"]
+    async def nesting(request: Request[Any]) -> Any:
+        if isinstance(request, Inside):
+            return await async_run(request.steps, nesting)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return await asyncio.sleep(0)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(async_run(outer(), nesting))
+    assert log == ["inner: GeneratorExit", "outer: GeneratorExit"]

@@ -27,6 +27,7 @@ from relatum_consumer.lookups._requests import (
     NOT_REACHED_YET,
     Agree,
     Bounds,
+    InTime,
     LookupRequest,
     Missing,
     Partitions,
@@ -36,8 +37,8 @@ from relatum_consumer.lookups._requests import (
     Select,
     Sift,
     Steps,
-    Within,
 )
+from relatum_consumer.lookups._waiting import in_time
 
 __all__ = [
     "ANSWER_MESSAGES_MAX",
@@ -52,6 +53,7 @@ __all__ = [
     "Catalog",
     "Evidence",
     "Hit",
+    "InTime",
     "Lacking",
     "LeftOut",
     "LookupRequest",
@@ -71,7 +73,6 @@ __all__ = [
     "Steps",
     "Uncovered",
     "Wanted",
-    "Within",
     "again_if_replaced",
     "all_ends",
     "all_names",
@@ -81,6 +82,7 @@ __all__ = [
     "ends_of",
     "evidence",
     "first_retained",
+    "in_time",
     "names_of",
     "replaced",
     "time_us_of",

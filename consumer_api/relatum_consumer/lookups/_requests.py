@@ -90,12 +90,12 @@ class Pause(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Within(Request[Any]):
-    """Carry out a request, waiting no longer than to a moment, as of `time.monotonic`. Answer: the request's."""
+class InTime(Request[Any]):
+    """Take steps, each request of theirs `in_time` of a moment, as of `time.monotonic`. Answer: what they return."""
 
-    request: "LookupRequest"
+    steps: "Steps[Any]"
     until: float
 
 
-LookupRequest: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Sift | Pause | Within
+LookupRequest: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Sift | Pause | InTime
 Steps: TypeAlias = Generator[LookupRequest, Any, _Result]

@@ -8,19 +8,21 @@ at most `GRACE_S` behind it. One that does not end in time is no proof: the answ
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from relatum.errors import ReadTimeout, StreamReplaced, Transient
 from relatum.ids import MessageId
-from relatum.steps import nested
+from relatum.waiting import within
 from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, concluded, recorded_answer
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence
 from relatum_consumer.lookups._related import Question, probe, without_values
-from relatum_consumer.lookups._requests import LookupRequest, Pause, Read, Steps, Within
+from relatum_consumer.lookups._requests import InTime, LookupRequest, Pause, Read, Steps
 
 GRACE_S: Final = 0.25
 """Seconds behind the end of a wait in which what was begun may still end: a proof takes a few milliseconds mostly."""
@@ -56,39 +58,38 @@ class OutOfTime(Exception):
         self.error = met or ReadTimeout("The time was over before anything could be asked.")
 
 
-def ended_at(until: float, steps: Steps[_Result]) -> Steps[_Result]:
-    """Take steps, each request no longer than to a moment.
+@contextmanager
+def in_time(request: LookupRequest, until: float) -> Iterator[None]:
+    """Carry a request out inside, no longer than to a moment.
 
     Raises:
-        OutOfTime: they had not ended then. Other errors, and passing ones before that, are theirs.
+        OutOfTime: it had no answer then. Other errors, and passing ones before that, are its own.
     """
-
-    def in_time(request: LookupRequest) -> Steps[Any]:
-        if time.monotonic() >= until:
-            raise OutOfTime(request)
-        try:
-            return (yield from Within(request, until))
-        except Transient as met:
-            if time.monotonic() >= until - CLOSE_S:
-                raise OutOfTime(request, met) from met
-            raise
-
-    return nested(steps, in_time)
+    if time.monotonic() >= until:
+        raise OutOfTime(request)
+    try:
+        with within(until - time.monotonic()):
+            yield
+    except Transient as met:
+        if time.monotonic() >= until - CLOSE_S:
+            raise OutOfTime(request, met) from met
+        raise
 
 
 def asked_at_least(until: float, steps: Steps[_Result]) -> Steps[_Result]:
     """What must be known before anything can be sought."""
     try:
-        return (yield from ended_at(max(until + GRACE_S, time.monotonic() + COLD_S), steps))
+        result: _Result = yield from InTime(steps, max(until + GRACE_S, time.monotonic() + COLD_S))
     except OutOfTime as out:
         raise out.error from None
+    return result
 
 
 def wait(catalog: Catalog, question: Question, until: float, timeout_s: float) -> Steps[Answer]:
     """Probe the index until it names a message or the time is over; then say what is known."""
     waiting = _Waiting(catalog, question, until, timeout_s)
     try:
-        answer = yield from ended_at(until + GRACE_S, waiting.run())
+        answer: Answer = yield from InTime(waiting.run(), until + GRACE_S)
     except OutOfTime as out:
         waiting.note_proof()
         return waiting.out_of_time(out)

@@ -17,13 +17,15 @@ of others by `yield from`, too. One rule holds for all that goes wrong:
   is raised in the steps like any other. Such a limit is set around `run`, never around `each`: it would hold for what
   the caller does between two things it is given.
 
+Steps inside steps, where their requests are to be performed in another way, are carried by a request: who performs that
+runs a driver of its own.
+
 Steps belong to one driver, in one thread or task. What should be done at the same time is one request for all of it:
 who performs it knows best how. See docs/adr/0016.
 """
 
 from relatum.steps._asyncio import async_each, async_run
 from relatum.steps._blocking import each, run
-from relatum.steps._nested import nested
 from relatum.steps._request import Request, Steps
 
-__all__ = ["Request", "Steps", "async_each", "async_run", "each", "nested", "run"]
+__all__ = ["Request", "Steps", "async_each", "async_run", "each", "run"]
