@@ -8,7 +8,7 @@ import pytest
 
 from relatum.errors import ReadTimeout, StreamUnavailable
 from relatum.reading._amqp_operations import AmqpOperations, Consume, Count, Delivery, Next
-from relatum.reading._operations import Scan
+from relatum.reading._scan import Scan
 from relatum.reading._start import beginning
 
 FIRST, LAST = [Delivery(0, pika.BasicProperties(), b"a")], [Delivery(7, pika.BasicProperties(), b"h")]

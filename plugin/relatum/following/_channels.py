@@ -17,7 +17,7 @@ from relatum.errors import BrokerUnavailable, ConnectionLost
 from relatum.following._desk import Desk
 from relatum.following._followed import SETTLED_S, Followed
 from relatum.following._held import Held, HeldDeliveries
-from relatum.reading import QUIET_S, Message, cancelled, connection_error, offset_of, pika_parameters, refused
+from relatum.reading import QUIET_S, Message, connection_error, moved, offset_of, pika_parameters, refused
 from relatum.waiting import Pauses
 
 CHANNELS: Final = 256
@@ -94,7 +94,7 @@ class Channels:
         pipe.consumers.add(consumer)
         consumer.channel = pipe.connection.channel(on_open_callback=partial(self._on_channel, consumer))
         consumer.channel.add_on_close_callback(partial(self._on_channel_end, consumer))
-        consumer.channel.add_on_cancel_callback(lambda _frame: self._fail(consumer, cancelled(followed.stream)))
+        consumer.channel.add_on_cancel_callback(lambda _frame: self._fail(consumer, moved(followed.stream)))
 
     def unseat(self, followed: Followed) -> None:
         """End the channel."""

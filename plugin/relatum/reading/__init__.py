@@ -3,9 +3,10 @@
 from relatum.reading._address import BrokerAddress
 from relatum.reading._agreement import Agreement, agreement, agreement_of, async_agreement, position_of
 from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection, connection_error, pika_parameters
-from relatum.reading._amqp_operations import QUIET_S, cancelled, offset_of, refused
+from relatum.reading._amqp_operations import QUIET_S, offset_of, refused
 from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
+from relatum.reading._attach import other_nodes
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
 from relatum.reading._choice import Choice
@@ -24,9 +25,10 @@ from relatum.reading._message import (
 )
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS, login_for
-from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE, other_nodes, refusal
+from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE
 from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
+from relatum.reading._stream_errors import moved, refusal
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, check_limit
 from relatum.reading._window import Result
 from relatum.wire import Broker, Position, StreamPlaces, UnreadableRecord
@@ -66,7 +68,6 @@ __all__ = [
     "async_agreement",
     "blocking_connection",
     "bounds_or_error",
-    "cancelled",
     "check_limit",
     "cluster_meant",
     "connection_error",
@@ -76,6 +77,7 @@ __all__ = [
     "login_for",
     "login_of_query",
     "message_time",
+    "moved",
     "offset_of",
     "other_nodes",
     "pika_parameters",

@@ -27,7 +27,6 @@ from relatum.reading._amqp_operations import (
     Count,
     Delivery,
     Next,
-    cancelled,
     offset_of,
     refused,
 )
@@ -35,8 +34,9 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._connections import AsyncConnections
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal, login_refused
+from relatum.reading._scan import Scan
+from relatum.reading._stream_errors import moved
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
@@ -181,7 +181,7 @@ class _Consumer:
                     await self._arrived.wait()
             # Not every version of aiormq tells that the broker cancelled a consumer; all forget its tag.
             if not self._deliveries and self._channel is not None and not self._channel.consumers:
-                self._failure = self._failure or cancelled(self._stream)
+                self._failure = self._failure or moved(self._stream)
 
     async def close(self) -> None:
         """End the consumer by closing its channel."""

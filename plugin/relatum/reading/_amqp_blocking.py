@@ -44,7 +44,6 @@ from relatum.reading._amqp_operations import (
     Count,
     Delivery,
     Next,
-    cancelled,
     offset_of,
     refused,
 )
@@ -53,8 +52,9 @@ from relatum.reading._connections import Connections
 from relatum.reading._handshake import inside, refusal_inside, why_hung_up
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._operations import Scan
 from relatum.reading._refusal import is_refusal, login_refused
+from relatum.reading._scan import Scan
+from relatum.reading._stream_errors import moved
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window
@@ -350,7 +350,7 @@ class PikaConnection:
             self._loop.stop()
 
     def _on_cancel(self, _frame: Any) -> None:
-        self._failure = cancelled(self._stream)
+        self._failure = moved(self._stream)
         self._loop.stop()
 
     def _on_delivery(self, channel: Channel, method: Any, properties: Any, body: bytes) -> None:

@@ -23,7 +23,8 @@ from relatum.errors import (
 )
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._message import Message
-from relatum.reading._operations import Scan, check_offset, not_there
+from relatum.reading._scan import Scan
+from relatum.reading._stream_errors import check_offset, not_there
 from relatum.reading._window import Result, Window
 from relatum.steps import Request
 from relatum.waiting import Patience
@@ -121,11 +122,6 @@ def refused(stream: str, code: int, text: str) -> RelatumError:
 def not_a_stream(name: str) -> NotAStream:
     """The error for a queue of another kind."""
     return NotAStream(f"{name!r} is a queue, not a stream.", stream=name)
-
-
-def cancelled(stream: str) -> StreamUnavailable:
-    """The error for a consumer that the broker cancelled."""
-    return StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
 
 
 class AmqpOperations:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
+from relatum.reading._attach import Attach
 from relatum.reading._message import Message
-from relatum.reading._operations import Attach, StreamOperations
+from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density, PlannedAttach, StreamPlan
 from relatum.reading._window import Result, Window
 from relatum.steps import Request

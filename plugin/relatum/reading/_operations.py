@@ -7,54 +7,32 @@ round trip without a time-out, and many may be in flight. That nothing came is n
 see `_leading`.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from operator import index
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from relatum.checks import shown
-from relatum.errors import (
-    AccessRefused,
-    BrokerUnavailable,
-    InvalidInput,
-    NotFound,
-    OffsetExpired,
-    OffsetNotFound,
-    ProtocolError,
-    RelatumError,
-    StreamNotFound,
-    StreamNotHere,
-    StreamUnavailable,
-)
+from relatum.errors import NotFound
 from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
-from relatum.limits import INTEGER_MAX
-from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._leading import LedElsewhere, NotSettled
+from relatum.reading._attach import Attach, not_settled, other_nodes, places_in
+from relatum.reading._batches import StreamBounds
+from relatum.reading._leading import LedElsewhere
 from relatum.reading._message import Message
-from relatum.reading._start import Beginning
-from relatum.steps import Request
+from relatum.reading._scan import Chunks, Scan, Subscription, Watch
+from relatum.reading._stream_errors import check_offset, refusal
 from relatum.wire import (
     FIRST,
     LAST,
-    NEXT,
     Answer,
     Broker,
-    Chunk,
     Code,
-    CreditRefused,
-    Event,
     Exchange,
     Start,
     StartSpec,
     Steps,
-    StreamMoved,
     StreamPlaces,
     StreamSession,
-    code_name,
     frames,
     is_before,
     record_at,
-    split,
 )
 
 ATTACHES_MAX: Final = 500
@@ -77,98 +55,11 @@ evaluates it in the process of the connection, with an empty message. Versions b
 PLACES_AT_ONCE: Final = 128
 """Streams of one question where they lie: 33 kB of names at most."""
 
-SHORT_SCAN_CREDIT: Final = 2
-"""Chunks a scan with a stop is granted at first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Watch(Request[list[Event] | None]):
-    """As `Exchange`; answered with None where nothing came for as long as the caller wants to wait."""
-
-
-Chunks: TypeAlias = Generator[Watch | Chunk | None, Any, None]
-"""Gives chunks, and None where nothing came."""
-
-
-class Attach:
-    """One subscription for a few chunks, and what it brought.
-
-    After a Subscribe, or a Credit, the answer to the next command is a barrier: all chunks that were granted and are
-    there have come by then. The Unsubscribe of a pair is such a command; a subscription that may go on has an empty
-    Metadata there, which costs the broker nothing.
-    """
-
-    __slots__ = (
-        "answer",
-        "barrier",
-        "chunks",
-        "chunks_seen",
-        "code",
-        "granted",
-        "is_at_barrier",
-        "is_done",
-        "reached",
-        "stream",
-        "subscribed",
-        "subscription",
-    )
-
-    def __init__(self, stream: str, subscription: int, subscribed: int, barrier: int, granted: int) -> None:
-        self.stream = stream
-        self.subscription = subscription
-        self.subscribed = subscribed
-        self.barrier = barrier
-        self.granted = granted
-        self.chunks: list[Chunk] = []
-        self.code: int = Code.OK
-        self.answer = b""
-        self.reached: int | None = None
-        self.chunks_seen = 0
-        self.is_at_barrier = self.is_done = False
-
-    def take(self, event: Event) -> None:
-        """Take one event, of this pair or not."""
-        if type(event) is Chunk:
-            if event.subscription == self.subscription:
-                self.chunks.append(event)
-        elif type(event) is Answer:
-            if event.correlation == self.subscribed:
-                self.code = event.code
-            elif event.correlation == self.barrier:
-                self.is_at_barrier, self.answer = True, event.body
-        elif type(event) is StreamMoved and event.stream == self.stream:
-            raise StreamUnavailable(f"The stream {self.stream!r} moved or was deleted.", stream=self.stream)
-
-    def check(self) -> None:
-        """Raise what the answer to Subscribe amounts to."""
-        if self.code != Code.OK:
-            raise refusal(self.stream, self.code)
-
 
 def _answers_routes(version: str) -> bool:
     """Whether Route is known to do no harm there; a version that cannot be read is not known."""
     parts = version.split(".")[:2]
     return len(parts) == 2 and all(part.isdecimal() for part in parts) and tuple(map(int, parts)) >= ROUTE_SINCE
-
-
-def other_nodes(places: StreamPlaces, own: Broker) -> list[Broker]:
-    """The nodes with a replica of a stream, other than one: replicas first, they have less to do than leaders."""
-    if places.code != Code.OK:
-        return []
-    leader = (places.leader,) if places.leader is not None else ()
-    return [node for node in dict.fromkeys((*places.replicas, *leader)) if node != own]
-
-
-def refusal(stream: str, code: int) -> RelatumError:
-    """The error for a stream a command was refused for."""
-    if code == Code.STREAM_DOES_NOT_EXIST:
-        return StreamNotFound(f"There is no stream {stream!r}.", stream=stream)
-    if code == Code.ACCESS_REFUSED:
-        return AccessRefused(f"The broker refuses this user to read the stream {stream!r}.", stream=stream)
-    if code == Code.STREAM_NOT_AVAILABLE:
-        message = f"The stream {stream!r} has no replica on this node, or none that answers."
-        return StreamNotHere(message, stream=stream)
-    return BrokerUnavailable(f"Reading the stream {stream!r} failed: {code_name(code)}.", stream=stream)
 
 
 class StreamOperations:
@@ -238,6 +129,12 @@ class StreamOperations:
                 for pair in pairs:
                     pair.take(event)
 
+    def _answer(self, request: Callable[..., bytes], *arguments: Any) -> Steps[Answer]:
+        """Ask one question, and wait for its answer; what else comes meanwhile is dropped."""
+        correlation = self.session.next_correlation()
+        self.session.send(request(correlation, *arguments))
+        return (yield from self.session.answer_to(correlation))
+
     def _finish(self, pair: Attach) -> Steps[None]:
         yield from self._until_barriers(pair)
         pair.check()
@@ -276,7 +173,7 @@ class StreamOperations:
             return StreamBounds(*offsets, is_proven=not any_node)
         if not first.chunks and not any_node and (yield from self._has_nothing_written(stream)):
             return StreamBounds(None, None, is_proven=True)
-        raise _not_settled(last, may_be_empty=not first.chunks)
+        raise not_settled(last, may_be_empty=not first.chunks)
 
     def _attach_at_end(self, stream: str) -> Attach:
         """Ask for the last chunk, and who leads the stream; does not wait."""
@@ -293,7 +190,7 @@ class StreamOperations:
         """
         if last.code not in (Code.OK, Code.STREAM_NOT_AVAILABLE):
             last.check()
-        places = _places_in(last.answer, last.stream)
+        places = places_in(last.answer, last.stream)
         if not any_node and (places.code != Code.OK or places.leader != self.own_node()):
             message = f"The stream {last.stream!r} is led by another node, or by none at present."
             raise LedElsewhere(message, stream=last.stream, leader=places.leader)
@@ -302,9 +199,7 @@ class StreamOperations:
         """Whether the leader's log has no message at all, committed or not; False where it cannot be asked."""
         if is_before(self._version, STATS_SINCE):
             return False
-        correlation = self.session.next_correlation()
-        self.session.send(frames.stream_stats(correlation, stream))
-        answer = yield from self.session.answer_to(correlation)
+        answer = yield from self._answer(frames.stream_stats, stream)
         if answer.code != Code.OK:
             return False
         return frames.decode_stats(answer.body).get("first_chunk_id", 0) < 0
@@ -313,12 +208,10 @@ class StreamOperations:
         """The streams that an exchange routes a key to; None where this broker cannot be asked without harm."""
         if exchange == "":
             return (yield from self._named(routing_key))
-        if exchange.startswith(BROKERS_OWN) or not _answers_routes(self.session.server_properties.get("version", "")):
+        if exchange.startswith(BROKERS_OWN) or not _answers_routes(self._version):
             return None
         yield from self._prove_alive()
-        correlation = self.session.next_correlation()
-        self.session.send(frames.route(correlation, routing_key, exchange))
-        answer = yield from self.session.answer_to(correlation)
+        answer = yield from self._answer(frames.route, routing_key, exchange)
         if answer.code == Code.STREAM_DOES_NOT_EXIST:
             raise NotFound(f"There is no exchange {exchange!r}.")
         return self._strings(answer, exchange)
@@ -341,9 +234,7 @@ class StreamOperations:
         if not super_stream or super_stream.startswith(BROKERS_OWN):
             return []
         yield from self._prove_alive()
-        correlation = self.session.next_correlation()
-        self.session.send(frames.partitions(correlation, super_stream))
-        answer = yield from self.session.answer_to(correlation)
+        answer = yield from self._answer(frames.partitions, super_stream)
         if answer.code == Code.STREAM_DOES_NOT_EXIST:
             return []
         return self._strings(answer, super_stream)
@@ -353,9 +244,7 @@ class StreamOperations:
 
         So nobody takes it for an idle connection that had been closed, and asks once more.
         """
-        correlation = self.session.next_correlation()
-        self.session.send(frames.metadata(correlation, []))
-        yield from self.session.answer_to(correlation)
+        yield from self._answer(frames.metadata, [])
 
     def _strings(self, answer: Answer, name: str) -> list[str]:
         if answer.code != Code.OK:
@@ -374,25 +263,21 @@ class StreamOperations:
 
     def places(self, stream: str) -> Steps[StreamPlaces]:
         """On which nodes a stream lies."""
-        correlation = self.session.next_correlation()
-        self.session.send(frames.metadata(correlation, [stream]))
-        answer = yield from self.session.answer_to(correlation)
-        return _places_in(answer.body, stream)
+        answer = yield from self._answer(frames.metadata, [stream])
+        return places_in(answer.body, stream)
 
     def missing(self, streams: Sequence[str]) -> Steps[list[str]]:
         """Those of the streams that the broker does not know, in few round trips; it says so of other queues, too."""
         found: list[str] = []
         for start in range(0, len(streams), PLACES_AT_ONCE):
-            correlation = self.session.next_correlation()
-            self.session.send(frames.metadata(correlation, list(streams[start : start + PLACES_AT_ONCE])))
-            answer = yield from self.session.answer_to(correlation)
+            answer = yield from self._answer(frames.metadata, list(streams[start : start + PLACES_AT_ONCE]))
             known = frames.decode_metadata(answer.body)
             found += [places.stream for places in known if places.code == Code.STREAM_DOES_NOT_EXIST]
         return found
 
     # --- scanning -----------------------------------------------------------------------------------------
 
-    def chunks(self, stream: str, scan: "Scan") -> Chunks:
+    def chunks(self, stream: str, scan: Scan) -> Chunks:
         """The chunks of a scan; a chunk is granted anew after it was handled.
 
         Raises:
@@ -406,7 +291,7 @@ class StreamOperations:
             return
         # Asked first, so that the end is known before the first chunk comes; both go out in one write.
         tail = None if scan.follow else self._attach_at_end(stream)
-        subscription = _Subscription(self.session, self._next_subscription(), stream, scan)
+        subscription = Subscription(self.session, self._next_subscription(), stream, scan)
         try:
             while True:
                 events = yield from Watch()
@@ -430,162 +315,3 @@ class StreamOperations:
                         subscription.handled()
         finally:
             subscription.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What a scan reads.
-
-    Attributes:
-        begin: Where it begins.
-        stop: The offset it ends before; None for none.
-        follow: True goes on with what is published later; False ends at what is there.
-        credit: Chunks the broker may send ahead of those handled.
-        any_node: True ends, without `follow`, where a node ends that does not lead the stream.
-    """
-
-    begin: Beginning
-    stop: int | None
-    follow: bool
-    credit: int
-    any_node: bool = False
-
-    def end(self, tail: Attach) -> int | None:
-        """The last offset to read, given the last chunk; None where nothing is to be read."""
-        tail.check()
-        if self.begin.spec == NEXT:
-            return None
-        if not tail.chunks:
-            raise _not_settled(tail, may_be_empty=True)
-        chunk = tail.chunks[-1]
-        end = chunk.last_offset if self.stop is None else min(chunk.last_offset, self.stop - 1)
-        is_past = end < self.begin.offset or not self.wants(chunk)
-        return None if is_past else end
-
-    def wants(self, chunk: Chunk) -> bool:
-        """True where a chunk is not before the beginning."""
-        begin = self.begin
-        return chunk.last_offset >= begin.offset and (begin.time_ms is None or chunk.time_ms >= begin.time_ms)
-
-
-class _Subscription:
-    """A subscription that lasts, and its credit."""
-
-    def __init__(self, session: StreamSession, number: int, stream: str, scan: Scan) -> None:
-        self._session = session
-        self._number = number
-        self._stream = stream
-        self._correlation = session.next_correlation()
-        self._credit_max = scan.credit
-        # A scan with a stop is mostly short: what is sent beyond it is wasted, so its credit grows on the way.
-        self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
-        self._outstanding = self._credit
-        session.send(frames.subscribe(self._correlation, number, stream, scan.begin.spec, self._credit))
-
-    def take(self, event: Event) -> Chunk | None:
-        """The chunk in an event, if it is one of this subscription's."""
-        if type(event) is Chunk:
-            return event if event.subscription == self._number else None
-        stream = self._stream
-        if type(event) is Answer:
-            if event.correlation == self._correlation and event.code != Code.OK:
-                raise refusal(stream, event.code)
-        elif type(event) is StreamMoved:
-            if event.stream == stream:
-                raise StreamUnavailable(f"The stream {stream!r} moved or was deleted.", stream=stream)
-        elif type(event) is CreditRefused and event.subscription == self._number:
-            raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
-        return None
-
-    def handled(self) -> None:
-        """Grant anew what was handled, several chunks together: a frame for each would cost a system call each."""
-        self._outstanding -= 1
-        if self._outstanding * 2 <= self._credit:
-            self._credit = min(self._credit_max, self._credit * 2)
-            self._session.send(frames.credit(self._number, self._credit - self._outstanding))
-            self._outstanding = self._credit
-
-    def close(self) -> None:
-        """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
-        self._session.unsubscribe(self._number)
-
-
-def check_integers(offsets: Iterable[int]) -> None:
-    """Raise for an offset that is no integer; what counts as one in Python (a number of numpy) is taken.
-
-    Raises:
-        InvalidInput: One is none.
-    """
-    for offset in offsets:
-        try:
-            is_integer = index(offset) is not None and not isinstance(offset, bool)
-        except TypeError:
-            is_integer = False
-        if not is_integer:
-            raise InvalidInput(f"An offset is an integer, not {shown(offset)}.")
-
-
-def check_offset(stream: str, offset: int) -> None:
-    """Raise for a number that no message can lie at.
-
-    Raises:
-        InvalidInput: It is no integer.
-        OffsetNotFound: It is none of 0 to 2^63 - 1.
-    """
-    if type(offset) is not int:
-        check_integers((offset,))
-    if not 0 <= offset <= INTEGER_MAX:
-        raise OffsetNotFound(f"{offset} is no offset.", stream=stream, offset=offset, last=None, is_proven=True)
-
-
-def _not_settled(last: Attach, *, may_be_empty: bool) -> NotSettled:
-    message = f"The stream {last.stream!r} is starting, or what it has is not committed yet."
-    places = _places_in(last.answer, last.stream)
-    is_alone = not set(places.replicas) - {places.leader}
-    return NotSettled(message, stream=last.stream, may_be_empty=may_be_empty, is_alone=is_alone)
-
-
-def _places_in(body: bytes, stream: str) -> StreamPlaces:
-    for places in frames.decode_metadata(body):
-        if places.stream == stream:
-            return places
-    raise ProtocolError(f"The broker did not answer for the stream {stream!r}.")
-
-
-def not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound:
-    """The error for an offset without a message: expired, past the end, or one the broker used itself."""
-    first, last = bounds
-    proven = bounds.is_proven
-    if first is not None and offset < first:
-        message = f"Offset {offset} of {stream!r} has expired: the stream now begins at {first}."
-        return OffsetExpired(message, stream=stream, offset=offset, first=first, last=last, is_proven=proven)
-    where = "is empty" if last is None else f"ends at {last}" if offset > last else "has none there"
-    message = f"There is no message at offset {offset}: the stream {stream!r} {where}."
-    return OffsetNotFound(message, stream=stream, offset=offset, last=last, is_proven=proven)
-
-
-def is_inside(offset: int, bounds: StreamBounds) -> bool:
-    """Whether an offset lies between a stream's ends."""
-    return bounds.first is not None and bounds.last is not None and bounds.first <= offset <= bounds.last
-
-
-def proven_not_there(stream: str, offset: int, bounds: StreamBounds) -> OffsetNotFound | StreamUnavailable:
-    """As `not_there`, after the leader was asked; where it could not be, a node that lags is no proof of an end."""
-    error = not_there(stream, offset, bounds)
-    if bounds.is_proven or isinstance(error, OffsetExpired):
-        return error
-    message = f"This node has no message at offset {offset} of {stream!r}, and the leader cannot be asked from here."
-    return StreamUnavailable(message, stream=stream)
-
-
-def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
-    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
-    begin = scan.begin.offset
-    for first, records in split(chunk):
-        end = first + len(records)
-        if scan.stop is not None and end > scan.stop:
-            records, end = records[: max(0, scan.stop - first)], scan.stop
-        if first < begin:
-            records, first = records[begin - first :], begin
-        if records:
-            yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)

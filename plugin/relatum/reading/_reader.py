@@ -19,11 +19,12 @@ from relatum.reading._cluster import cluster_meant, forget_cluster
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
-from relatum.reading._operations import Scan, check_offset
 from relatum.reading._reader_arguments import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
+from relatum.reading._scan import Scan
 from relatum.reading._socket import SocketConnection
 from relatum.reading._start import Start
 from relatum.reading._stream_blocking import Streams
+from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
 from relatum.waiting import current, has_passed, left_s

@@ -8,7 +8,7 @@ from relatum.checks import checked_count, checked_name, checked_seconds, shown
 from relatum.errors import InvalidInput, TlsRefused
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
-from relatum.reading._operations import Scan
+from relatum.reading._scan import Scan
 from relatum.reading._start import Start, beginning
 from relatum.wire import AnotherProtocol, MechanismNotTaken
 

@@ -42,17 +42,11 @@ from relatum.reading._message import Message
 from relatum.reading._missing_streams import name_missing
 from relatum.reading._once import lost_questions
 from relatum.reading._opening import HEARTBEAT_S, login_for
-from relatum.reading._operations import (
-    Scan,
-    StreamOperations,
-    Watch,
-    batches_of,
-    is_inside,
-    not_there,
-    proven_not_there,
-)
+from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density
+from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._socket import SocketConnection
+from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
 from relatum.reading._time import check_time, connect_left_s
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
 from relatum.reading._window import Result, Window

@@ -10,7 +10,7 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.reading._message import Message
-from relatum.reading._operations import check_integers, check_offset
+from relatum.reading._stream_errors import check_integers, check_offset
 
 WINDOW_MESSAGES: Final = 1024
 """Ids planned together: the more, the more neighbours are found; a held message takes about 1 kB with its record."""

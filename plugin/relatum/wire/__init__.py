@@ -11,7 +11,6 @@ from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, 
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._head import Head, find_head
 from relatum.wire._identity import Position, fingerprint
-from relatum.wire._login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 from relatum.wire._peers import (
     AMQP,
     POSTGRESQL,
@@ -38,6 +37,7 @@ from relatum.wire._session import (
     code_name,
     is_before,
 )
+from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 
 __all__ = [
     "AMQP",

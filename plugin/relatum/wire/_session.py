@@ -20,9 +20,9 @@ from relatum.steps import Request
 from relatum.wire import _frames as frames
 from relatum.wire._chunk import Chunk, decode_deliver
 from relatum.wire._frames import Code, Command
-from relatum.wire._login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 from relatum.wire._peers import service_of
 from relatum.wire._publishing import Confirmed, Refused, decode_outcome
+from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
 
 CLIENT_PROPERTIES: Final = {"product": "Relatum", "platform": "Python", "connection_name": "relatum"}
 

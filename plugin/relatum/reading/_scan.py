@@ -1,0 +1,116 @@
+"""Reading on from a point: what is wanted, the subscription that brings it, the batches it comes in. No I/O."""
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from relatum.errors import StreamUnavailable
+from relatum.reading._attach import Attach, not_settled
+from relatum.reading._batches import RecordBatch
+from relatum.reading._start import Beginning
+from relatum.reading._stream_errors import moved, refusal
+from relatum.steps import Request
+from relatum.wire import NEXT, Answer, Chunk, Code, CreditRefused, Event, StreamMoved, StreamSession, frames, split
+
+SHORT_SCAN_CREDIT: Final = 2
+"""Chunks a scan with a stop is granted at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch(Request[list[Event] | None]):
+    """As `Exchange`; answered with None where nothing came for as long as the caller wants to wait."""
+
+
+Chunks: TypeAlias = Generator[Watch | Chunk | None, Any, None]
+"""Gives chunks, and None where nothing came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What a scan reads.
+
+    Attributes:
+        begin: Where it begins.
+        stop: The offset it ends before; None for none.
+        follow: True goes on with what is published later; False ends at what is there.
+        credit: Chunks the broker may send ahead of those handled.
+        any_node: True ends, without `follow`, where a node ends that does not lead the stream.
+    """
+
+    begin: Beginning
+    stop: int | None
+    follow: bool
+    credit: int
+    any_node: bool = False
+
+    def end(self, tail: Attach) -> int | None:
+        """The last offset to read, given the last chunk; None where nothing is to be read."""
+        tail.check()
+        if self.begin.spec == NEXT:
+            return None
+        if not tail.chunks:
+            raise not_settled(tail, may_be_empty=True)
+        chunk = tail.chunks[-1]
+        end = chunk.last_offset if self.stop is None else min(chunk.last_offset, self.stop - 1)
+        is_past = end < self.begin.offset or not self.wants(chunk)
+        return None if is_past else end
+
+    def wants(self, chunk: Chunk) -> bool:
+        """True where a chunk is not before the beginning."""
+        begin = self.begin
+        return chunk.last_offset >= begin.offset and (begin.time_ms is None or chunk.time_ms >= begin.time_ms)
+
+
+class Subscription:
+    """A subscription that lasts, and its credit."""
+
+    def __init__(self, session: StreamSession, number: int, stream: str, scan: Scan) -> None:
+        self._session = session
+        self._number = number
+        self._stream = stream
+        self._correlation = session.next_correlation()
+        self._credit_max = scan.credit
+        # A scan with a stop is mostly short: what is sent beyond it is wasted, so its credit grows on the way.
+        self._credit = scan.credit if scan.stop is None else min(SHORT_SCAN_CREDIT, scan.credit)
+        self._outstanding = self._credit
+        session.send(frames.subscribe(self._correlation, number, stream, scan.begin.spec, self._credit))
+
+    def take(self, event: Event) -> Chunk | None:
+        """The chunk in an event, if it is one of this subscription's."""
+        if type(event) is Chunk:
+            return event if event.subscription == self._number else None
+        stream = self._stream
+        if type(event) is Answer:
+            if event.correlation == self._correlation and event.code != Code.OK:
+                raise refusal(stream, event.code)
+        elif type(event) is StreamMoved:
+            if event.stream == stream:
+                raise moved(stream)
+        elif type(event) is CreditRefused and event.subscription == self._number:
+            raise StreamUnavailable(f"The broker dropped the subscription to {stream!r}.", stream=stream)
+        return None
+
+    def handled(self) -> None:
+        """Grant anew what was handled, several chunks together: a frame for each would cost a system call each."""
+        self._outstanding -= 1
+        if self._outstanding * 2 <= self._credit:
+            self._credit = min(self._credit_max, self._credit * 2)
+            self._session.send(frames.credit(self._number, self._credit - self._outstanding))
+            self._outstanding = self._credit
+
+    def close(self) -> None:
+        """End it. What is still under way is for a number nobody has any more: it is dropped as it comes."""
+        self._session.unsubscribe(self._number)
+
+
+def batches_of(stream: str, chunk: Chunk, scan: Scan) -> Iterator[RecordBatch]:
+    """A chunk's records within the scan, in one batch unless unpacking makes it large."""
+    begin = scan.begin.offset
+    for first, records in split(chunk):
+        end = first + len(records)
+        if scan.stop is not None and end > scan.stop:
+            records, end = records[: max(0, scan.stop - first)], scan.stop
+        if first < begin:
+            records, first = records[begin - first :], begin
+        if records:
+            yield RecordBatch(stream, first, range(first, end), records, chunk.time_ms, chunk.epoch)
