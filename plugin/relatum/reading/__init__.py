@@ -2,7 +2,6 @@
 
 from relatum.reading._address import BrokerAddress
 from relatum.reading._agreement import Agreement, agreement, agreement_of, async_agreement, position_of
-from relatum.reading._amqp_blocking import GOODBYE_S, blocking_connection, connection_error, pika_parameters
 from relatum.reading._amqp_operations import QUIET_S, offset_of, refused
 from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
@@ -26,6 +25,8 @@ from relatum.reading._message import (
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS, login_for
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE
+from relatum.reading._pika_links import GOODBYE_S
+from relatum.reading._pika_opening import blocking_connection, connection_error, pika_parameters
 from relatum.reading._reader import StreamReader
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import moved, refusal

@@ -1,0 +1,99 @@
+"""Connections of pika to an address, and what it means where none can be opened."""
+
+import re
+import socket
+import ssl
+from typing import Any, Final
+
+import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPError, AuthenticationError, IncompatibleProtocolError, StreamLostError
+
+from relatum.client_logs import own_connection
+from relatum.errors import BrokerUnavailable, ConfigurationError, RelatumError
+from relatum.reading._address import BrokerAddress
+from relatum.reading._handshake import inside, refusal_inside, why_hung_up
+from relatum.reading._refusal import is_refusal, login_refused
+from relatum.wire import AMQP, ask_who, hint, is_another, unreached
+
+
+def pika_parameters(address: BrokerAddress, timeout_s: float, heartbeat_s: int) -> pika.ConnectionParameters:
+    """What pika needs to connect to an address, and to log in as that says."""
+    if address.amqp_port is None:
+        raise ConfigurationError("AMQP 0.9.1 needs an amqp:// URL.")
+    credentials: Any = pika.PlainCredentials(address.user, address.password)
+    login = address.login
+    if login.mechanism == "EXTERNAL":
+        credentials = pika.credentials.ExternalCredentials()
+    options = None
+    if address.amqp_tls:
+        options = pika.SSLOptions(login.tls_context(), login.server_name_for(address.host))
+    return pika.ConnectionParameters(
+        host=address.host,
+        port=address.amqp_port,
+        virtual_host=address.vhost,
+        credentials=credentials,
+        ssl_options=options,
+        heartbeat=heartbeat_s,
+        socket_timeout=timeout_s,
+        stack_timeout=timeout_s,
+        blocked_connection_timeout=timeout_s,
+    )
+
+
+def blocking_connection(address: BrokerAddress, *, timeout_s: float, heartbeat_s: int) -> pika.BlockingConnection:
+    """A blocking connection of pika's to an address.
+
+    Raises:
+        BrokerUnavailable, AccessRefused: none can be opened.
+        TlsRefused: TLS cannot be, for a reason that it names.
+        ConfigurationError: the address has no AMQP port, or a file of TLS cannot be used.
+    """
+    parameters = pika_parameters(address, timeout_s, heartbeat_s)
+    try:
+        with own_connection():
+            return pika.BlockingConnection(parameters)
+    # A broker that accepts and never answers ends as an AMQPConnectorException, which is no AMQPError.
+    except (AMQPError, AMQPConnectorException, OSError) as error:
+        raise connection_error(error, address) from error
+
+
+def connection_error(error: BaseException | None, address: BrokerAddress) -> RelatumError:
+    """The error for a connection that could not be opened.
+
+    pika calls a connection that ended during the opening a "probable" refusal. It is one where the broker said so.
+    """
+    where = f"{address.host}:{address.amqp_port}"
+    closed = _CLOSED_BY_BROKER.search(f"{error} {error!r}")
+    if closed is not None and is_refusal(int(closed[1]), closed[2]):
+        return login_refused(where, address.who, address.vhost, int(closed[1]))
+    if inside(error, AuthenticationError) is not None:
+        return ConfigurationError(f"The broker at {where} does not offer {address.login.mechanism} to log in by.")
+    return no_amqp(error, address)
+
+
+def no_amqp(error: BaseException | None, address: BrokerAddress) -> RelatumError:
+    """The error where no AMQP 0.9.1 answers, as far as the reason can be found among a client's own errors.
+
+    It may block for a second, to ask who hung up instead of answering.
+    """
+    port = address.amqp_port or 0
+    where = f"{address.host}:{port}"
+    # pika's words, and asyncio's, for a server that hung up instead of answering.
+    hung_up = any(inside(error, kind) for kind in _HUNG_UP)
+    refused = refusal_inside(error, where)
+    if refused is None and hung_up and address.amqp_tls:
+        refused = why_hung_up(address.host, port, address.login)
+    if refused is not None:
+        return refused
+    service = ask_who(address.host, port) if hung_up and not address.amqp_tls else None
+    if service is not None and service != AMQP:
+        return ConfigurationError(f"{is_another(service, where, AMQP)}.")
+    reason = inside(error, socket.gaierror) or inside(error, OSError)
+    return BrokerUnavailable(f"No AMQP 0.9.1 at {where}{unreached(reason, address.host)}{hint(port, AMQP)}.")
+
+
+_HUNG_UP: Final = (StreamLostError, IncompatibleProtocolError, ConnectionResetError, EOFError, ssl.SSLError)
+
+_CLOSED_BY_BROKER: Final = re.compile(r"\((\d+)\) (.*)", re.DOTALL)
+"""What pika's errors keep of a Close frame: the reply code and the text."""
