@@ -6,7 +6,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
@@ -129,33 +129,16 @@ class AsyncStreamReader:
         checked_seconds("timeout_s", timeout_s)
         checked_count("heartbeat_s", heartbeat_s, least=0)
         within = ConnectingTime(left_s(timeout_s))
-        meant: str | None = None
-        if choice is not Choice.AMQP and address.stream_port_guessed:
-            meant = await asyncio.to_thread(cluster_meant, address, choice, timeout_s=left_s(timeout_s))
-            choice = choice if meant is not None else Choice.AMQP
-        if choice is not Choice.AMQP:
-            streams = AsyncStreams(
-                address,
-                timeout_s=timeout_s,
-                heartbeat_s=heartbeat_s,
-                cluster_name=meant,
-                connect_s=within.of_streams(choice),
-                connections=connections_max,
-            )
-            try:
-                await streams.open()
-                return cls(streams, "stream", timeout_s)
-            except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS) as error:
-                if isinstance(error, AnotherCluster):
-                    forget_cluster(address)
-                if choice is Choice.STREAM:
-                    raise
+        options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s, "connections": connections_max}
+        streams = await _open_streams(address, choice, within, options)
+        if streams is not None:
+            return cls(streams, "stream", timeout_s)
         # asyncio only:
         # Imported here: aio-pika is an extra, and the stream protocol does without.
         from relatum.reading._amqp_asyncio import AsyncAmqp
 
         # both:
-        amqp = AsyncAmqp(address, timeout_s=timeout_s, heartbeat_s=heartbeat_s, connections=connections_max)
+        amqp = AsyncAmqp(address, **options)
         await amqp.open(within.left_s)
         return cls(amqp, "amqp", timeout_s)
 
@@ -348,3 +331,26 @@ class AsyncStreamReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+async def _open_streams(
+    address: BrokerAddress, choice: Choice, within: ConnectingTime, options: dict[str, Any]
+) -> AsyncStreams | None:
+    """The stream protocol's transport, connected; None where AMQP 0.9.1 is what is left."""
+    meant: str | None = None
+    if choice is not Choice.AMQP and address.stream_port_guessed:
+        timeout_s = left_s(options["timeout_s"])
+        meant = await asyncio.to_thread(cluster_meant, address, choice, timeout_s=timeout_s)
+        choice = choice if meant is not None else Choice.AMQP
+    if choice is Choice.AMQP:
+        return None
+    streams = AsyncStreams(address, cluster_name=meant, connect_s=within.of_streams(choice), **options)
+    try:
+        await streams.open()
+    except (BrokerUnavailable, ProtocolError, ReadTimeout, *NOT_BY_STREAMS) as error:
+        if isinstance(error, AnotherCluster):
+            forget_cluster(address)
+        if choice is Choice.STREAM:
+            raise
+        return None
+    return streams

@@ -2,301 +2,48 @@
 """Reading streams over the stream protocol, blocking."""
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from relatum.errors import (
     AccessRefused,
-    BrokerUnavailable,
-    ConnectionLost,
     NotFound,
     OffsetExpired,
-    ReadTimeout,
-    RelatumError,
     StreamNotFound,
     StreamNotHere,
-    UsedAfterClose,
 )
 from relatum.ids import MessageId
-from relatum.processes import after_fork
-from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
-from relatum.reading._choice import CONNECT_S_MIN
-from relatum.reading._connections import ASIDE, Connections
 from relatum.reading._leading import (
-    NODE_CONNECT_S,
     NODES_TRIED_MAX,
-    OUT_OF_REACH_S,
     Ask,
-    Leaders,
     LedElsewhere,
     NotSettled,
-    OutOfReach,
     Pause,
 )
 from relatum.reading._many import GiveBack, ManyReader, ManyRequest, Settle
 from relatum.reading._message import Message
-from relatum.reading._missing_streams import name_missing
 from relatum.reading._once import lost_questions
-from relatum.reading._opening import HEARTBEAT_S, login_for
 from relatum.reading._operations import StreamOperations
-from relatum.reading._plan import Density
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
-from relatum.reading._time import check_time, connect_left_s
-from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
+from relatum.reading._stream_nodes import StreamNodes
+from relatum.reading._time import check_time
+from relatum.reading._turns import Use
 from relatum.reading._window import Result, Window
 from relatum.steps import each, run
-from relatum.waiting import Keeper, Patience, left_s
+from relatum.waiting import left_s
 from relatum.wire import Broker, Chunk, Event, Exchange, Steps
 
 _Result = TypeVar("_Result")
 Operation = Callable[[StreamOperations], Steps[_Result]]
 
 
-class Streams:
-    """The blocking face over the stream protocol. Threads may share it: each call has a connection to itself.
-
-    Args:
-        address: Where the broker is; it must have a stream port.
-        timeout_s: Seconds until a call that got no answer ends as `ReadTimeout`.
-        heartbeat_s: Seconds of heartbeat asked for.
-        cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
-        connect_s: Seconds for the connection that `open` opens; None: `timeout_s`.
-        connections: At most how many, or the connections of the reader that asks this node, too.
-        node: The node, where another reader's connections are used; None for the one that the address leads to.
-    """
-
-    _limit_s: float
-    _timeout_s = Patience("_limit_s")
-
-    def __init__(
-        self,
-        address: BrokerAddress,
-        *,
-        timeout_s: float,
-        heartbeat_s: int = HEARTBEAT_S,
-        cluster_name: str | None = None,
-        connect_s: float | None = None,
-        connections: "int | Connections[SocketConnection]" = CONNECTIONS_MAX,
-        node: Broker | None = None,
-    ) -> None:
-        self._address = address
-        self._limit_s = timeout_s
-        self._connect_s = connect_s
-        self._login = login_for(address, heartbeat_s, cluster_name)
-        self._connections = connections if isinstance(connections, Connections) else Connections(connections)
-        self._node = node
-        self._densities: dict[str, Density] = {}
-        self._nodes: dict[Broker, Streams] = {}
-        self._leaders = Leaders(time.monotonic, self._losses_of)
-        self.losses = 0
-        self._out_of_reach: dict[Broker, float] = {}
-        self._is_closed = False
-        self._keeper: Keeper | None = None
-        self.server_properties: dict[str, str] = {}
-        self._lock = threading.Lock()
-        after_fork(self, Streams._renew)
-
-    def _renew(self) -> None:
-        """In a child: connections and the thread are the parent's; the next question opens and starts others."""
-        self._lock, self._keeper, self._nodes = threading.Lock(), None, {}
-
-    def open(self) -> None:
-        """Connect once, so that what is wrong shows at once."""
-        deadline = time.monotonic() + self._timeout_s
-        with self._connections.turn(Use.ANSWER, deadline):
-            connection = self._acquire(deadline, Use.ANSWER, self._connect_s or self._timeout_s)
-            self._release(connection, Use.ANSWER)
-        self.server_properties = connection.session.server_properties
-
-    def _keep(self) -> None:
-        """Exchange heartbeats on idle connections from now on."""
-        # Other nodes' connections are kept with those of the reader that asks them.
-        if not self._login.heartbeat_s or self._node is not None:
-            return
-        with self._lock:
-            if self._keeper is None and not self._is_closed:
-                every_s = self._login.heartbeat_s / 4
-                self._keeper = Keeper(self, Streams.beat, every_s=every_s, name="relatum-heartbeats")
-
-    def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> SocketConnection:
-        if self._is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
-        connection = self._connections.take(self._node, use)
-        if connection is not None:
-            connection.has_received = False
-            return connection
-        try:
-            within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
-            connection = SocketConnection.open(self._address, self._login, within_s)
-        except BaseException:
-            self._connections.drop(use)
-            raise
-        self._connections.note_opened()
-        self._keep()
-        return connection
-
-    def _acquire_alive(self, deadline: float, use: Use) -> SocketConnection:
-        """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
-        while True:
-            connection = self._acquire(deadline, use)
-            try:
-                connection.wait(0.0)
-            except ConnectionLost:
-                self._release(connection, use)
-                continue
-            except BaseException:
-                connection.abandon()
-                self._release(connection, use)
-                raise
-            return connection
-
-    def _release(self, connection: SocketConnection, use: Use) -> None:
-        if not connection.is_usable:
-            self.losses += 1
-            self._connections.drop(use)
-        elif self._is_closed or connection.operations.is_worn:
-            self._connections.drop(use)
-            connection.close()
-        elif not self._connections.put(self._node, connection, use):
-            connection.close()
-
-    def beat(self) -> None:
-        """Exchange heartbeats on the idle connections; one that has ended is dropped."""
-        for _ in range(len(self._connections.idle)):
-            # Taken out meanwhile: a connection is for one thread at a time.
-            taken = self._connections.take_oldest()
-            if taken is None:
-                return
-            node, connection = taken
-            holder = self._nodes.get(node, self) if isinstance(node, Broker) else self
-            try:
-                connection.wait(0.0)
-            except RelatumError:
-                pass  # It is abandoned, and dropped below.
-            finally:
-                holder._release(connection, Use.ANSWER)
-
-    def statistics(self) -> ReaderStatistics:
-        """The connections, of all nodes."""
-        return self._connections.statistics()
-
-    def close(self) -> None:
-        """Close all idle connections; those in use close when they are given back."""
-        with self._lock:
-            self._is_closed = True
-        if self._keeper is not None:
-            self._keeper.end()
-        for node in list(self._nodes.values()):
-            node._is_closed = True
-        for connection in self._connections.end():
-            connection.close()
-
-    def link(self, node: Broker | None) -> SocketConnection:
-        """A connection to a node (None: the connected one), logged in, that is the caller's: it is counted nowhere.
-
-        Raises:
-            OutOfReach: the node cannot be reached from here.
-            BrokerUnavailable, AccessRefused, ConfigurationError: as of `SocketConnection.open`.
-        """
-        if self._is_closed:
-            raise UsedAfterClose("the reader was closed: open another one")
-        there = self._reach(node)
-        return SocketConnection.open(there._address, there._login, connect_left_s(self._limit_s))
-
-    def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
-        """Run an operation on a node that has the stream."""
-        try:
-            return self._ask(operation)
-        except StreamNotHere:
-            node = self._node_with(stream, self)
-            if node is None:
-                raise
-            return node._ask(operation)
-
-    def _node_with(self, stream: str, asked: "Streams") -> "Streams | None":
-        """A reader on another node that has the stream and can be reached; None where there is none.
-
-        Args:
-            stream: The stream's name.
-            asked: The one that does not have it.
-        """
-        for broker in asked._ask(lambda operations: operations.other_nodes(stream)):
-            with contextlib.suppress(OutOfReach):
-                return self._reach(broker)
-        return None
-
-    def _reach(self, broker: Broker | None) -> "Streams":
-        """The reader on a node; this one for None.
-
-        Raises:
-            OutOfReach: the node cannot be reached from here: it is down, or advertises a name that only it knows.
-        """
-        if broker is None:
-            return self
-        if broker in self._nodes:
-            return self._nodes[broker]
-        message = f"The node {broker.host}:{broker.port} cannot be reached from here."
-        if time.monotonic() < self._out_of_reach.get(broker, 0.0):
-            raise OutOfReach(message)
-        try:
-            node = Streams(
-                replace(self._address, stream_host=broker.host, stream_port=broker.port),
-                timeout_s=self._limit_s,
-                heartbeat_s=self._login.heartbeat_s,
-                # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
-                # may say another name, until somebody sets one.
-                connect_s=left_s(min(NODE_CONNECT_S, self._limit_s)),
-                connections=self._connections,
-                node=broker,
-            )
-            node.open()
-        except (BrokerUnavailable, ReadTimeout) as error:
-            # That a call ran out of time says nothing of the node.
-            check_time()
-            self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
-            raise OutOfReach(message) from error
-        # Another thread may have been faster; what it made is used by others already.
-        with self._lock:
-            return self._nodes.setdefault(broker, node)
-
-    def _ask(self, operation: Operation[_Result]) -> _Result:
-        """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
-        deadline = time.monotonic() + self._timeout_s
-        try:
-            with self._connections.turn(Use.ANSWER, deadline):
-                return self._ask_in_turn(operation, deadline)
-        except StreamNotFound as error:
-            raise self._named(error) from None
-
-    def _ask_in_turn(self, operation: Operation[_Result], deadline: float) -> _Result:
-        while True:
-            connection = self._acquire(deadline, Use.ANSWER)
-            try:
-                return connection.run(operation(connection.operations), deadline)
-            except ConnectionLost:
-                # Reading changes nothing, so it can be asked again; but only what was lost before any answer, and
-                # not for ever.
-                if connection.has_received or time.monotonic() >= deadline:
-                    raise
-            finally:
-                self._release(connection, Use.ANSWER)
-
-    def _named(self, error: StreamNotFound) -> NotFound:
-        """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
-        if self._address.amqp_port is None:
-            return error
-        with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
-            self._connections.take(ASIDE, Use.ANSWER)
-            try:
-                return name_missing(error, self._address, self._timeout_s)
-            finally:
-                self._connections.drop(Use.ANSWER)
+class Streams(StreamNodes):
+    """The blocking face over the stream protocol. Threads may share it: each call has a connection to itself."""
 
     def read(self, stream: str, offset: int) -> Message:
         message = self._ask_about(stream, lambda operations: operations.find(stream, offset))
@@ -322,11 +69,6 @@ class Streams:
 
         return run(self._leaders.ends_of(stream, self._timeout_s), perform)
 
-    def _losses_of(self, broker: Broker | None) -> int:
-        """How often a connection to a node was lost, of those that single questions use."""
-        node = self if broker is None else self._nodes.get(broker)
-        return node.losses if node is not None else 0
-
     def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
         def ask(operations: StreamOperations) -> Steps[StreamBounds]:
             return operations.bounds(stream, any_node=any_node)
@@ -345,16 +87,6 @@ class Streams:
     def routes(self, exchange: str, routing_key: str) -> list[str] | None:
         with lost_questions.once(self._address, exchange):
             return self._ask(lambda operations: operations.routes(exchange, routing_key))
-
-    @contextlib.contextmanager
-    def _connection(self, use: Use) -> Iterator[SocketConnection]:
-        deadline = time.monotonic() + self._timeout_s
-        with self._connections.turn(use, deadline):
-            connection = self._acquire_alive(deadline, use)
-            try:
-                yield connection
-            finally:
-                self._release(connection, use)
 
     def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]:
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""

@@ -1,0 +1,312 @@
+# The blocking face of this, _stream_nodes.py, is made by tools/make-twins.
+"""Connections of the stream protocol to a broker's nodes, with asyncio: one for each question, a turn for each."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Self, TypeVar
+
+from relatum.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    NotFound,
+    ReadTimeout,
+    RelatumError,
+    StreamNotFound,
+    StreamNotHere,
+    UsedAfterClose,
+)
+
+# blocking only:
+# from relatum.processes import after_fork
+# both:
+from relatum.reading._address import BrokerAddress
+from relatum.reading._async_socket import AsyncSocketConnection
+from relatum.reading._choice import CONNECT_S_MIN
+from relatum.reading._connections import ASIDE, AsyncConnections
+from relatum.reading._leading import (
+    NODE_CONNECT_S,
+    OUT_OF_REACH_S,
+    Leaders,
+    OutOfReach,
+)
+from relatum.reading._missing_streams import name_missing
+from relatum.reading._opening import HEARTBEAT_S, login_for
+from relatum.reading._operations import StreamOperations
+from relatum.reading._plan import Density
+from relatum.reading._time import check_time, connect_left_s
+from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use
+from relatum.waiting import AsyncKeeper, Patience, left_s
+from relatum.wire import Broker, Steps
+
+_Result = TypeVar("_Result")
+Operation = Callable[[StreamOperations], Steps[_Result]]
+
+
+class AsyncStreamNodes:
+    """The connections by which one reader asks a node, and the readers of other nodes that it asks.
+
+    Args:
+        address: Where the broker is; it must have a stream port.
+        timeout_s: Seconds until a call that got no answer ends as `ReadTimeout`.
+        heartbeat_s: Seconds of heartbeat asked for.
+        cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
+        connect_s: Seconds for the connection that `open` opens; None: `timeout_s`.
+        connections: At most how many, or the connections of the reader that asks this node, too.
+        node: The node, where another reader's connections are used; None for the one that the address leads to.
+    """
+
+    _limit_s: float
+    _timeout_s = Patience("_limit_s")
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        *,
+        timeout_s: float,
+        heartbeat_s: int = HEARTBEAT_S,
+        cluster_name: str | None = None,
+        connect_s: float | None = None,
+        connections: "int | AsyncConnections[AsyncSocketConnection]" = CONNECTIONS_MAX,
+        node: Broker | None = None,
+    ) -> None:
+        self._address = address
+        self._limit_s = timeout_s
+        self._connect_s = connect_s
+        self._login = login_for(address, heartbeat_s, cluster_name)
+        self._connections = connections if isinstance(connections, AsyncConnections) else AsyncConnections(connections)
+        self._node = node
+        self._densities: dict[str, Density] = {}
+        self._nodes: dict[Broker, Self] = {}
+        self._leaders = Leaders(time.monotonic, self._losses_of)
+        self.losses = 0
+        self._out_of_reach: dict[Broker, float] = {}
+        self._is_closed = False
+        self._keeper: AsyncKeeper | None = None
+        self.server_properties: dict[str, str] = {}
+        # asyncio only:
+        self._lock = contextlib.nullcontext()
+        # blocking only:
+        # self._lock = threading.Lock()
+        # after_fork(self, StreamNodes._renew)
+
+    # def _renew(self) -> None:
+    #     """In a child: connections and the thread are the parent's; the next question opens and starts others."""
+    #     self._lock, self._keeper, self._nodes = threading.Lock(), None, {}
+    # both:
+
+    async def open(self) -> None:
+        """Connect once, so that what is wrong shows at once."""
+        deadline = time.monotonic() + self._timeout_s
+        async with self._connections.turn(Use.ANSWER, deadline):
+            connection = await self._acquire(deadline, Use.ANSWER, self._connect_s or self._timeout_s)
+            await self._release(connection, Use.ANSWER)
+        self.server_properties = connection.session.server_properties
+
+    def _keep(self) -> None:
+        """Exchange heartbeats on idle connections from now on."""
+        # Other nodes' connections are kept with those of the reader that asks them.
+        if not self._login.heartbeat_s or self._node is not None:
+            return
+        with self._lock:
+            if self._keeper is None and not self._is_closed:
+                every_s = self._login.heartbeat_s / 4
+                self._keeper = AsyncKeeper(self, AsyncStreamNodes.beat, every_s=every_s, name="relatum-heartbeats")
+
+    async def _acquire(self, deadline: float, use: Use, connect_s: float | None = None) -> AsyncSocketConnection:
+        if self._is_closed:
+            raise UsedAfterClose("the reader was closed: open another one")
+        connection = await self._connections.take(self._node, use)
+        if connection is not None:
+            connection.has_received = False
+            return connection
+        try:
+            within_s = connect_left_s(connect_s or max(CONNECT_S_MIN, deadline - time.monotonic()))
+            connection = await AsyncSocketConnection.open(self._address, self._login, within_s)
+        except BaseException:
+            self._connections.drop(use)
+            raise
+        self._connections.note_opened()
+        self._keep()
+        return connection
+
+    async def _acquire_alive(self, deadline: float, use: Use) -> AsyncSocketConnection:
+        """A connection that has not ended while it was idle: what takes long is not begun anew for that."""
+        while True:
+            connection = await self._acquire(deadline, use)
+            try:
+                await connection.wait(0.0)
+            except ConnectionLost:
+                await self._release(connection, use)
+                continue
+            except BaseException:
+                connection.abandon()
+                await self._release(connection, use)
+                raise
+            return connection
+
+    async def _release(self, connection: AsyncSocketConnection, use: Use) -> None:
+        if not connection.is_usable:
+            self.losses += 1
+            self._connections.drop(use)
+        elif self._is_closed or connection.operations.is_worn:
+            self._connections.drop(use)
+            await connection.close()
+        elif not self._connections.put(self._node, connection, use):
+            await connection.close()
+
+    async def beat(self) -> None:
+        """Exchange heartbeats on the idle connections; one that has ended is dropped."""
+        for _ in range(len(self._connections.idle)):
+            # Taken out meanwhile: a connection is for one task at a time.
+            taken = self._connections.take_oldest()
+            if taken is None:
+                return
+            node, connection = taken
+            holder = self._nodes.get(node, self) if isinstance(node, Broker) else self
+            try:
+                await connection.wait(0.0)
+            except RelatumError:
+                pass  # It is abandoned, and dropped below.
+            finally:
+                await holder._release(connection, Use.ANSWER)
+
+    def statistics(self) -> ReaderStatistics:
+        """The connections, of all nodes."""
+        return self._connections.statistics()
+
+    async def close(self) -> None:
+        """Close all idle connections; those in use close when they are given back."""
+        with self._lock:
+            self._is_closed = True
+        if self._keeper is not None:
+            await self._keeper.end()
+        for node in list(self._nodes.values()):
+            node._is_closed = True
+        for connection in self._connections.end():
+            await connection.close()
+
+    # blocking only:
+    # def link(self, node: Broker | None) -> SocketConnection:
+    #     """A connection to a node (None: the connected one), logged in, that is the caller's: it is counted nowhere.
+    #
+    #     Raises:
+    #         OutOfReach: the node cannot be reached from here.
+    #         BrokerUnavailable, AccessRefused, ConfigurationError: as of `SocketConnection.open`.
+    #     """
+    #     if self._is_closed:
+    #         raise UsedAfterClose("the reader was closed: open another one")
+    #     there = self._reach(node)
+    #     return SocketConnection.open(there._address, there._login, connect_left_s(self._limit_s))
+    # both:
+
+    async def _ask_about(self, stream: str, operation: Operation[_Result]) -> _Result:
+        """Run an operation on a node that has the stream."""
+        try:
+            return await self._ask(operation)
+        except StreamNotHere:
+            node = await self._node_with(stream, self)
+            if node is None:
+                raise
+            return await node._ask(operation)
+
+    async def _node_with(self, stream: str, asked: Self) -> Self | None:
+        """A reader on another node that has the stream and can be reached; None where there is none.
+
+        Args:
+            stream: The stream's name.
+            asked: The one that does not have it.
+        """
+        for broker in await asked._ask(lambda operations: operations.other_nodes(stream)):
+            with contextlib.suppress(OutOfReach):
+                return await self._reach(broker)
+        return None
+
+    async def _reach(self, broker: Broker | None) -> Self:
+        """The reader on a node; this one for None.
+
+        Raises:
+            OutOfReach: the node cannot be reached from here: it is down, or advertises a name that only it knows.
+        """
+        if broker is None:
+            return self
+        if broker in self._nodes:
+            return self._nodes[broker]
+        message = f"The node {broker.host}:{broker.port} cannot be reached from here."
+        if time.monotonic() < self._out_of_reach.get(broker, 0.0):
+            raise OutOfReach(message)
+        try:
+            node = type(self)(
+                replace(self._address, stream_host=broker.host, stream_port=broker.port),
+                timeout_s=self._limit_s,
+                heartbeat_s=self._login.heartbeat_s,
+                # Named by a node that knows the password already, so nothing is guessed; and each node of a cluster
+                # may say another name, until somebody sets one.
+                connect_s=left_s(min(NODE_CONNECT_S, self._limit_s)),
+                connections=self._connections,
+                node=broker,
+            )
+            await node.open()
+        except (BrokerUnavailable, ReadTimeout) as error:
+            # That a call ran out of time says nothing of the node.
+            check_time()
+            self._out_of_reach[broker] = time.monotonic() + OUT_OF_REACH_S
+            raise OutOfReach(message) from error
+        # Another task may have been faster; what it made is used by others already.
+        with self._lock:
+            return self._nodes.setdefault(broker, node)
+
+    async def _ask(self, operation: Operation[_Result]) -> _Result:
+        """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            async with self._connections.turn(Use.ANSWER, deadline):
+                return await self._ask_in_turn(operation, deadline)
+        except StreamNotFound as error:
+            raise await self._named(error) from None
+
+    async def _ask_in_turn(self, operation: Operation[_Result], deadline: float) -> _Result:
+        while True:
+            connection = await self._acquire(deadline, Use.ANSWER)
+            try:
+                return await connection.run(operation(connection.operations), deadline)
+            except ConnectionLost:
+                # Reading changes nothing, so it can be asked again; but only what was lost before any answer, and
+                # not for ever.
+                if connection.has_received or time.monotonic() >= deadline:
+                    raise
+            finally:
+                await self._release(connection, Use.ANSWER)
+
+    async def _named(self, error: StreamNotFound) -> NotFound:
+        """`NotAStream` for a queue of another kind: by a blocking question, it is an error's path."""
+        if self._address.amqp_port is None:
+            return error
+        async with self._connections.turn(Use.ANSWER, time.monotonic() + self._timeout_s):
+            await self._connections.take(ASIDE, Use.ANSWER)
+            try:
+                return await asyncio.to_thread(name_missing, error, self._address, self._timeout_s)
+            finally:
+                self._connections.drop(Use.ANSWER)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self, use: Use) -> AsyncIterator[AsyncSocketConnection]:
+        deadline = time.monotonic() + self._timeout_s
+        async with self._connections.turn(use, deadline):
+            connection = await self._acquire_alive(deadline, use)
+            try:
+                yield connection
+            # asyncio only:
+            except asyncio.CancelledError:
+                connection.abandon()
+                raise
+            # both:
+            finally:
+                await self._release(connection, use)
+
+    def _losses_of(self, broker: Broker | None) -> int:
+        """How often a connection to a node was lost, of those that single questions use."""
+        node = self if broker is None else self._nodes.get(broker)
+        return node.losses if node is not None else 0
