@@ -20,14 +20,7 @@ SECONDS_MAX: Final = 2**31 - 1
 
 
 def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUNT_MAX, otherwise: str = "") -> int:
-    """A number of things.
-
-    Args:
-        argument: The argument's name.
-        value: What was given.
-        least: The smallest number that can be meant.
-        most: The largest.
-        otherwise: What else can be given, for the error.
+    """A number of things; `otherwise` tells the error what else can be given.
 
     Raises:
         InvalidInput: it is no integer between the two.
@@ -40,14 +33,7 @@ def checked_count(argument: str, value: Any, *, least: int = 1, most: int = COUN
 def checked_seconds(
     argument: str, value: Any, *, least: float = 0.0, most: float = SECONDS_MAX, zero: bool = True
 ) -> float:
-    """A number of seconds.
-
-    Args:
-        argument: The argument's name.
-        value: What was given.
-        least: The shortest time that can be meant.
-        most: The longest; whatever it is, infinity and what is no number are refused.
-        zero: False where 0 cannot be meant.
+    """A number of seconds, never infinite; `zero` is False where 0 cannot be meant.
 
     Raises:
         InvalidInput: it is no number of seconds between the two.
@@ -78,13 +64,7 @@ def checked_name(argument: str, value: Any) -> str:
 
 
 def checked_text(argument: str, value: Any, *, least: int = 0, what: str = "text") -> str:
-    """A text, such as a routing key.
-
-    Args:
-        argument: The argument's name.
-        value: What was given.
-        least: Characters at least.
-        what: What it is, for the error.
+    """A text of at least so many characters, such as a routing key; `what` it is, for the error.
 
     Raises:
         InvalidInput: it is none, too short, or one that neither the broker nor PostgreSQL can hold.
@@ -108,12 +88,7 @@ def _encoded(argument: str, value: Any, *, least: int, what: str) -> bytes:
 
 
 def checked_names(argument: str, value: Any, *, least: int = 0) -> tuple[str, ...]:
-    """Several names.
-
-    Args:
-        argument: The argument's name.
-        value: What was given: an iterable of names; one text is none, since its characters would be taken for names.
-        least: Names at least.
+    """Several names. One text is none: its characters would be taken for names.
 
     Raises:
         InvalidInput: it is no iterable of names, or has too few of them.

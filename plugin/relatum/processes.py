@@ -37,10 +37,8 @@ _left: list[Any] = []
 def after_fork(owner: Any, renew: Callable[[Any], None]) -> None:
     """In a child, call `renew(owner)` before anything else runs there.
 
-    Args:
-        owner: The object; held weakly.
-        renew: Makes its locks anew and forgets its connections. It takes no lock, waits for nothing, sends nothing.
-            It must not hold the owner: give a function of the class.
+    `renew`: Makes its locks anew and forgets its connections. It takes no lock, waits for nothing, sends nothing. It
+    must not hold the owner: give a function of the class.
     """
     _renewed[owner] = renew
 

@@ -24,9 +24,6 @@ class SupervisedProcess:
     """A server, started below a supervisor that ends it when this process is gone.
 
     Args:
-        command: Absolute path of the program, and its arguments.
-        environment: All of the server's environment.
-        directory: Where it runs.
         lock: A descriptor from `lock_directory`, which stays the caller's to close.
         log: The file that takes its output, appended.
         stop_signal: Asks it to end in order.

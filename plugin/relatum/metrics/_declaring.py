@@ -61,11 +61,7 @@ class Distribution(_Marked):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Each:
-    """The field is a mapping to further statistics; its keys are the values of this label.
-
-    Args:
-        label: The label.
-    """
+    """The field is a mapping to further statistics; its keys are the values of this label."""
 
     label: str
 

@@ -40,11 +40,6 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
     remembers more positions finds the last one that does by halving. Over AMQP 0.9.1, which cannot ask a stream's
     leader, an end is never proven: it is `UNKNOWN`, until something lies at the offset again.
 
-    Args:
-        reader: An open reader.
-        stream: The stream's name.
-        position: What was read of it.
-
     Raises:
         StreamNotFound, NotAStream, AccessRefused: The broker says so of the stream.
         Transient: As of `StreamReader.read`, other than `StreamUnavailable`, which is `UNKNOWN`.

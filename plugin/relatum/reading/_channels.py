@@ -18,11 +18,7 @@ GOODBYE_S: Final = 1.0
 
 
 class Channel:
-    """A socket. One thread at a time may send, and one receive.
-
-    Args:
-        stream: A connected socket.
-    """
+    """A socket. One thread at a time may send, and one receive."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._socket = stream
@@ -33,12 +29,7 @@ class Channel:
     def open(cls, host: str, port: int, tls: ssl.SSLContext | None, name: str | None, timeout_s: float) -> Self:
         """Connect.
 
-        Args:
-            host: Where to.
-            port: Where to.
-            tls: The context; None for no TLS.
-            name: The name that the server's certificate is compared with; None where the context compares none.
-            timeout_s: Seconds for all of it.
+        `name`: The name that the server's certificate is compared with; None where the context compares none.
 
         Raises:
             OSError: nobody answers, or not in time, or TLS failed.

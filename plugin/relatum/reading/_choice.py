@@ -54,11 +54,7 @@ def cluster_name(amqp_properties: Mapping[str, Any]) -> str | None:
 
 
 class ConnectingTime:
-    """The time a reader has for connecting, whatever it tries one after the other.
-
-    Args:
-        timeout_s: Seconds in all.
-    """
+    """The time a reader has for connecting, whatever it tries one after the other."""
 
     def __init__(self, timeout_s: float) -> None:
         self._deadline = time.monotonic() + timeout_s

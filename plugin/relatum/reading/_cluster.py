@@ -30,11 +30,6 @@ def cluster_meant(
 ) -> str | None:
     """The cluster that must answer on an address's guessed stream port. It may block; asked once for each address.
 
-    Args:
-        address: The address.
-        choice: What it is asked for.
-        timeout_s: Seconds until AMQP 0.9.1 counts as away.
-
     Returns:
         Its name. None: nobody can prove to be it, so only AMQP 0.9.1 is to be used.
 

@@ -89,11 +89,7 @@ class _Kept(Generic[_Connection]):
 
 
 class Connections(_Kept[_Connection]):
-    """For threads. In a child, all turns are free again and no connection is there: they are the parent's.
-
-    Args:
-        limit: Connections in use and idle at most.
-    """
+    """For threads. In a child, all turns are free again and no connection is there: they are the parent's."""
 
     def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
         super().__init__(limit)
@@ -110,9 +106,7 @@ class Connections(_Kept[_Connection]):
     def turn(self, use: Use, deadline: float) -> Iterator[None]:
         """Have a turn inside.
 
-        Args:
-            use: What for.
-            deadline: When to give up waiting, as of `time.monotonic`.
+        `deadline`: When to give up waiting, as of `time.monotonic`.
 
         Raises:
             ConnectionsInUse: none came in time.
@@ -145,10 +139,6 @@ class Connections(_Kept[_Connection]):
         """The idle connection to a node that was used last; None where one is to be opened: there is room for it.
 
         What is taken or opened is given back by `put` or `drop`.
-
-        Args:
-            node: Where it must lead to.
-            use: What for, as of the turn that is had.
         """
         with self._lock:
             connection, surplus = self._take(node, use)

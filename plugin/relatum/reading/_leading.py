@@ -121,7 +121,6 @@ class Leaders:
     """Who led which stream when it was asked last, and what it said of its being empty. Bounded.
 
     Args:
-        clock: As `time.monotonic`.
         losses: How often a connection to a node (None: the connected one) has been lost so far.
     """
 
@@ -139,10 +138,6 @@ class Leaders:
 
     def ends_of(self, stream: str, timeout_s: float) -> Generator[Ask | Pause, Any, StreamBounds]:
         """Ask for a stream's ends until somebody gives them who can.
-
-        Args:
-            stream: The stream's name.
-            timeout_s: Seconds until the last error is raised.
 
         Raises:
             StreamUnavailable: in all that time the stream had no leader, or one that showed nothing.

@@ -61,10 +61,8 @@ _SSL_OPTIONS: Final = {
 def login_of_query(query: str, *, ssl_context: ssl.SSLContext | None = None, is_lenient: bool = False) -> BrokerLogin:
     """How to log in by a URL's query.
 
-    Args:
-        query: The query, as it is in the URL.
-        ssl_context: Used in place of the query's files, as aiormq does.
-        is_lenient: True where it is a client's own, which puts other things there, too: what is not known is passed by.
+    - `ssl_context`: Used in place of the query's files, as aiormq does.
+    - `is_lenient`: True where it is a client's own, which puts other things there, too: what is not known is passed by.
 
     Raises:
         ConfigurationError: A parameter is unknown, is none that can be, or two contradict each other. Values are not

@@ -43,12 +43,7 @@ Results: TypeAlias = Generator[ManyRequest | Result, Any, None]
 
 
 class ManyReader:
-    """Reads the ids of a window.
-
-    Args:
-        window: What is asked for.
-        densities: What is known of streams, kept between calls.
-    """
+    """Reads the ids of a window."""
 
     _operations: StreamOperations
 

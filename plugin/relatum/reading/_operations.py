@@ -155,9 +155,7 @@ class StreamOperations:
     def bounds(self, stream: str, *, any_node: bool = False) -> Steps[StreamBounds]:
         """The first and the last offset, in one round trip where this node leads.
 
-        Args:
-            stream: The stream's name.
-            any_node: True takes this node's word though it does not lead: they are not proven then.
+        `any_node`: True takes this node's word though it does not lead: they are not proven then.
 
         Raises:
             LedElsewhere: this node does not lead the stream.

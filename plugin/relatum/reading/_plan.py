@@ -102,7 +102,6 @@ class StreamPlan:
     """The reads of one stream.
 
     Args:
-        offsets: The offsets wanted, ascending, each once.
         density: What is known of the stream; it learns from what is read.
     """
 

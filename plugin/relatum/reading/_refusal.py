@@ -18,12 +18,8 @@ _NO_VHOST: Final = 530
 def login_refused(where: str, who: str, vhost: str, code: int | None = None) -> AccessRefused:
     """The error for a login that was refused, which names all that may be wrong.
 
-    Args:
-        where: Host and port.
-        who: Who logs in.
-        vhost: The virtual host.
-        code: The reply code, as far as known: the broker tells a user that it does not know, or a wrong password, from
-            a virtual host, but not from each other.
+    `code`: The reply code, as far as known: the broker tells a user that it does not know, or a wrong password, from a
+    virtual host, but not from each other.
     """
     refuses = f"The broker at {where} refuses {who} in the virtual host {vhost!r}"
     if code == _NO_VHOST:
@@ -34,9 +30,7 @@ def login_refused(where: str, who: str, vhost: str, code: int | None = None) -> 
 def is_refusal(code: int | None, text: str = "") -> bool:
     """Whether a Close from the broker refuses for good; False for what passes: too many connections, a node that stops.
 
-    Args:
-        code: The reply code; None where the connection ended without one. Clients guess then that access is denied,
-            from how far the opening had come; a broker that stops at that moment looks the same.
-        text: The reply text.
+    `code`: The reply code; None where the connection ended without one. Clients guess then that access is denied, from
+    how far the opening had come; a broker that stops at that moment looks the same.
     """
     return code in _REFUSED and _FULL not in text

@@ -57,11 +57,6 @@ class SocketConnection:
     def open(cls, address: BrokerAddress, login: Login, timeout_s: float) -> "SocketConnection":
         """Connect and log in.
 
-        Args:
-            address: Where to, and what TLS trusts and shows.
-            login: Who logs in.
-            timeout_s: Seconds for all of it.
-
         Raises:
             BrokerUnavailable: Nothing answers, or not in time, or not the cluster that is meant.
             AccessRefused: The broker refuses the user or the virtual host.

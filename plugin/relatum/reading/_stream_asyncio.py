@@ -122,9 +122,7 @@ class AsyncStreams(AsyncStreamNodes):
     async def _settled(self, result: Result | StreamNotHere, begins: dict[str, int]) -> Result:
         """What a batched read's result that is no message amounts to: the leader's answer, another name.
 
-        Args:
-            result: The result.
-            begins: First offsets of streams, learned on the way: they only grow, so what is below one has expired.
+        `begins`: First offsets of streams, learned on the way: they only grow, so what is below one has expired.
         """
         if isinstance(result, StreamNotFound):
             return await self._named(result)

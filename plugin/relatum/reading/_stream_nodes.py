@@ -46,9 +46,6 @@ class StreamNodes:
     """The connections by which one reader asks a node, and the readers of other nodes that it asks.
 
     Args:
-        address: Where the broker is; it must have a stream port.
-        timeout_s: Seconds until a call that got no answer ends as `ReadTimeout`.
-        heartbeat_s: Seconds of heartbeat asked for.
         cluster_name: The cluster that must answer, where the port is guessed; see `Login`.
         connect_s: Seconds for the connection that `open` opens; None: `timeout_s`.
         connections: At most how many, or the connections of the reader that asks this node, too.
@@ -204,12 +201,7 @@ class StreamNodes:
             return node._ask(operation)
 
     def _node_with(self, stream: str, asked: Self) -> Self | None:
-        """A reader on another node that has the stream and can be reached; None where there is none.
-
-        Args:
-            stream: The stream's name.
-            asked: The one that does not have it.
-        """
+        """A reader on another node that has the stream and can be reached; None where there is none."""
         for broker in asked._ask(lambda operations: operations.other_nodes(stream)):
             with contextlib.suppress(OutOfReach):
                 return self._reach(broker)

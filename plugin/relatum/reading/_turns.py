@@ -93,11 +93,7 @@ class Waiter:
 
 
 class Line:
-    """The turns of one reader, and those who wait for one.
-
-    Args:
-        limit: Turns there are; see `check_limit`.
-    """
+    """The turns of one reader, and those who wait for one."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

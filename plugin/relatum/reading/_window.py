@@ -33,11 +33,6 @@ class Window:
     """Takes ids from an iterable part by part, and gives back their results in the order of the ids.
 
     Some thousand ids pass through in the time of one attach, so this is written to do little for each.
-
-    Args:
-        ids: What is asked for; may repeat.
-        messages_max: Ids planned together.
-        bytes_max: Bytes held.
     """
 
     def __init__(self, ids: Iterable[MessageId], messages_max: int, bytes_max: int = WINDOW_BYTES_MAX) -> None:

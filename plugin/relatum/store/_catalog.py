@@ -63,9 +63,7 @@ def key_definitions(connection: sa.Connection) -> list[KeyDefinition]:
 def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[KeyDefinition]:
     """Define keys; recorders take them up within two seconds, older messages need a back-fill.
 
-    Args:
-        engine: The database.
-        wanted: Names (the header of that name, as text) or definitions.
+    `wanted`: Names (the header of that name, as text) or definitions.
 
     Returns:
         The definitions as stored, in the order given. One that is in force already and says the same is kept.
@@ -253,11 +251,7 @@ def streams_named(
 ) -> list[StreamRow]:
     """Present generations of the named streams and of the partitions of named super streams; all where None.
 
-    Args:
-        connection: The database.
-        vhost: The virtual host.
-        names: The names.
-        partitions: False leaves out the partitions of super streams that are not named themselves.
+    `partitions`: False leaves out the partitions of super streams that are not named themselves.
     """
     query = sa.select(*_STREAM_COLUMNS).where(streams.c.vhost == vhost, streams.c.replaced_at.is_(None))
     if names is not None:

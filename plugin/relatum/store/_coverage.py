@@ -160,12 +160,6 @@ def add_filled(connection: sa.Connection, stream_id: int, rows: Sequence[Coverag
 
     The caller holds `lock_stream`, so that nobody else joins ranges meanwhile.
 
-    Args:
-        connection: The transaction that wrote the range's rows.
-        stream_id: The stream.
-        rows: Its coverage, read under the lock.
-        filled: The range; nobody covers it.
-
     Raises:
         CoverageConflict: a range it joins was pruned meanwhile; roll the transaction back.
     """

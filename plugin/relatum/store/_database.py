@@ -101,12 +101,10 @@ class Database:
     ) -> Rows:
         """The rows a statement gives, as named tuples; those of an update that gives none: none.
 
-        Args:
-            statement: Built once, so that it is compiled once; or its text.
-            parameters: Its parameters.
-            accept: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
-            once: Whether it is not repeated here where the connection is lost, since the caller finds out what became
-                of it. Default: False.
+        - `statement`: Built once, so that it is compiled once; or its text.
+        - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
+        - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
+          of it. Default: False.
 
         Returns:
             The rows; none where they were not accepted.

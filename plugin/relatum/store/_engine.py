@@ -114,9 +114,7 @@ def known_engine(engine: sa.Engine, *, statement_s: float | None = None) -> sa.E
 def component_engine(engine: sa.Engine, ending: Deadline) -> sa.Engine:
     """The same engine for one component, which lets go of the database as `ending` is brought forward.
 
-    Args:
-        engine: Of `make_engine`, or a caller's. Disposing of either disposes of both.
-        ending: The component's.
+    `engine`: Of `make_engine`, or a caller's. Disposing of either disposes of both.
     """
     view = ComponentEngine(known_engine(engine), None, ending, STATEMENT_S)
     _known.add(view)
@@ -133,10 +131,8 @@ def close_engine(engine: sa.Engine, refusing: str | None = None) -> None:
 
     What they have, or open from now on, is closed when they are done: no connection outlives its component.
 
-    Args:
-        engine: The engine.
-        refusing: What `UsedAfterClose` says to who connects from now on: what was closed, and what to do. None: whoever
-            still has to say something to the database may.
+    `refusing`: What `UsedAfterClose` says to who connects from now on: what was closed, and what to do. None: whoever
+    still has to say something to the database may.
     """
 
     def refuse(*_: Any) -> None:
@@ -152,12 +148,7 @@ def close_engine(engine: sa.Engine, refusing: str | None = None) -> None:
 
 @contextmanager
 def as_engine(database: str | URL | sa.Engine, *, statement_s: float | None = ONCE_STATEMENT_S) -> Iterator[sa.Engine]:
-    """The engine itself, or one made for a URL and disposed of at the end.
-
-    Args:
-        database: PostgreSQL's URL, or an engine.
-        statement_s: As for `make_engine`, where one is made; what is done once may take longer.
-    """
+    """The engine itself, or one made for a URL and disposed of at the end."""
     if isinstance(database, sa.Engine):
         yield known_engine(database)
         return

@@ -51,12 +51,7 @@ class Lent:
 
 
 class Kept:
-    """The connections of one component for statements by themselves. Thread-safe.
-
-    Args:
-        engine: Where they come from.
-        most: How many are kept while they are idle.
-    """
+    """The connections of one component for statements by themselves. Thread-safe."""
 
     def __init__(self, engine: sa.Engine, most: int) -> None:
         self._engine = engine

@@ -42,9 +42,7 @@ def from_now(seconds: "sa.ColumnElement[float]") -> sa.ColumnElement[Any]:
 def leased(seconds: "sa.ColumnElement[float]", by: Any = None) -> dict[str, Any]:
     """What is written of a lease that holds for so many seconds from now.
 
-    Args:
-        seconds: How long.
-        by: Who has it; None where that stays as it is.
+    `by`: Who has it; None where that stays as it is.
     """
     held: dict[str, Any] = {} if by is None else {"holder": by}
     return held | {"lease_expires_at": from_now(seconds)}

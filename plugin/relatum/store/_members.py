@@ -153,11 +153,8 @@ class Member:
     """One member: its lease, and what it holds. For one thread at a time.
 
     Args:
-        sharing: What it shares, and with whom.
-        within: By which name members belong together.
         lease_s: Seconds after which others may take what it holds, without a word of it.
         holder: Its own name. None (default): one that nobody else has, another one each time its lease has run out.
-        named: Makes such names.
     """
 
     def __init__(
@@ -189,9 +186,7 @@ class Member:
         Five statements in the caller's transaction, whatever number is wanted. What they found may be untrue as soon as
         they are done: what is written is fenced, see `relatum.store._lease`.
 
-        Args:
-            connection: A transaction of the caller's.
-            wanted: The keys of what it wants its share of: the others of its name want the same.
+        `wanted`: The keys of what it wants its share of: the others of its name want the same.
         """
         for _ in range(_TRIES):
             if not connection.execute(self._sharing.renew, self._me()).rowcount:

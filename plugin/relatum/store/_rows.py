@@ -44,10 +44,7 @@ def copy_number(value: int | None) -> str:
 def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> None:
     """Write finished lines of COPY's text format into a table, in the connection's transaction.
 
-    Args:
-        connection: An open transaction on psycopg.
-        table: One of the tables that are written by COPY.
-        lines: Each ends with a newline; values went through `copy_text`.
+    `lines`: Each ends with a newline; values went through `copy_text`.
     """
     data = "".join(lines).encode()
     if not data:

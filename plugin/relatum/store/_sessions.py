@@ -31,9 +31,7 @@ _LOOKED: Final = "relatum.looked"
 def look_at_sessions(engine: sa.Engine, prepare_threshold: int | None) -> None:
     """Have each new connection of an engine looked at.
 
-    Args:
-        engine: An engine of ours, on psycopg.
-        prepare_threshold: After how many executions a statement is prepared; 0 for never, None to find out.
+    `prepare_threshold`: After how many executions a statement is prepared; 0 for never, None to find out.
     """
 
     def look(connection: "psycopg.Connection[Any]", record: Any) -> None:
@@ -50,10 +48,7 @@ def look_at_sessions(engine: sa.Engine, prepare_threshold: int | None) -> None:
 def look_at(connection: "psycopg.Connection[Any]", known: Any, prepare_threshold: int | None = None) -> None:
     """See that a new connection can be used, and whether statements may be prepared on it.
 
-    Args:
-        connection: Outside a transaction.
-        known: What is remembered of the connection, by name.
-        prepare_threshold: As in `look_at_sessions`.
+    `connection`: Outside a transaction.
 
     Raises:
         ConfigurationError: the server is older than PostgreSQL 15.

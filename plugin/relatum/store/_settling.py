@@ -138,13 +138,11 @@ class Tokens:
     ) -> Iterator[sa.Connection]:
         """A transaction that others write in. It was committed when the block has been left without an error.
 
-        Args:
-            engine: The database.
-            store: Stores a step at its end, with its token, by `write` or a statement made by `marked`. Where it
-                raises, all is rolled back. None: the token alone.
-            within_s: Seconds for which a commit in doubt is settled; None: for the caller to settle.
-            stop: Ends that, too.
-            what: Of what the error says that it was rolled back.
+        - `store`: Stores a step at its end, with its token, by `write` or a statement made by `marked`. Where it
+          raises, all is rolled back. None: the token alone.
+        - `within_s`: Seconds for which a commit in doubt is settled; None: for the caller to settle.
+        - `stop`: Ends that, too.
+        - `what`: Of what the error says that it was rolled back.
 
         Raises:
             CommitInDoubt: PostgreSQL gave no answer in that time: settle `error.token` later.
@@ -178,11 +176,8 @@ class Tokens:
 def joined(engine: sa.Engine, token: UUID, store: Callable[[sa.Connection], object]) -> Iterator[sa.Connection]:
     """A transaction that others write in, and that stores a step at its end. It says where its commit is in doubt.
 
-    Args:
-        engine: The database.
-        token: The step's token.
-        store: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. Where it raises, all
-            is rolled back.
+    `store`: Stores the step, with its token, by `Tokens.write` or a statement made by `marked`. Where it raises, all is
+    rolled back.
 
     Raises:
         CommitInDoubt: The connection was lost during the commit: `settle` the token.
@@ -219,11 +214,8 @@ def settle(engine: sa.Engine, token: UUID, *, within_s: float = SETTLE_S, stop: 
 
     It blocks, and is asked again while PostgreSQL is away, stands still, or has the step still under way.
 
-    Args:
-        engine: The database.
-        token: The step's token.
-        within_s: Seconds after which it is given up; 0: asked once.
-        stop: Set: given up after the question under way.
+    - `within_s`: Seconds after which it is given up; 0: asked once.
+    - `stop`: Set: given up after the question under way.
 
     Raises:
         DatabaseUnavailable: There was no answer; it may be asked again.

@@ -8,10 +8,7 @@ def target(held: Mapping[str, int], member: str, things: int) -> int:
 
     Members that have more already keep them before those that have fewer, so that as few as can be change hands.
 
-    Args:
-        held: How many each member has whose lease holds; this one among them.
-        member: Whose number is asked for.
-        things: How many there are.
+    `held`: How many each member has whose lease holds; this one among them.
     """
     share, extra = divmod(things, len(held))
     ranked = sorted(held, key=lambda each: (-held[each], each))

@@ -286,7 +286,6 @@ class ComponentEngine(OptionEngine):
 
     Args:
         proxied: One of ours, or a caller's, whose own use of it stays as it is.
-        options: Execution options, as SQLAlchemy gives them.
         ending: The component's; brought forward when it is to stop.
         statement_s: Seconds for each statement, where the engine has no limit of its own.
     """

@@ -23,13 +23,6 @@ class Target(ABC):
     ) -> Any:
         """Publish one message through a pika channel.
 
-        Args:
-            channel: A pika channel, blocking or not, intercepted or not.
-            body: The body.
-            properties: pika's BasicProperties; not changed.
-            routing_key: What the caller named as the routing key.
-            mandatory: As for `basic_publish`.
-
         Returns:
             What the channel's `basic_publish` returned.
         """
@@ -37,12 +30,6 @@ class Target(ABC):
     @abstractmethod
     async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
         """Publish one message through an aio-pika channel.
-
-        Args:
-            channel: An aio-pika channel, or an exchange of one.
-            message: An aio-pika message; not changed.
-            routing_key: What the caller named as the routing key.
-            kwargs: Further arguments of `Exchange.publish`.
 
         Returns:
             What `Exchange.publish` returned.

@@ -65,9 +65,7 @@ class TextFormatter(logging.Formatter):
 def set_up_logging(log_format: LogFormat, level: str) -> None:
     """Send the logs of this process to stderr.
 
-    Args:
-        log_format: Text or JSON.
-        level: A level of `logging` for Relatum; other packages log from WARNING on.
+    `level`: A level of `logging` for Relatum; other packages log from WARNING on.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())

@@ -78,9 +78,7 @@ errors = Console(stderr=True, highlight=False, color_system=_colors())
 def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
     """A table whose cells go on in the next line where they are too long: a name that is cut off names nothing.
 
-    Args:
-        columns: The columns' titles.
-        whole: Those with cells that are short, and stay in one line.
+    `whole`: Those with cells that are short, and stay in one line.
     """
     return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
 

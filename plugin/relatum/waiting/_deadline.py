@@ -87,7 +87,6 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
 
     Args:
         seconds: From now on; None for no end of its own. A `Deadline` is taken as it is, without one around it.
-        option: The option that sets it, as errors name it.
     """
 
     __slots__ = ("_option", "_seconds", "_token")
@@ -131,10 +130,7 @@ def has_passed() -> bool:
 async def in_thread(threads: Executor | None, function: Callable[..., _Result], *args: Any) -> _Result:
     """Call a function in a thread, within the deadline of the task; cancelled, the thread lets go of what it waits for.
 
-    Args:
-        threads: Where to call it; None for the event loop's own threads.
-        function: What to call.
-        args: Its arguments.
+    `threads`: Where to call it; None for the event loop's own threads.
     """
     with within(None) as deadline:
         call = partial(copy_context().run, function, *args)

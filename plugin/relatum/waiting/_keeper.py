@@ -18,8 +18,6 @@ class Keeper:
     Args:
         owner: The object; held weakly.
         call: What to call with it: a function of its class. It sees to its own errors.
-        every_s: Seconds before each call.
-        name: The thread's name.
     """
 
     def __init__(self, owner: _Owner, call: Callable[[_Owner], None], *, every_s: float, name: str) -> None:

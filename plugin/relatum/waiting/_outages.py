@@ -36,7 +36,6 @@ class Outages:
     None of its methods blocks but `wait`: tasks may use it as well as threads.
 
     Args:
-        logger: Where to say it.
         broker: The broker's name in the log, without a password.
         database: The database's name in the log, without a password.
         stop: Ends all waits; whoever sets it calls `wake` too.
@@ -107,9 +106,7 @@ class Outages:
     def over(self, who: str, server: Server | None = None) -> None:
         """Note that somebody goes on, or waits no more; a line in the log where nobody waits any more.
 
-        Args:
-            who: Who; nothing happens where nobody of that name waits.
-            server: Only if it waits for that one.
+        `who`: Who; nothing happens where nobody of that name waits.
         """
         if who not in self._waiting:
             return

@@ -94,12 +94,9 @@ def log_failure(
 
     What is repeated is told to `Outages` instead, which says it once.
 
-    Args:
-        logger: Where.
-        error: What ended it.
-        what: What that was, with the name of what it was about.
-        level: Of what Relatum raises; INFO where nobody need do anything.
-        extra: Fields for logs that have some.
+    - `what`: What that was, with the name of what it was about.
+    - `level`: Of what Relatum raises; INFO where nobody need do anything.
+    - `extra`: Fields for logs that have some.
     """
     if isinstance(error, RelatumError):
         logger.log(level, "%s: %s", what, ended(error), extra=extra)

@@ -179,11 +179,8 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
 def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) -> None:
     """Search a map for wanted names, decoding only their values.
 
-    Args:
-        raw: One message.
-        position: Where the map's constructor stands.
-        wanted: Slot by name, in UTF-8.
-        found: Gets each wanted value at its slot; a name that occurs twice leaves its last value.
+    - `wanted`: Slot by name, in UTF-8.
+    - `found`: Gets each wanted value at its slot; a name that occurs twice leaves its last value.
 
     Raises:
         UndecodableMessage: the map is broken.
@@ -268,11 +265,8 @@ class _Room:
 def decode_value(raw: bytes, position: int, depth: int = 0, room: _Room | None = None) -> tuple[Any, int]:
     """Any value, and where it ends.
 
-    Args:
-        raw: One message.
-        position: Where the value's constructor stands.
-        depth: In how many others it lies.
-        room: How many values may lie in it; None for `VALUES_MAX`. One with more is `Opaque`.
+    - `depth`: In how many others it lies.
+    - `room`: How many values may lie in it; None for `VALUES_MAX`. One with more is `Opaque`.
 
     Returns:
         Text as `str` (as `bytes` where it is not UTF-8: RabbitMQ 3.10 stores such), symbols as `str`, numbers as `int`
@@ -357,14 +351,7 @@ def _binary(raw: bytes, section: Section) -> bytes:
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:
-    """Read some items of a list by their places; slots of items past its end, or past a broken one, stay as they are.
-
-    Args:
-        raw: One message.
-        position: Where the list's constructor stands.
-        wanted: Slot by place.
-        found: Gets each wanted value at its slot.
-    """
+    """Read some items of a list by their places; slots past its end, or past a broken one, stay as they are."""
     count, at, _ = entries_of(raw, position, "list")
     last = max(wanted, default=-1)
     with suppress(UndecodableMessage):

@@ -70,11 +70,7 @@ _asked: dict[tuple[str, int], tuple[float, str | None]] = {}
 
 
 def service_of(answer: bytes) -> str | None:
-    """Who an answer to a client of the stream protocol is from; None where it cannot be told.
-
-    Args:
-        answer: Its first bytes, `GREETING_BYTES_MIN` or more.
-    """
+    """Who an answer to a client of the stream protocol is from; None where it cannot be told."""
     for beginning, service in _ANSWERS:
         if answer.startswith(beginning):
             return service
@@ -93,13 +89,7 @@ def service_in(libpq_message: str) -> str | None:
 
 
 def is_another(service: str, where: str, expected: str) -> str:
-    """The sentence that says so, with what to do.
-
-    Args:
-        service: Who answers.
-        where: Host and port.
-        expected: Who should.
-    """
+    """The sentence that says so, with what to do."""
     scheme = _SCHEMES.get(service)
     if service == TLS:
         advice = "the scheme ends with s or +tls where a port takes TLS"
@@ -119,9 +109,7 @@ def hint(port: int, expected: str) -> str:
 def checked_host(host: str, where: str) -> None:
     """See that a host's name can be asked for: Python's look-up of names raises a `UnicodeError` of its own otherwise.
 
-    Args:
-        host: The name or address; it is not shown, since it may be a part of a password that was not quoted.
-        where: What names it, for the error.
+    `host`: The name or address; it is not shown, since it may be a part of a password that was not quoted.
 
     Raises:
         ConfigurationError: a part between dots is empty, or longer than 63 characters.

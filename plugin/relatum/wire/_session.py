@@ -90,9 +90,6 @@ Steps: TypeAlias = Generator[Exchange, Any, _Result]
 class StreamSession:
     """A connection's state. One user at a time; it holds no socket and reads no clock.
 
-    Args:
-        login: Who logs in, and where to.
-
     Attributes:
         server_properties: What the server said of itself (`cluster_name`, `version`, ...), once connected.
         connection_properties: What it said on opening the virtual host (`advertised_host`, `advertised_port`).
