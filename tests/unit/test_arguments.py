@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from relatum.reading._stream_errors import check_offset
 
 from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, checked_seconds
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
 from relatum.reading import Message, Properties, StreamReader
+from relatum.reading._stream_errors import check_offset
 from relatum.reading._window import Window
 from relatum.wire import _frames as frames
 from relatum_consumer import Relations
