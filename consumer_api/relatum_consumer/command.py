@@ -57,16 +57,8 @@ class InTime(StrEnum):
     NEAREST = "nearest"
 
 
-StreamsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--to",
-        "-t",
-        metavar="STREAM",
-        help="Look in this stream or super stream; repeatable. All where left out.",
-        show_default=False,
-    ),
-]
+_LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
+
 LimitOption = Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)]
 CompleteOption = Annotated[
     bool, typer.Option("--complete", help="Also read what is not recorded yet, from the streams' tails.")
@@ -80,7 +72,11 @@ def find(
         list[str],
         typer.Argument(metavar="VALUE…", help="Its value; a composite's values in order.", show_default=False),
     ],
-    to: StreamsOption = None,
+    streams: Annotated[
+        list[str] | None,
+        typer.Option("--streams", "-s", metavar="STREAM", help=_LOOK_IN, show_default=False),
+    ] = None,
+    to: Annotated[list[str] | None, typer.Option("--to", "-t", hidden=True, help="Before 0.5: --streams.")] = None,
     since: Annotated[
         datetime | None,
         typer.Option(
@@ -109,7 +105,7 @@ def find(
         answer = relations.find(
             key,
             value[0] if len(value) == 1 else tuple(value),
-            streams=to,
+            streams=[*(streams or ()), *(to or ())] or None,
             since=_utc(since),
             until=_utc(until),
             limit=limit,
@@ -122,7 +118,10 @@ def find(
 def related(
     stream: Annotated[str, typer.Argument(help="The stream of the message in hand.", show_default=False)],
     offset: Annotated[int, typer.Argument(help="Its offset.", min=0, show_default=False)],
-    to: StreamsOption = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", "-t", metavar="STREAM", help=_LOOK_IN, show_default=False),
+    ] = None,
     by: Annotated[
         list[str] | None,
         typer.Option(

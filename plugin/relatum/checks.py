@@ -161,6 +161,17 @@ def checked_choice(argument: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
+def checked_body(value: Any) -> bytes | str:
+    """A message's body, as pika takes one.
+
+    Raises:
+        InvalidInput: it is neither bytes nor text. What is in it is not said.
+    """
+    if not isinstance(value, bytes | str):
+        raise InvalidInput(f"body= takes bytes or text, not {type(value).__name__}")
+    return value
+
+
 def meant(name: str, known: Iterable[str | None]) -> str:
     """A question for the name that is known and most like another, to be put behind it; "" where none is like it."""
     alike = get_close_matches(name, {each for each in known if each}, n=1)

@@ -219,7 +219,8 @@ def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amq
     """Found, absent and not recorded yet each have their exit code; `--complete` reads what is not recorded."""
     publish_plain(amqp_url, stream_name, orders(1, 2, 2, 3))
     recorded(relatum, stream_name)
-    found = relatum.json("find", "order_id", "2", "--to", stream_name)
+    found = relatum.json("find", "order_id", "2", "--streams", stream_name)
+    assert relatum.json("find", "order_id", "2", "--to", stream_name) == found, "as it was called before"
     assert found["status"] == "found"
     assert [message["offset"] for message in found["messages"]] == [1, 2]
     assert [message["offset"] for message in relatum.json("find", "order_id", "2", "-n", "1")["messages"]] == [1]

@@ -13,6 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 import relatum
 from relatum.errors import (
     ConfigurationError,
+    InvalidInput,
     InvalidRelationshipKey,
     NotRecordedInTime,
     PublishNacked,
@@ -94,11 +95,31 @@ def test_a_message_id_may_be_used_again(channel: BlockingChannel, stream_name: s
     assert [place.offset for place in places] == sorted(place.offset for place in places)
 
 
-def test_a_queue_that_is_no_stream_has_no_places(channel: BlockingChannel) -> None:
-    """A message to a classic queue by the default exchange is confirmed and lies in no stream."""
+@pytest.mark.parametrize(
+    "body", [None, memoryview(b"x"), bytearray(b"x"), 5, ["x"]], ids=lambda body: type(body).__name__
+)
+def test_a_body_that_is_none_is_refused_before_it_is_sent(
+    channel: BlockingChannel, stream_name: str, body: Any
+) -> None:
+    """With a receipt that is one clear error; pika's own publish says what it said before."""
+    with pytest.raises(InvalidInput, match="body= takes bytes or text"):
+        relatum.publish(channel, "", stream_name, body)
+    with pytest.raises(AttributeError):
+        channel.basic_publish("", stream_name, body)
+    (place,) = relatum.publish(channel, "", stream_name, "text").wait()
+    assert place.offset == 0
+
+
+def test_a_queue_that_is_no_stream_has_no_places_and_is_named_once(
+    channel: BlockingChannel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message to a classic queue by the default exchange is confirmed and lies in no stream; a warning says so."""
     name = unique_name()
     channel.queue_declare(name, exclusive=True)
-    assert relatum.publish(channel, "", name, b"").wait() == ()
+    for _ in range(2):
+        assert relatum.publish(channel, "", name, b"").wait() == ()
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "relatum.interception"]
+    assert f"{name!r} is no stream" in said
 
 
 def test_unroutable_and_nacked_raise_at_once(channel: BlockingChannel) -> None:

@@ -185,6 +185,7 @@ def test_errors_keep_their_fields_through_pickle() -> None:
             "KeyDefinition('n', source=('header:a', 'property:type'), type='integer')",
             False,
         ),
+        (KeyDefinition("id", source="propety:type"), "KeyDefinition('id', source='header:propety:type')", True),
         (KeyDefinition("type", source=len), "KeyDefinition('type', source='header:type')", False),
     ],
 )
@@ -195,4 +196,4 @@ def test_a_definition_is_written_as_code_and_hints_at_properties(
     assert definition.code == code
     assert eval(code, {"KeyDefinition": KeyDefinition}).sources == definition.sources
     assert bool(definition.hint) is hint
-    assert not hint or f"--source property:{definition.components[0].name}" in definition.hint
+    assert not hint or f"--source property:{definition.components[0].name.rpartition(':')[2]}" in definition.hint

@@ -114,16 +114,18 @@ class KeyDefinition:
 
     @property
     def hint(self) -> str:
-        """What may be meant instead, where a bare name became a header's and a property has it; empty elsewhere."""
+        """What may be meant instead, where a bare name became a header's and seems to be a property's; else empty."""
         source = self.name if self.source is None else self.source
         if callable(source):
             return ""
         texts = [source] if isinstance(source, str) else source
-        names = [text for text in texts if text in PROPERTIES]
-        if not names:
-            return ""
-        other = f"there is an AMQP property of that name: --source property:{names[0]}"
-        return f"key {self.name!r} is taken from the header {names[0]!r}; {other}"
+        for text in texts:
+            # `propety:type` is the name of a header, too.
+            name = text.rpartition(":")[2]
+            if name in PROPERTIES and not text.startswith(("header:", "property:")):
+                other = f"there is an AMQP property of that name: --source property:{name}"
+                return f"key {self.name!r} is taken from the header {text!r}; {other}"
+        return ""
 
     @property
     def value_type(self) -> KeyType:

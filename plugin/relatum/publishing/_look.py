@@ -1,6 +1,8 @@
 """Waiting for the places of one message: which there are, and when it is known that there are no more."""
 
+import logging
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final
 
 from relatum.errors import DatabaseUnavailable, NotRecordedInTime
@@ -17,6 +19,12 @@ LOOKED_AT_MAX: Final = 32
 """Streams of one exchange whose recording a receipt waits for; with more, it gives what is recorded first."""
 
 
+NAMED_ONCE_MAX: Final = 100
+"""Queues that are no streams and were named in the log, which are not named again."""
+
+logger = logging.getLogger("relatum.interception")
+
+
 class Look:
     """Looks for the places of one message, again and again, until it is known that there are no more."""
 
@@ -30,6 +38,8 @@ class Look:
     def begin(self) -> Whereabouts:
         """Find out where to look."""
         self._where = self._locator.whereabouts(self._sent, self._timeout_s)
+        if self._where.is_exact and not self._where.streams and not self._sent.routing_key.startswith("amq."):
+            _warn_of_no_stream(self._sent.routing_key)
         return self._where
 
     def look(self, found: frozenset[MessageId]) -> tuple[frozenset[MessageId], bool]:
@@ -88,6 +98,11 @@ class Look:
             found=in_order(found),
             in_stream=True if where.is_exact or found else None,
         )
+
+
+@lru_cache(NAMED_ONCE_MAX)
+def _warn_of_no_stream(queue: str) -> None:
+    logger.warning("a receipt was waited for, and %r is no stream: what is published there has no place", queue)
 
 
 def in_order(found: frozenset[MessageId]) -> tuple[MessageId, ...]:

@@ -103,11 +103,11 @@ class Receipt:
 
         Returns:
             One message id for each stream the exchange routed it to, by the stream's name. None at all where the
-            message went to queues that are no streams by the default exchange. By another exchange that is no super
-            stream: once it is recorded in one stream, and each other stream that is bound to the exchange, or that
-            `intercept` was told of, has it or is recorded behind it. Streams that exchanges lead to by way of other
-            exchanges are only known if told; with none known (no stream protocol), or over 32: those that are recorded
-            when the first one is. `streams` is None then.
+            message went to a queue that is no stream by the default exchange; a warning names it. By another exchange
+            that is no super stream: once it is recorded in one stream, and each other stream that is bound to the
+            exchange, or that `intercept` was told of, has it or is recorded behind it. Streams that exchanges lead to
+            by way of other exchanges are only known if told; with none known (no stream protocol), or over 32: those
+            that are recorded when the first one is. `streams` is None then.
 
         Raises:
             PublishUnroutable: nothing is bound for it; `in_stream` is False.

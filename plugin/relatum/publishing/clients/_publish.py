@@ -9,6 +9,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from pika.channel import Channel
 from pika.exceptions import NackError, UnroutableError
 
+from relatum.checks import checked_body
 from relatum.errors import ConfigurationError
 from relatum.publishing._interception import Interception
 from relatum.publishing._locate import Sent
@@ -54,6 +55,7 @@ def publish(
 
     Raises:
         ConfigurationError: the connection is not intercepted, or without a database; nothing was sent.
+        InvalidInput: the body is neither bytes nor text; nothing was sent.
         InvalidRelationshipKey, HeadersRefused: nothing was sent.
         KeyDefinitionConflict, InvalidKeyDefinition: the database defines the keys otherwise; nothing was sent.
         PublishUnroutable, PublishNacked, PublishOutcomeUnknown: see `Receipt.wait`; from here over a blocking
@@ -62,6 +64,7 @@ def publish(
     publisher = publisher_of(channel)
     interception = publisher.interception
     require_database(interception)
+    checked_body(body)
     if isinstance(exchange, Target):
         exchange, routing_key = exchange.destination(channel, body, properties, routing_key)
     asked = receipt_header(properties.message_id if properties is not None else None)
@@ -98,7 +101,8 @@ def publisher_of(channel: Any) -> Publisher:
     """What publishes on a channel of an intercepted pika connection."""
     if not isinstance(channel, BlockingChannel | Channel):
         raise ConfigurationError(
-            f"channel is a channel of an intercepted pika connection, not {type(channel).__name__}"
+            f"channel is a channel of an intercepted pika connection, not {type(channel).__name__} of "
+            f"{type(channel).__module__}; with aio-pika: await relatum.publish_async(exchange, message, routing_key)"
         )
     publisher = vars(channel).get("basic_publish")
     if not isinstance(publisher, Publisher):
