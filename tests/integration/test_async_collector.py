@@ -16,7 +16,7 @@ from relatum import AsyncMessageCollector, Outcome, OutcomeStatus
 from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
-from tests.support import LIMIT_S, publish_plain
+from tests.support import LIMIT_S, publish_plain, wait_until
 
 
 def messages(count: int, type_: str = "order") -> list[Message]:
@@ -299,3 +299,28 @@ def test_run_goes_on_until_it_is_told_to_stop() -> None:
 
 async def _started(collector: AsyncMessageCollector) -> bool:
     return collector._is_started
+
+
+def test_a_loop_that_ends_first_leaves_messages_as_they_are(
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+) -> None:
+    """Whoever ends a loop cancels what runs in it: that is no failed attempt, and all threads of the collector end."""
+    publish_plain(amqp_url, stream_name, [(b"x", pika.BasicProperties(type="order", message_id="a"))])
+    begun = asyncio.Event()
+
+    async def for_ever(bulk: Bulk) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        collector = AsyncMessageCollector("test", database=database_url, broker=amqp_url, streams=[stream_name])
+        collector.register_executor("order", for_ever, ExecutorOptions(max_age_s=0.01))
+        await collector.start()
+        await begun.wait()
+
+    before = set(threading.enumerate())
+    asyncio.run(main())
+    wait_until(lambda: not set(threading.enumerate()) - before, what="the collector's threads ended")
+    with engine.connect() as connection:
+        row = connection.execute(sa.text("SELECT state, attempts, reason FROM relatum.collected_messages")).one()
+    assert tuple(row) == ("forwarded", 1, None)

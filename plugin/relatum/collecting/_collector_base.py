@@ -1,8 +1,7 @@
 """What both faces of the message collector are told: options, executors, handlers. And what they can be asked."""
 
-import logging
 import ssl
-from abc import ABC, abstractmethod
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -18,7 +17,7 @@ from relatum.checks import (
     checked_seconds,
     shown,
 )
-from relatum.collecting._bulk import Collected
+from relatum.collecting._bulk import Collected, Executor
 from relatum.collecting._collector_options import (
     BULKS_MAX,
     BYTES_MAX,
@@ -26,18 +25,19 @@ from relatum.collecting._collector_options import (
     ExecutorOptions,
 )
 from relatum.collecting._collector_prune import KEEP_S
-from relatum.collecting._collector_state import State, logger
 from relatum.collecting._collector_statistics import CollectorStatistics
+from relatum.collecting._feed import Feed
+from relatum.collecting._following import CollectedStream
 from relatum.collecting._handlers import Handler
 from relatum.collecting._intake import TypeOf, describe, type_of_property
 from relatum.collecting._memory import MemoryStore
 from relatum.collecting._ports import Store
-from relatum.errors import ConfigurationError, InvalidInput, Transient
+from relatum.collecting._shared import Shared
+from relatum.errors import ConfigurationError, InvalidInput
 from relatum.limits import INTEGER_MAX
 from relatum.processes import of_one_process
 from relatum.publishing import DeadLetters
 from relatum.reading import AuthMechanism, BrokerAddress, Message, StreamBounds
-from relatum.waiting import log_failure
 
 LEASE_S: Final = 15.0
 """Seconds a member's lease holds by default: after so long without a sign of life, others take its messages over."""
@@ -48,12 +48,10 @@ LEASE_MIN_S: Final = 1.0
 StartAt = Literal["first", "next"] | int
 """Where to begin with a stream that was never followed: its first message, what is published from now on, an offset."""
 
-
-StateT = TypeVar("StateT", bound=State)
 ExecutorT = TypeVar("ExecutorT")
 
 
-class Collector(ABC, Generic[StateT, ExecutorT]):
+class Collector(Generic[ExecutorT]):
     """The options of a collector, its executors and handlers.
 
     Args: as for `MessageCollector`.
@@ -99,20 +97,23 @@ class Collector(ABC, Generic[StateT, ExecutorT]):
         self._dead_letters: DeadLetters | None = None
         if self._address is not None and dead_letter_stream:
             self._dead_letters = DeadLetters(self._address, dead_letter_stream)
-        self._shared = self._prepare(
+        self._shared = Shared(
             self._make_store(database, keep_s),
             CollectorLimits(bytes_max, bulks_max),
             "" if self._address is None else str(self._address),
         )
         self._is_durable = database is not None
-        self._executors: dict[str, ExecutorT] = {}
-        self._is_started = False
+        self._executors: dict[str, Executor] = {}
+        self._is_started = self._is_closing = self._is_closed = False
+        self._in_time = True
+        self._feed: Feed | None = None
+        self._followers: dict[str, CollectedStream] = {}
+        self._workers: list[threading.Thread] = []
+        self._keepers: list[threading.Thread] = []
+        # Of a thread that closes while a signal's handler does so in the same thread, too.
+        self._closing = threading.RLock()
         of_one_process(self, "a collector")
         metrics.report(self._shared, collector=self.name)
-
-    @abstractmethod
-    def _prepare(self, store: Store, limits: CollectorLimits, broker: str) -> StateT:
-        """Make what the face has of its own; gives its state."""
 
     def _make_store(self, database: str | sa.Engine | None, keep_s: int | None) -> Store:
         if database is None:
@@ -138,8 +139,9 @@ class Collector(ABC, Generic[StateT, ExecutorT]):
             raise _endless(self._dead_letters.stream)
         return names
 
-    def _check_executor(self, executor: ExecutorT) -> None:
-        """Refuse an executor that this face could not call."""
+    def _called_in_thread(self, executor: ExecutorT) -> Executor:
+        """The executor as a worker calls it, in its thread; refuses what this face could not call."""
+        raise NotImplementedError
 
     def _initial(self, bounds: StreamBounds) -> int:
         """Where to begin with a stream that was never followed."""
@@ -180,11 +182,11 @@ class Collector(ABC, Generic[StateT, ExecutorT]):
             raise ConfigurationError("'spill' reads bodies from their streams again: give the collector a broker")
         if options.joins_transaction and not self._is_durable:
             raise ConfigurationError("a collector in memory has no transaction to join: give it a database")
-        self._check_executor(executor)
+        called = self._called_in_thread(executor)
         self._shared.core.register(type, options)
         # Told from the start, as 0.
         self._shared.counts[type]
-        self._executors[type] = executor
+        self._executors[type] = called
 
     def register_result_handler(
         self,
@@ -229,18 +231,6 @@ class Collector(ABC, Generic[StateT, ExecutorT]):
         """Refuse to flush a type nobody consumes here: a misspelt one would leave its bulk open."""
         if type_ is not None and checked_name("type", type_) not in self._executors:
             raise InvalidInput(f"type {type_!r} has no executor in this collector: there is no bulk of it to flush")
-
-    def _leave(self) -> None:
-        """Let others take over, and let go of all servers; blocking."""
-        try:
-            self._shared.store.close(self._shared.member)
-        except Transient as error:
-            # The lease lapses by itself.
-            log_failure(logger, error, self._shared.who("leaving") + " its lease not given back", level=logging.INFO)
-        if self._dead_letters is not None:
-            self._dead_letters.close()
-        self._shared.store.dispose()
-        metrics.retire(self._shared)
 
     # --- what it knows --------------------------------------------------------------------------------------------
 

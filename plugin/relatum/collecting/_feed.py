@@ -1,9 +1,8 @@
 """One follower for all streams of a collector: what comes of each goes to whoever follows it here."""
 
-import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -23,22 +22,12 @@ class Feed:
     """
 
     def __init__(self, address: BrokerAddress, name: str) -> None:
-        self.follower = Follower(address, ready=self._ready())
+        self.follower = Follower(address).open()
         self._lock = threading.Lock()
         self._queues: dict[str, Any] = {}
         self._is_closed = False
-        self._begin(name)
-
-    def _ready(self) -> Callable[[], None] | None:
-        return None
-
-    def _begin(self, name: str) -> None:
-        self.follower.open()
         self._thread = threading.Thread(target=self._run, name=f"relatum-{name}-feed", daemon=True)
         self._thread.start()
-
-    def _queue(self) -> Any:
-        return queue.SimpleQueue()
 
     def _run(self) -> None:
         while not self._is_closed:
@@ -59,7 +48,7 @@ class Feed:
     @contextmanager
     def following(self, stream: str, next_offset: int, known: Position | None) -> Iterator[Any]:
         """Follow a stream in the block; gives the queue of its events, each to be given back by `done`."""
-        events = self._queue()
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         with self._lock:
             self._queues[stream] = events
         try:
@@ -69,7 +58,7 @@ class Feed:
             self.follower.leave(stream)
             with self._lock:
                 self._queues.pop(stream, None)
-            with suppress(queue.Empty, asyncio.QueueEmpty):
+            with suppress(queue.Empty):
                 while True:
                     self.follower.done(events.get_nowait())
 
@@ -78,35 +67,3 @@ class Feed:
         self._is_closed = True
         self.follower.close()
         self._thread.join()
-
-
-class AsyncFeed(Feed):
-    """For tasks of the running loop, in which events are sorted."""
-
-    def _ready(self) -> Callable[[], None] | None:
-        loop = asyncio.get_running_loop()
-
-        def ready() -> None:
-            # Of a loop that was closed first, nobody waits any more.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._take)
-
-        return ready
-
-    def _begin(self, name: str) -> None:
-        self.follower.open()
-
-    def _queue(self) -> Any:
-        return asyncio.Queue()
-
-    def _take(self) -> None:
-        events = self.follower.take(0.0)
-        self._sort(events)
-        if events and not self._is_closed:
-            # One part at a time: what else the loop has to do comes between.
-            asyncio.get_running_loop().call_soon(self._take)
-
-    def close(self) -> None:
-        """End the follower. It waits for a thread: call it in one."""
-        self._is_closed = True
-        self.follower.close()

@@ -7,11 +7,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
-from relatum.collecting._collector_state import logger
 from relatum.collecting._feed import Feed
 from relatum.collecting._intake import TypeOf, describe_followed
 from relatum.collecting._ports import Followed
-from relatum.collecting._shared import Shared
+from relatum.collecting._shared import Shared, logger
 from relatum.errors import Conflict, OffsetExpired, OffsetNotFound, RelatumError
 from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
 from relatum.ids import MessageId

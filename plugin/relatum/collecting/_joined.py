@@ -7,7 +7,7 @@ from uuid import UUID
 
 from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._bulk_steps import Executed, Join, Joined, Letter, letters_of, with_refused
-from relatum.collecting._ports import Result, Store, Stored
+from relatum.collecting._ports import Abandoned, Result, Store, Stored
 from relatum.errors import ConfigurationError, DatabaseUnavailable
 from relatum.ids import MessageId
 
@@ -96,6 +96,8 @@ class JoinedRun:
         except DatabaseUnavailable as error:
             self._in_doubt = getattr(error, "token", None)
             raise
+        except Abandoned:
+            raise
         except Exception as error:  # noqa: BLE001 - what the executor left behind made the transaction fail
             return Joined(self._judge(Executed(raised=error)), None)
         finally:
@@ -131,8 +133,14 @@ class JoinedRun:
 
 
 def call(executor: Executor, bulk: Bulk) -> Executed:
-    """Call an executor; whatever it raises is its answer."""
+    """Call an executor; whatever it raises is its answer.
+
+    Raises:
+        Abandoned: The collector has ended, and the executor with it: that says nothing of the messages.
+    """
     try:
         return Executed(executor(bulk))
+    except Abandoned:
+        raise
     except BaseException as error:  # noqa: BLE001 - it becomes the result of each message
         return Executed(raised=error)

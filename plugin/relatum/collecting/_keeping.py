@@ -1,12 +1,10 @@
 """The threads beside the work: one stores, one watches the clock, one keeps the lease and takes over from the dead."""
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from relatum.collecting._collector_state import logger
-from relatum.collecting._shared import Shared
+from relatum.collecting._shared import Shared, logger
 from relatum.store import renewal_s
 
 TAKE_OVER_S: Final = 1.0
@@ -22,12 +20,12 @@ WAIT_S: Final = 1.0
 """How often a thread that waits for a change looks up; nothing depends on it."""
 
 
-def store_until_end(shared: Shared, input_ended: threading.Event) -> None:
+def store_until_end(shared: Shared) -> None:
     """Store what is gathered, again and again: while one lot is committed, the next one is gathered."""
     while True:
         with shared.changed:
             while not shared.intake.is_anything_gathered:
-                if input_ended.is_set():
+                if shared.input_ended or shared.abandoned.is_set():
                     return
                 shared.changed.wait(WAIT_S)
             lots = shared.intake.next()
@@ -35,10 +33,10 @@ def store_until_end(shared: Shared, input_ended: threading.Event) -> None:
             shared.store_gathered(gathered)
 
 
-def tick_until_end(shared: Shared, ended: threading.Event) -> None:
+def tick_until_end(shared: Shared) -> None:
     """Close bulks when their time has come, and begin retries."""
     with shared.changed:
-        while not ended.is_set():
+        while not shared.abandoned.is_set():
             now = time.monotonic()
             if shared.core.tick(now):
                 shared.changed.notify_all()
@@ -46,16 +44,15 @@ def tick_until_end(shared: Shared, ended: threading.Event) -> None:
             shared.changed.wait(WAIT_S if deadline is None else max(0.0, min(WAIT_S, deadline - now)))
 
 
-def keep_until_end(shared: Shared, ended: threading.Event, lease_s: float) -> None:
+def keep_until_end(shared: Shared, lease_s: float) -> None:
     """Renew the lease, and take over messages of members whose lease has lapsed.
 
     Args:
         shared: What the collector's threads share.
-        ended: Set when the collector is closed.
         lease_s: Seconds the lease holds.
     """
     who, renewed_at = shared.who("keeping its lease"), time.monotonic()
-    while not ended.wait(min(TAKE_OVER_S, renewal_s(lease_s))):
+    while not shared.abandoned.wait(min(TAKE_OVER_S, renewal_s(lease_s))):
         now = time.monotonic()
         try:
             if now - renewed_at >= renewal_s(lease_s):

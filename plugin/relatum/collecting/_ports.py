@@ -113,6 +113,10 @@ class Stored:
     renamed: Mapping[MessageId, str] = field(default_factory=dict)
 
 
+class Abandoned(Exception):
+    """The collector was closed before a server came back; what was under way is left to another member."""
+
+
 class Store(Protocol):
     """Keeps ids and states of the messages of one collector name. Blocking, one transaction a call, thread-safe.
 

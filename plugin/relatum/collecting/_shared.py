@@ -1,42 +1,114 @@
-"""What the threads of a collector share: its state under a lock, and how they wait."""
+"""What the threads of a collector share: its core and intake under a lock, the store, and who is told."""
 
+import logging
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
-from relatum.collecting._bulk import Collected
+from relatum.collecting._bulk import Bulk
 from relatum.collecting._bulk_steps import Consumed
+from relatum.collecting._collector_core import Core
 from relatum.collecting._collector_options import CollectorLimits
-from relatum.collecting._collector_state import State, logger
-from relatum.collecting._intake import Gathered
-from relatum.collecting._ports import Store
-from relatum.errors import Conflict
-from relatum.waiting import Pauses, ended, may_be_mended, may_repeat
+from relatum.collecting._collector_statistics import CollectorStatistics, TypeCounts, statistics_of
+from relatum.collecting._handlers import Handlers
+from relatum.collecting._intake import Gathered, Intake
+from relatum.collecting._ports import Abandoned, Store, Stored
+from relatum.collecting._results import collected_outcome, outcome_of
+from relatum.errors import Conflict, DatabaseUnavailable
+from relatum.outcomes import Outcome
+from relatum.waiting import Outages, Pauses, ended, log_failure, may_be_mended, may_repeat
 
 T = TypeVar("T")
+
+logger = logging.getLogger("relatum.collector")
+
+NAMED_MAX: Final = 10
+"""Messages that are named in one line of the log."""
 
 NOT_STORED: Final = "collector %r: %d messages (of the stream %r, or given where that is None) are not stored: %s"
 """What is logged of messages that go back to where they came from."""
 
+log_defect = partial(log_failure, logger)
+"""Logs what ended some work: `log_defect(error, what)`."""
 
-class Abandoned(Exception):
-    """The collector was closed before a server came back; what was under way is left to another member."""
 
-
-class Shared(State):
-    """The state of a running collector, as its threads share it.
+class Changed(threading.Condition):
+    """Notified when core or intake has changed.
 
     Attributes:
+        listeners: Called with each notification, under the lock: for those who cannot wait in a thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listeners: list[Callable[[], None]] = []
+
+    def notify_all(self) -> None:
+        """Wake all who wait for a change."""
+        super().notify_all()
+        for listener in self.listeners:
+            listener()
+
+
+class Shared:
+    """The state of a collector, as its threads share it.
+
+    Attributes:
+        core: What is flushed when.
+        intake: What is on its way into the store.
+        store: The store.
+        handlers: Who is told.
+        tell: Tells them, in order.
+        member: This member's id.
+        outages: What is away.
         changed: Its lock guards `core` and `intake`; notified when either changed.
         stopping: Set when nothing new is to be read.
-        abandoned: Set when nobody waits for servers any more.
+        input_ended: Whether all that was read is gathered.
+        abandoned: Set when nobody waits for servers any more: the collector has ended.
     """
 
     def __init__(self, store: Store, limits: CollectorLimits, broker: str = "") -> None:
-        super().__init__(store, limits, broker)
-        self.changed = threading.Condition()
+        self.core = Core(limits)
+        self.intake = Intake(self.core)
+        self.store = store
+        self.handlers = Handlers()
+        self.tell: Callable[[Sequence[Outcome]], None] = self.handlers.tell
+        self.member = 0
+        self.counts: defaultdict[str, TypeCounts] = defaultdict(TypeCounts)
+        self.outages = Outages(logger, broker=broker, database=store.server)
+        self.changed = Changed()
         self.stopping = threading.Event()
+        self.input_ended = False
         self.abandoned = threading.Event()
+
+    def statistics(self) -> CollectorStatistics:
+        """What this member has counted, and what it holds. It asks nobody."""
+        return statistics_of(self.core, self.intake, self.counts)
+
+    def who(self, does: str) -> str:
+        """Who does something, as the log names it where it has to wait."""
+        return f"collector {self.store.name!r}, {does},"
+
+    def notify(self) -> None:
+        """Wake all who wait for a change."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Take nothing more, and close all bulks."""
+        self.stopping.set()
+        with self.changed:
+            self.core.stop()
+            self.changed.notify_all()
+
+    def abandon(self) -> None:
+        """Wait for nobody any more: what is under way is left to another member, or to the next start."""
+        self.stop()
+        self.abandoned.set()
+        self.notify()
 
     def persist(self, call: Callable[[], T], what: str) -> T:
         """Repeat a call until servers, and those who set them up, let it succeed.
@@ -67,37 +139,57 @@ class Shared(State):
         self.outages.forget(who)
         raise Abandoned
 
-    def notify(self) -> None:
-        """Wake all who wait for a change."""
-        with self.changed:
-            self.changed.notify_all()
-
     # --- into the store -------------------------------------------------------------------------------------------
 
     def store_gathered(self, gathered: Gathered) -> None:
         """Store messages, tell of them, and hand them to the core: a result is never told before `collected` is."""
         try:
-            stored = self.persist(lambda: self.add(gathered), "storing messages")
+            stored = self.persist(partial(self._add, gathered), "storing messages")
         except (Conflict, Abandoned) as error:
             logger.warning(NOT_STORED, self.store.name, len(gathered.messages), gathered.stream, ended(error))
-            with self.changed:
-                self.intake.lost(gathered)
-                self.changed.notify_all()
+            self._lost(gathered, None)
             return
         except Exception as error:  # noqa: BLE001 - one lot must not end what stores all others
-            with self.changed:
-                self.not_storable(gathered, error)
-                self.changed.notify_all()
+            places = ", ".join(str(message.place) for message in gathered.messages[:NAMED_MAX])
+            what = f"collector {self.store.name!r}: {len(gathered.messages)} messages refused by the store: {places}"
+            log_defect(error, what)
+            # Those given are refused; a stream is followed anew later.
+            self._lost(gathered, error)
             return
         with self.changed:
             ours = self.intake.stored(gathered, stored)
-        self.handlers.tell(self.collected_outcomes(ours))
+        wanted = self.handlers.is_wanted
+        self.tell([collected_outcome(self.store.name, message) for message in ours if wanted(message.type)])
         with self.changed:
-            self.added(gathered, ours)
+            for message in ours:
+                self.counts[message.type].collected += 1
+            self.intake.add(gathered, ours, time.monotonic())
+            self.changed.notify_all()
+
+    def _add(self, gathered: Gathered) -> Stored:
+        try:
+            return self.store.add(self.member, gathered.entries, gathered.advance)
+        except Conflict as error:
+            if gathered.advance is not None:
+                raise
+            # This member is gone, and joins anew in a moment. What was given is nowhere else: it must be stored.
+            raise DatabaseUnavailable(str(error)) from error
+
+    def _lost(self, gathered: Gathered, error: Exception | None) -> None:
+        with self.changed:
+            self.intake.lost(gathered, error)
             self.changed.notify_all()
 
     # --- out of it ------------------------------------------------------------------------------------------------
 
-    def tell_consumed(self, messages: Sequence[Collected], consumed: Consumed) -> None:
-        """Tell the handlers of what has become final."""
-        self.handlers.tell(self.final_outcomes(messages, consumed))
+    def settle(self, bulk: Bulk, consumed: Consumed, began: float) -> None:
+        """Tell what has become final of a bulk that was taken at that moment, and let go of what is done with."""
+        by_place = {message.place: message for message in bulk.taken}
+        wanted = self.handlers.is_wanted(bulk.type)
+        finals = [result for result in consumed.results if wanted and result.status.is_final]
+        self.tell([outcome_of(self.store.name, by_place[each.place], each, consumed.at) for each in finals])
+        with self.changed:
+            now = time.monotonic()
+            self.counts[bulk.type].settled(consumed.results, now - began)
+            self.core.settle(bulk, consumed.results, now)
+            self.changed.notify_all()

@@ -23,9 +23,9 @@ from relatum.collecting._bulk_steps import (
     fail,
 )
 from relatum.collecting._collector_options import ExecutorOptions
-from relatum.collecting._collector_state import NAMED_MAX, log_defect
 from relatum.collecting._joined import JoinedRun, call
-from relatum.collecting._shared import Abandoned, Shared
+from relatum.collecting._ports import Abandoned
+from relatum.collecting._shared import NAMED_MAX, Shared, log_defect
 from relatum.errors import AccessRefused, RelatumError
 from relatum.ids import MessageId
 from relatum.publishing import Burial, DeadLetters
@@ -82,13 +82,14 @@ class Worker:
         shared = self._shared
         with shared.changed:
             while True:
+                if shared.abandoned.is_set():
+                    return None
                 bulk = shared.core.take(self._type)
                 if bulk is not None:
                     # There is a place in the queue now, which somebody may wait for.
                     shared.changed.notify_all()
                     return bulk
-                stops = shared.core.is_stopping and shared.intake.is_empty and shared.core.is_idle
-                if stops or shared.abandoned.is_set():
+                if shared.core.is_stopping and shared.intake.is_empty and shared.core.is_idle:
                     return None
                 shared.changed.wait(WAIT_S)
 
@@ -100,10 +101,7 @@ class Worker:
                 consumed = self._consumed(bulk)
             except Exception as error:  # noqa: BLE001 - one bulk must not end what consumes all others
                 undecided(bulk, error)
-        self._shared.tell_consumed(bulk.taken, consumed)
-        with self._shared.changed:
-            self._shared.settled(bulk, consumed, began)
-            self._shared.changed.notify_all()
+        self._shared.settle(bulk, consumed, began)
 
     def _consumed(self, bulk: Bulk) -> Consumed:
         try:
