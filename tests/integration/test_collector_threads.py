@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from relatum.collecting import Bulk, ExecutorOptions, MessageCollector, Outcome, OutcomeStatus, _keeping
 from relatum.collecting._collector_store import CollectorStore
 from tests.integration.test_collector import publish, read_all
-from tests.support import wait_until
+from tests.support import declare_stream, delete_stream, unique_name, wait_until
 from tests.support.leases import LEASE_S
 
 COLLECTED, SUCCEEDED = OutcomeStatus.COLLECTED, OutcomeStatus.SUCCEEDED
@@ -131,6 +131,33 @@ def test_joined_executors_do_not_keep_the_lease_from_being_renewed(
             assert collector.outcome("0").status is OutcomeStatus.FORWARDED
         finally:
             gate.set()
+
+
+def test_streams_have_no_threads_of_their_own(amqp_url: str, database_url: str) -> None:
+    """Twelve streams are followed by as many threads as one is, and each is collected."""
+    names = [unique_name() for _ in range(12)]
+    for name in names:
+        declare_stream(amqp_url, name)
+        publish(amqp_url, name, name)
+    told: list[str] = []
+
+    def threads(streams: list[str], what: str) -> int:
+        collector = MessageCollector(what, database=database_url, broker=amqp_url, streams=streams)
+        collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=0.05))
+        collector.register_result_handler(lambda outcome: told.append(f"{outcome.message_id} {outcome.status.value}"))
+        before = threading.active_count()
+        with collector:
+            wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
+            # Those who ask end when there is nothing to ask.
+            asking = [each for each in threading.enumerate() if each.name.endswith("-asks")]
+            wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")
+            return threading.active_count() - before
+
+    try:
+        assert threads(names[:1], "few") == threads(names, "many")
+    finally:
+        for name in names:
+            delete_stream(amqp_url, name)
 
 
 @pytest.mark.usefixtures("quick_rhythm")

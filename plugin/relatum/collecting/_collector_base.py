@@ -26,8 +26,7 @@ from relatum.collecting._collector_options import (
 )
 from relatum.collecting._collector_prune import KEEP_S
 from relatum.collecting._collector_statistics import CollectorStatistics
-from relatum.collecting._feed import Feed
-from relatum.collecting._following import CollectedStream
+from relatum.collecting._following import Following
 from relatum.collecting._handlers import Handler
 from relatum.collecting._intake import TypeOf, describe, type_of_property
 from relatum.collecting._memory import MemoryStore
@@ -106,8 +105,7 @@ class Collector(Generic[ExecutorT]):
         self._executors: dict[str, Executor] = {}
         self._is_started = self._is_closing = self._is_closed = False
         self._in_time = True
-        self._feed: Feed | None = None
-        self._followers: dict[str, CollectedStream] = {}
+        self._following: Following | None = None
         self._workers: list[threading.Thread] = []
         self._keepers: list[threading.Thread] = []
         # Of a thread that closes while a signal's handler does so in the same thread, too.

@@ -11,8 +11,7 @@ from relatum import metrics
 from relatum.collecting._bulk import Collected
 from relatum.collecting._collector_base import Collector, ExecutorT
 from relatum.collecting._collector_core import Verdict
-from relatum.collecting._feed import Feed
-from relatum.collecting._following import CollectedStream
+from relatum.collecting._following import Following
 from relatum.collecting._keeping import keep_until_end, look_until_end, store_until_end, tick_until_end
 from relatum.collecting._shared import logger
 from relatum.collecting._workers import Worker
@@ -160,22 +159,12 @@ class CollectorLife(Collector[ExecutorT]):
     def _look(self) -> None:
         self._follow(self._find_streams())
 
-    def _follow(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self._followers:
-                if self._feed is None:
-                    assert self._address is not None, "streams are followed on a broker"
-                    self._feed = Feed(self._address, self.name)
-                follower = CollectedStream(
-                    self._shared,
-                    name,
-                    feed=self._feed,
-                    open_reader=self._open_reader,
-                    type_of=self._type_of,
-                    initial=lambda reader, stream: self._initial(reader.bounds(stream)),
-                )
-                follower.thread.start()
-                self._followers[name] = follower
+    def _follow(self, names: list[str]) -> None:
+        if names and self._following is None:
+            assert self._address is not None, "streams are followed on a broker"
+            self._following = Following(self._shared, self._address, self._type_of, self._initial)
+        if self._following is not None:
+            self._following.add(names)
 
     # --- its end --------------------------------------------------------------------------------------------------
 
@@ -184,8 +173,10 @@ class CollectorLife(Collector[ExecutorT]):
         return self._current() in self._threads()
 
     def _threads(self) -> list[threading.Thread]:
-        of_followers = [follower.thread for follower in list(self._followers.values())]
-        return [*of_followers, *self._workers, *self._keepers]
+        return [*self._readers(), *self._workers, *self._keepers]
+
+    def _readers(self) -> list[threading.Thread]:
+        return [] if self._following is None else [self._following.thread]
 
     def _close_behind(self, timeout_s: float) -> None:
         """Close it in a thread of its own, for whom it cannot wait."""
@@ -204,9 +195,7 @@ class CollectorLife(Collector[ExecutorT]):
     def _end(self, until: float) -> bool:
         shared = self._shared
         shared.stop()
-        self._joined([follower.thread for follower in list(self._followers.values())], until)
-        if self._feed is not None:
-            self._feed.close()
+        self._joined(self._readers(), until)
         shared.input_ended = True
         shared.notify()
         in_time = self._joined(self._workers, until) and not shared.abandoned.is_set()

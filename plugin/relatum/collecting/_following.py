@@ -1,34 +1,25 @@
-"""The threads that follow streams: one member at a time reads a stream, from the position that all share."""
+"""The thread that follows all streams of a collector: what comes of them goes to where each stands."""
 
 import threading
 import time
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from relatum.collecting._agreeing import LastCollected, ReadAt, last_agreed
-from relatum.collecting._feed import Feed
-from relatum.collecting._intake import TypeOf, describe_followed
+from relatum.collecting._intake import TypeOf
 from relatum.collecting._ports import Followed
-from relatum.collecting._shared import Shared, logger
-from relatum.errors import Conflict, OffsetExpired, OffsetNotFound, RelatumError
-from relatum.following import Attached, Event, Failed, Hole, Records, Replaced
+from relatum.collecting._shared import Shared, log_defect, logger
+from relatum.collecting._streams import Begin, CollectedStream, FindAgain, Question
+from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError
+from relatum.following import Event, Follower, Helpers
 from relatum.ids import MessageId
-from relatum.reading import Message, RecordBatch, StreamBounds, StreamReader
+from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.steps import run
-from relatum.waiting import Pauses, ended
 
-IDLE_S: Final = 0.25
-"""How often a follower with nothing to read looks whether it should stop."""
-
-AGAIN_S: Final = 0.05
-"""Seconds until a stream is followed again where another member came between."""
-
-STANDBY_S: Final = 1.0
-"""How often a member asks whether a stream that another one follows became free."""
-
-Initial = Callable[[StreamReader, str], int]
-"""Where to begin with a stream that was never followed."""
+WAIT_S: Final = 1.0
+"""How often the thread looks up with nothing to do; nothing depends on it."""
 
 
 def readable(found: Message | RelatumError) -> Message | None:
@@ -44,186 +35,160 @@ def readable(found: Message | RelatumError) -> Message | None:
     raise found
 
 
-class CollectedStream:
-    """Follows one stream, in a thread of its own, until the collector stops.
+class Following:
+    """Follows a collector's streams, over one follower, in one thread; what has to be asked is asked beside it.
+
+    A stream that waits, for room, for an answer, for another member, is waited for by nobody else.
 
     Args:
         shared: What the collector's threads share.
-        stream: The stream.
-        feed: Where streams are read.
-        open_reader: Opens a reader, for questions.
+        address: The broker.
         type_of: Tells messages' types.
-        initial: Where to begin with it.
+        initial: Where to begin with a stream that was never followed.
     """
 
     def __init__(
-        self,
-        shared: Shared,
-        stream: str,
-        *,
-        feed: Feed,
-        open_reader: Callable[[], StreamReader],
-        type_of: TypeOf,
-        initial: Initial,
+        self, shared: Shared, address: BrokerAddress, type_of: TypeOf, initial: Callable[[StreamBounds], int]
     ) -> None:
         self._shared = shared
-        self._stream = stream
-        self._who = shared.who(f"following stream {stream!r}")
-        self._feed = feed
-        self._open_reader = open_reader
-        self._was_followed = self._is_attached = False
         self._type_of = type_of
         self._initial = initial
-        self.thread = threading.Thread(target=self._run, name=f"relatum-{stream}", daemon=True)
+        self._wake = threading.Event()
+        self._follower = Follower(address, ready=self._wake.set)
+        self._helpers = Helpers(self._tell, f"relatum-{shared.store.name}-asks")
+        self._told: deque[Callable[[], None]] = deque()
+        self._streams: dict[str, CollectedStream] = {}
+        self._stirred: set[CollectedStream] = set()
+        """Those that have something to do, or did not get on."""
+        self._resting: set[CollectedStream] = set()
+        """Those that have something to do at a time."""
+        self._seen = (0, False)
+        with shared.changed:
+            shared.changed.listeners.append(self._wake.set)
+        self.thread = threading.Thread(target=self._run, name=f"relatum-{shared.store.name}-following", daemon=True)
+        self.thread.start()
+
+    def add(self, names: Iterable[str]) -> None:
+        """Follow these streams, too."""
+        self._tell(partial(self._add, list(names)))
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        self._told.append(what)
+        self._wake.set()
+
+    def _add(self, names: list[str]) -> None:
+        for name in names:
+            if name not in self._streams:
+                stream = CollectedStream(self._shared, name, self._follower, self._type_of)
+                self._streams[name] = stream
+                self._stirred.add(stream)
+
+    # --- its rounds -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pauses, stopping, pause_s = Pauses(), self._shared.stopping, AGAIN_S
-        while not stopping.is_set():
-            try:
-                self._is_attached = False
-                self._session()
-                pauses, pause_s = Pauses(), AGAIN_S
-            except Conflict as error:
-                # Another member came between: nothing is wrong.
-                logger.info("%s begins anew: %s", self._who, ended(error))
-                pause_s = pauses.after(error)
-            except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
-                self._shared.outages.failed(self._who, error)
-                pause_s = pauses.after(error)
-            stopping.wait(pause_s)
+        with self._follower:
+            while not self._is_done():
+                try:
+                    self._round()
+                except Exception as error:  # noqa: BLE001 - no defect may end it for all streams
+                    log_defect(error, self._shared.who("following its streams"))
+                    self._shared.stopping.wait(WAIT_S)
+        self._helpers.close()
+        with self._shared.changed:
+            self._shared.changed.listeners.remove(self._wake.set)
 
-    def _session(self) -> None:
-        """Follow as soon as no other member does, until something ends it."""
-        shared, member = self._shared, self._shared.member
-        with self._open_reader() as reader:
-            initial = self._initial(reader, self._stream)
-        while (followed := shared.store.follow(member, self._stream, initial)) is None:
-            shared.outages.over(self._who)
-            if shared.stopping.wait(STANDBY_S) or shared.member != member:
-                return
-        self._say_where(followed)
-        try:
-            with self._feed.following(self._stream, followed.next_offset, followed.known_by) as events:
-                self._follow(events, followed)
-        finally:
-            self._leave(member)
+    def _is_done(self) -> bool:
+        """Whether the collector stops and all streams are others' to follow."""
+        if self._shared.abandoned.is_set():
+            return True
+        return self._shared.stopping.is_set() and all(each.is_resting for each in self._streams.values())
 
-    def _warn(self, text: str, *values: object, **fields: object) -> None:
-        extra = {"stream": self._stream, **fields}
-        logger.warning(f"collector %r: {text}", self._shared.store.name, *values, extra=extra)
+    def _round(self) -> None:
+        self._wake.clear()
+        while self._told:
+            self._told.popleft()()
+        events = self._follower.take(0.0)
+        for event in events:
+            self._sort(event)
+        self._look()
+        now = time.monotonic()
+        stirred, self._stirred = self._stirred | {each for each in self._resting if each.due_at <= now}, set()
+        for stream in stirred:
+            self._step(stream, now)
+        if not events:
+            due_at = min((each.due_at for each in self._resting), default=now + WAIT_S)
+            self._wake.wait(max(0.0, min(WAIT_S, due_at - now)))
 
-    def _say_where(self, followed: Followed) -> None:
-        """Say, once, that what was given as `start` does not count."""
-        if not followed.is_new and not self._was_followed:
-            text = "collector %r: going on with stream %r at %d, where it was; start is for streams it never followed"
-            logger.info(text, self._shared.store.name, self._stream, followed.next_offset)
-        self._was_followed = True
+    def _sort(self, event: Event) -> None:
+        """Give an event to whom it is about: all streams, where it names none."""
+        streams = self._streams.values() if event.stream is None else [self._streams[event.stream]]
+        for stream in streams:
+            stream.came(event)
+            self._stirred.add(stream)
 
-    def _find_again(self) -> None:
-        """The stream is not what was collected of it: go on behind the last message that is as it was."""
-        self._warn("stream %r was deleted and declared again: what it has now is collected", self._stream)
+    def _look(self) -> None:
+        """See what has changed for streams that nothing came of."""
         shared = self._shared
-        with shared.changed:
-            # Places mean something else from now on: what lay there before is consumed first.
-            while shared.core.holds_of(self._stream) and not shared.stopping.is_set():
-                shared.changed.wait(IDLE_S)
-        with self._open_reader() as reader:
-            bounds = reader.bounds(self._stream)
-            agreed = self._last_agreed(reader, bounds)
-        if agreed is None:
-            shared.store.begin_anew(shared.member, self._stream, bounds.first or 0)
-            return
-        self._warn("stream %r has lost its end: gone on with behind offset %d", self._stream, agreed, agreed=agreed)
-        shared.store.cut_back(shared.member, self._stream, agreed)
+        seen = shared.member, shared.stopping.is_set()
+        if seen != self._seen:
+            self._seen = seen
+            self._stirred.update(self._streams.values())
+        if shared.intake.lost_streams:
+            with shared.changed:
+                lost = dict(shared.intake.lost_streams)
+                shared.intake.lost_streams.clear()
+            for name, error in lost.items():
+                self._streams[name].lost(error)
+                self._stirred.add(self._streams[name])
 
-    def _last_agreed(self, reader: StreamReader, bounds: StreamBounds) -> int | None:
-        """Where to go on behind: the last message that is as it was collected; None where none is."""
+    def _step(self, stream: CollectedStream, now: float) -> None:
+        try:
+            question = stream.step(now)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the stream is followed again
+            stream.failed(error, now)
+        else:
+            if question is not None:
+                self._helpers.ask(partial(self._answer, stream, question), partial(self._answered, stream, question))
+        (self._resting.add if stream.is_resting else self._resting.discard)(stream)
+        if stream.is_waiting:
+            self._stirred.add(stream)
+
+    def _answered(self, stream: CollectedStream, question: Question, answer: object) -> None:
+        stream.answered(question, answer, time.monotonic())
+        self._stirred.add(stream)
+
+    # --- what is asked, in threads of the helpers -----------------------------------------------------------------
+
+    def _answer(self, stream: CollectedStream, question: Question) -> object:
+        if isinstance(question, Begin):
+            return self._begin(stream.name, question)
+        if isinstance(question, FindAgain):
+            self._find_again(stream.name, question.member)
+        else:
+            self._shared.store.unfollow(question.member, stream.name)
+        return None
+
+    def _begin(self, stream: str, question: Begin) -> tuple[int, Followed | None]:
+        initial = question.initial
+        if initial is None:
+            initial = self._initial(self._follower.reader().bounds(stream))
+        return initial, self._shared.store.follow(question.member, stream, initial)
+
+    def _find_again(self, stream: str, member: int) -> None:
+        """Go on behind the last message that is as it was collected; from the stream's beginning where none is."""
+        store, reader = self._shared.store, self._follower.reader()
 
         def perform(request: LastCollected | ReadAt) -> Any:
             if isinstance(request, LastCollected):
-                return self._shared.store.last_collected(self._stream, request.until)
-            (read,) = reader.read_all([MessageId(self._stream, request.offset)])
+                return store.last_collected(stream, request.until)
+            (read,) = reader.read_all([MessageId(stream, request.offset)])
             return readable(read)
 
-        return run(last_agreed(bounds), perform)
-
-    def _follow(self, events: "SimpleQueue[Event]", followed: Followed) -> None:
-        """Go through what comes, until the stream is another member's, or cannot be read now."""
-        shared, member = self._shared, self._shared.member
-        while not shared.stopping.is_set() and shared.member == member:
-            try:
-                event = events.get(timeout=IDLE_S)
-            except Empty:
-                if shared.intake.is_followed(self._stream) or not self._is_attached:
-                    continue
-                break
-            try:
-                if not self._handle(event, followed):
-                    break
-            finally:
-                self._feed.follower.done(event)
-        else:
+        bounds = reader.bounds(stream)
+        agreed = run(last_agreed(bounds), perform)
+        if agreed is None:
+            store.begin_anew(member, stream, bounds.first or 0)
             return
-        with shared.changed:
-            shared.intake.raise_ended(self._stream)
-
-    def _handle(self, event: Event, followed: Followed) -> bool:
-        """Do what an event asks for; False where following has to begin anew.
-
-        Raises:
-            Exception: The stream cannot be read now. Another member may, meanwhile.
-        """
-        if isinstance(event, Records):
-            return self._take(event.batch)
-        if isinstance(event, Attached):
-            # Once: a connection may be replaced meanwhile.
-            if not self._is_attached:
-                self._begin(followed)
-        elif isinstance(event, Replaced):
-            self._find_again()
-            return False
-        elif isinstance(event, Hole):
-            text = "retention dropped offsets %d to %d of stream %r before they were collected"
-            places = {"from": event.from_offset, "to": event.to_offset}
-            self._warn(text, event.from_offset, event.to_offset - 1, self._stream, **places)
-        elif isinstance(event, Failed):
-            raise event.error
-        return True
-
-    def _begin(self, followed: Followed) -> None:
-        """The stream is the one that was collected: take what comes."""
-        shared = self._shared
-        self._is_attached = True
-        shared.outages.over(self._who)
-        with shared.changed:
-            shared.intake.follow(self._stream, followed)
-        logger.info(
-            "collector %r: following stream %r from %d on", shared.store.name, self._stream, followed.next_offset
-        )
-
-    def _take(self, batch: RecordBatch) -> bool:
-        """Hand a batch over, waiting for room; False where that has to end."""
-        shared = self._shared
-        messages = [describe_followed(message, self._type_of) for message in batch.each_message()]
-        with shared.changed:
-            while messages:
-                if shared.stopping.is_set() or not shared.intake.is_followed(self._stream):
-                    return False
-                taken = shared.intake.take(self._stream, messages, time.monotonic())
-                if taken:
-                    shared.changed.notify_all()
-                messages = messages[taken:]
-                if messages:
-                    shared.changed.wait(IDLE_S)
-        return True
-
-    def _leave(self, member: int) -> None:
-        """Let another member follow, once what was gathered is stored."""
-        shared = self._shared
-        with shared.changed:
-            while not shared.intake.is_stored(self._stream) and not shared.abandoned.is_set():
-                shared.changed.wait(IDLE_S)
-            shared.intake.unfollow(self._stream)
-        if not shared.abandoned.is_set():
-            # Else the member has left, and with it what it followed.
-            shared.store.unfollow(member, self._stream)
+        text, extra = "collector %r: stream %r has lost its end: gone on with behind offset %d", {"stream": stream}
+        logger.warning(text, store.name, stream, agreed, extra={**extra, "agreed": agreed})
+        store.cut_back(member, stream, agreed)

@@ -142,7 +142,8 @@ class Intake:
         self._next: dict[str, int] = {}
         self._types_of_others: dict[str, frozenset[str]] = {}
         self._storing: Counter[str] = Counter()
-        self._ended_by: dict[str, Exception] = {}
+        self.lost_streams: dict[str, Exception | None] = {}
+        """Streams not followed any more since nothing of them was stored; whoever follows them takes them out."""
         self._begun = 0
         self._ended = 0
 
@@ -297,13 +298,6 @@ class Intake:
         self._core.cancel(gathered.messages)
         if gathered.advance is not None:
             self.unfollow(gathered.advance.stream)
-            if error is not None:
-                self._ended_by[gathered.advance.stream] = error
+            self.lost_streams[gathered.advance.stream] = error
         elif error is not None:
             self.refused += len(gathered.messages)
-
-    def raise_ended(self, stream: str) -> None:
-        """Raise what ended the following of a stream, once."""
-        error = self._ended_by.pop(stream, None)
-        if error is not None:
-            raise error

@@ -24,6 +24,7 @@ taker is done with some, so neither a stream of which much comes nor a taker tha
 
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._follower import Follower, FollowerOptions, FollowerStatistics
+from relatum.following._helpers import Helpers
 
 __all__ = [
     "Attached",
@@ -33,6 +34,7 @@ __all__ = [
     "Follower",
     "FollowerOptions",
     "FollowerStatistics",
+    "Helpers",
     "Hole",
     "Records",
     "Replaced",

@@ -79,7 +79,7 @@ class Desk:
     ) -> None:
         self.loop = loop
         self.questions = questions
-        self.helpers = Helpers(loop)
+        self.helpers = Helpers(loop.add_callback)
         self.outages = outages
         self.shelves = shelves
         self._names = names

@@ -7,7 +7,6 @@ from typing import Final, TypeVar
 
 from relatum.errors import RelatumError, StreamUnavailable, UsedAfterClose
 from relatum.following._course import Doubt, Finding
-from relatum.following._loop import Loop
 from relatum.reading import Agreement, Broker, BrokerAddress, SocketConnection, StreamReader, agreement
 
 HELPERS_MAX: Final = 3
@@ -17,21 +16,23 @@ _Answer = TypeVar("_Answer")
 
 
 class Helpers:
-    """A few threads, while there is something to ask; answers are given to the loop.
+    """A few threads, while there is something to ask; answers are given to the thread that had it asked.
 
     Args:
-        loop: The loop.
+        tell: Has that thread do something.
+        name: The name of the threads.
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, tell: Callable[[Callable[[], None]], None], name: str = "relatum-follower-asks") -> None:
+        self._tell = tell
+        self._name = name
         self._lock = threading.Lock()
         self._questions: deque[Callable[[], None]] = deque()
         self._threads: set[threading.Thread] = set()
         self._is_closed = False
 
     def ask(self, question: Callable[[], _Answer], answered: Callable[[_Answer | Exception], None]) -> None:
-        """Ask, and have the loop call with the answer, or with what was raised instead."""
+        """Ask, and have the thread call with the answer, or with what was raised instead."""
 
         def run() -> None:
             try:
@@ -39,14 +40,14 @@ class Helpers:
             except Exception as error:  # noqa: BLE001 - whoever asked is told of it
                 answer = error
             if not self._is_closed:
-                self._loop.add_callback(lambda: answered(answer))
+                self._tell(lambda: answered(answer))
             elif isinstance(answer, SocketConnection):
                 answer.close()
 
         with self._lock:
             self._questions.append(run)
             if len(self._threads) < HELPERS_MAX and not self._is_closed:
-                thread = threading.Thread(target=self._work, name="relatum-follower-asks", daemon=True)
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._threads.add(thread)
                 thread.start()
 
