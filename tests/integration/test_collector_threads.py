@@ -18,9 +18,11 @@ from tests.support.leases import LEASE_S
 COLLECTED, SUCCEEDED = OutcomeStatus.COLLECTED, OutcomeStatus.SUCCEEDED
 
 RUN_UNTIL_INTERRUPTED = """
-import sys, threading
+import signal, sys, threading
 from relatum import MessageCollector
 from relatum.collecting import ExecutorOptions
+# A shell has what it starts in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 collector = MessageCollector("billing", database=sys.argv[1], broker=sys.argv[2], streams=[sys.argv[3]])
 collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=600.0))
 collector.register_result_handler(lambda outcome: print(outcome.status.value, flush=True))
