@@ -423,7 +423,9 @@ def test_a_stream_declared_again_begins_anew(store: CollectorStore, member: int)
     store.add(member, entries(0, 1, 2), Advance("orders", 0, 3, Position(2, 7, 1)))
     store.forward(member, BULK, places(0, 1))
     store.finish(member, BULK, results(OutcomeStatus.SUCCEEDED, 0))
-    followed = store.begin_anew(member, "orders", 0)
+    store.begin_anew(member, "orders", 0)
+    followed = store.follow(member, "orders", 5)
+    assert followed is not None
     assert (followed.next_offset, followed.known_by) == (0, None)
     assert statuses(store, 0, 1, 2) == ["succeeded", "failed", "failed"]
     assert store.outcomes_of(["orders-1"])["orders-1"].reason == REPLACED

@@ -15,7 +15,7 @@ from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._collector_life import CLOSE_S, END_S, CollectorLife
 from relatum.collecting._loop_calls import AsyncExecutor, LoopCalls, is_coroutine_function
 from relatum.collecting._ports import Abandoned
-from relatum.errors import ConfigurationError, Transient
+from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
 from relatum.waiting import backoff
@@ -69,11 +69,7 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor]):
 
     async def collect_many(self, messages: Iterable[Message], *, timeout_s: float | None = None) -> list[bool]:
         """Take messages, in order; see `MessageCollector.collect_many`. Cancelled, the first of them may be taken."""
-        if not self._is_started:
-            raise ConfigurationError("the collector does not run: start it")
-        if timeout_s is not None:
-            checked_seconds("timeout_s", timeout_s)
-        described = self._described(messages)
+        described = self._described(messages, timeout_s)
         if self._is_storer():
             timeout_s = 0.0
         taken: list[bool] = []

@@ -2,16 +2,15 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from relatum.checks import checked_event, checked_name, checked_seconds
 from relatum.collecting._bulk import Executor
 from relatum.collecting._collector_life import CLOSE_S, CollectorLife
-from relatum.collecting._handlers import Handler
 from relatum.collecting._loop_calls import is_coroutine_function
-from relatum.errors import ConfigurationError, InvalidInput, Transient
+from relatum.errors import InvalidInput, Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
 from relatum.waiting import backoff
@@ -48,25 +47,12 @@ class MessageCollector(CollectorLife[Executor]):
     """
 
     def _called_in_thread(self, executor: Executor) -> Executor:
-        if is_coroutine_function(executor):
-            raise InvalidInput(f"nobody would await {executor!r}: a coroutine function is for AsyncMessageCollector")
+        self._check_awaited(executor)
         return executor
 
-    def register_result_handler(
-        self,
-        handler: Handler,
-        *,
-        type: str | None = None,  # noqa: A002 - RabbitMQ's word for it
-        message_id: str | None = None,
-    ) -> None:
-        """Tell a handler of outcomes that this member stores; see `Collector.register_result_handler`.
-
-        Raises:
-            InvalidInput: As there, or it is a coroutine function, which nobody would await.
-        """
-        if is_coroutine_function(handler):
-            raise InvalidInput(f"nobody would await {handler!r}: a coroutine function is for AsyncMessageCollector")
-        super().register_result_handler(handler, type=type, message_id=message_id)
+    def _check_awaited(self, called: Callable[..., object]) -> None:
+        if is_coroutine_function(called):
+            raise InvalidInput(f"nobody would await {called!r}: a coroutine function is for AsyncMessageCollector")
 
     # --- messages in ----------------------------------------------------------------------------------------------
 
@@ -99,11 +85,7 @@ class MessageCollector(CollectorLife[Executor]):
         Returns:
             For each message, whether it was taken.
         """
-        if not self._is_started:
-            raise ConfigurationError("the collector does not run: start it")
-        if timeout_s is not None:
-            checked_seconds("timeout_s", timeout_s)
-        described = self._described(messages)
+        described = self._described(messages, timeout_s)
         until = None if timeout_s is None else time.monotonic() + timeout_s
         shared = self._shared
         taken: list[bool] = []

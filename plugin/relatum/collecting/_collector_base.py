@@ -2,7 +2,7 @@
 
 import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
@@ -137,6 +137,9 @@ class Collector(Generic[ExecutorT]):
             raise _endless(self._dead_letters.stream)
         return names
 
+    def _check_awaited(self, called: Callable[..., object]) -> None:
+        """Refuse a coroutine function where this face would not await it."""
+
     def _called_in_thread(self, executor: ExecutorT) -> Executor:
         """The executor as a worker calls it, in its thread; refuses what this face could not call."""
         raise NotImplementedError
@@ -204,9 +207,11 @@ class Collector(Generic[ExecutorT]):
             message_id: Only of this message; the handler goes after its final outcome.
 
         Raises:
-            InvalidInput: Both a type and a message id were given, or one of the arguments cannot be one.
+            InvalidInput: Both a type and a message id were given, or one of the arguments cannot be one: with threads
+                also a coroutine function, which nobody would await.
         """
         checked_callable("handler", handler)
+        self._check_awaited(handler)
         for name, value in (("type", type), ("message_id", message_id)):
             if value is not None:
                 checked_name(name, value)
@@ -214,8 +219,12 @@ class Collector(Generic[ExecutorT]):
             raise InvalidInput("a result handler is of a type, of a message, or of all: not of two of them")
         self._shared.handlers.register(handler, type=type, message_id=message_id)
 
-    def _described(self, messages: Iterable[Message]) -> list[Collected]:
+    def _described(self, messages: Iterable[Message], timeout_s: float | None) -> list[Collected]:
         """What this collector needs to know of messages that are given, all of which are looked at first."""
+        if not self._is_started:
+            raise ConfigurationError("the collector does not run: start it")
+        if timeout_s is not None:
+            checked_seconds("timeout_s", timeout_s)
         if not isinstance(messages, Iterable):
             raise InvalidInput(f"collect_many takes messages, not {type(messages).__name__}")
         given: list[Any] = list(messages)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -121,18 +121,22 @@ class CollectorStore:
             return Followed(position, None, others, is_new=source.position is None)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms), others)
 
-    def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
+    def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Begin a new generation of a stream this member follows."""
         with self._database.transaction() as connection:
-            self._sources.hold(connection, member)
-            old = self._sources.lock(connection, stream)
-            if old.member_id != member:
-                raise Conflict(f"another member of {self.name!r} follows {stream!r}")
+            old = self._its_own(connection, member, stream)
             connection.execute(member_statements.replace_source, {"id": old.source_id})
             connection.execute(member_statements.fail_unfinished, {"of_source": old.source_id, "why": REPLACED})
             new = self._sources.lock(connection, stream)
             connection.execute(member_statements.follow, {"id": new.source_id, "by": member, "initial": initial})
-            return Followed(initial, None, self._sources.types_of_others(connection, member))
+
+    def _its_own(self, connection: sa.Connection, member: int, stream: str) -> Any:
+        """The row of a stream that a member follows, locked."""
+        self._sources.hold(connection, member)
+        source = self._sources.lock(connection, stream)
+        if source.member_id != member:
+            raise Conflict(f"another member of {self.name!r} follows {stream!r}")
+        return source
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
         """The last message of a stream's present generation up to an offset: its offset, and its id."""
@@ -141,20 +145,16 @@ class CollectorStore:
             row = connection.execute(member_statements.last_collected, named).one_or_none()
             return None if row is None else (row.stream_offset, row.message_id)
 
-    def cut_back(self, member: int, stream: str, behind: int) -> Followed:
+    def cut_back(self, member: int, stream: str, behind: int) -> None:
         """Go on behind an offset in a stream that lost its end: what lay there is over, and its places are free."""
         with self._database.transaction() as connection:
-            self._sources.hold(connection, member)
-            source = self._sources.lock(connection, stream)
-            if source.member_id != member:
-                raise Conflict(f"another member of {self.name!r} follows {stream!r}")
+            source = self._its_own(connection, member, stream)
             named = {"in_collector": self._sources.collector_id(connection), "of_stream": stream}
             lost = connection.execute(member_statements.add_replaced, named).scalar_one()
             moved = {"of_source": source.source_id, "behind": behind, "to_source": lost}
             connection.execute(member_statements.move_lost, moved)
             connection.execute(member_statements.fail_unfinished, {"of_source": lost, "why": REPLACED})
             connection.execute(member_statements.set_back, {"id": source.source_id, "to": behind + 1})
-            return Followed(behind + 1, None, self._sources.types_of_others(connection, member))
 
     def unfollow(self, member: int, stream: str) -> None:
         """Let another member follow the stream."""

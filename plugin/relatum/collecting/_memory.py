@@ -55,13 +55,9 @@ class MemoryStore:
             is_new = stream not in self._positions
             return replace(self._positions.setdefault(stream, Followed(initial)), is_new=is_new)
 
-    def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
+    def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Forget what is known of the stream."""
-        with self._lock:
-            for place in [place for place in self._records if place.stream == stream]:
-                self._drop(place)
-            self._positions[stream] = Followed(initial)
-            return self._positions[stream]
+        self._go_on(stream, -1, initial)
 
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
         """The last message up to an offset that is remembered."""
@@ -71,13 +67,15 @@ class MemoryStore:
                 return None
             return max(offsets), self._records[MessageId(stream, max(offsets))].message_id
 
-    def cut_back(self, member: int, stream: str, behind: int) -> Followed:
+    def cut_back(self, member: int, stream: str, behind: int) -> None:
         """Forget what lay behind an offset."""
+        self._go_on(stream, behind, behind + 1)
+
+    def _go_on(self, stream: str, behind: int, next_offset: int) -> None:
         with self._lock:
             for place in [place for place in self._records if place.stream == stream and place.offset > behind]:
                 self._drop(place)
-            self._positions[stream] = Followed(behind + 1)
-            return self._positions[stream]
+            self._positions[stream] = Followed(next_offset)
 
     def unfollow(self, member: int, stream: str) -> None:
         """Nobody else follows."""

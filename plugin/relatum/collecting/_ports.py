@@ -160,7 +160,7 @@ class Store(Protocol):
             Where to go on; None where another member follows it.
         """
 
-    def begin_anew(self, member: int, stream: str, initial: int) -> Followed:
+    def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Begin a new generation of a stream this member follows: it was declared again, or lost its tail.
 
         What is unfinished of the old generation becomes FAILED: its bodies are gone.
@@ -169,7 +169,7 @@ class Store(Protocol):
     def last_collected(self, stream: str, until: int) -> tuple[int, str] | None:
         """The last message of a stream's present generation up to an offset: its offset, and its id; None for none."""
 
-    def cut_back(self, member: int, stream: str, behind: int) -> Followed:
+    def cut_back(self, member: int, stream: str, behind: int) -> None:
         """Go on behind an offset in a stream this member follows, which has lost its end.
 
         What lay behind it is over: unfinished messages become FAILED, and the places are free for others.

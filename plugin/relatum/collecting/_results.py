@@ -47,32 +47,19 @@ def is_hopeless(options: ExecutorOptions, message: Collected) -> bool:
     return message.attempts > options.attempts + CRASHES_MAX
 
 
-def outcome_of(collector: str, message: Collected, result: Result, at: datetime | None) -> Outcome:
-    """What handlers are told of a message after an attempt."""
+def outcome_of(collector: str, message: Collected, result: Result | None = None, at: datetime | None = None) -> Outcome:
+    """What handlers are told of a message: after an attempt, or, without a result, when it was stored."""
+    status = OutcomeStatus.COLLECTED if result is None else result.status
     return Outcome(
         message.message_id,
-        result.status,
+        status,
         collector,
         message.type,
         message.place.stream,
         message.place.offset,
         message.attempts,
-        result.reason,
+        None if result is None else result.reason,
         message.collected_at,
         message.forwarded_at,
-        at if result.status.is_final else None,
-    )
-
-
-def collected_outcome(collector: str, message: Collected) -> Outcome:
-    """What handlers are told of a message that was just stored."""
-    return Outcome(
-        message.message_id,
-        OutcomeStatus.COLLECTED,
-        collector,
-        message.type,
-        message.place.stream,
-        message.place.offset,
-        message.attempts,
-        collected_at=message.collected_at,
+        at if status.is_final else None,
     )

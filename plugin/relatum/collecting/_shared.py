@@ -16,7 +16,7 @@ from relatum.collecting._collector_statistics import CollectorStatistics, TypeCo
 from relatum.collecting._handlers import Handlers
 from relatum.collecting._intake import Gathered, Intake
 from relatum.collecting._ports import Abandoned, Store, Stored
-from relatum.collecting._results import collected_outcome, outcome_of
+from relatum.collecting._results import outcome_of
 from relatum.errors import Conflict, DatabaseUnavailable
 from relatum.outcomes import Outcome
 from relatum.waiting import Outages, Pauses, ended, log_failure, may_be_mended, may_repeat
@@ -159,7 +159,7 @@ class Shared:
         with self.changed:
             ours = self.intake.stored(gathered, stored)
         wanted = self.handlers.is_wanted
-        self.tell([collected_outcome(self.store.name, message) for message in ours if wanted(message.type)])
+        self.tell([outcome_of(self.store.name, message) for message in ours if wanted(message.type)])
         with self.changed:
             for message in ours:
                 self.counts[message.type].collected += 1
