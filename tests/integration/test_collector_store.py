@@ -417,6 +417,18 @@ def test_what_is_told_of_a_joined_commit_in_doubt_is_what_was_committed(
     assert joined.stored.places == places(0)
 
 
+def test_others_streams_are_told_in_one_answer(store: CollectorStore, member: int, engine: sa.Engine) -> None:
+    """Those of members whose lease holds: neither one's own, nor what was left, nor what died with its member."""
+    another = store.open(["order"], LEASE_S)
+    for stream in ("orders", "mails"):
+        assert store.follow(member, stream, 0) is not None
+    assert store.follow(another, "parcels", 0) is not None
+    store.unfollow(member, "mails")
+    assert (store.held(another), store.held(member)) == ({"orders"}, {"parcels"})
+    lapse(engine, another)
+    assert store.held(member) == frozenset()
+
+
 def test_a_stream_declared_again_begins_anew(store: CollectorStore, member: int) -> None:
     """Offsets restart, so the old generation's unfinished messages failed, and its rows answer for nothing new."""
     store.follow(member, "orders", 0)

@@ -10,7 +10,7 @@ from relatum.collecting._intake import type_of_property
 from relatum.collecting._memory import MemoryStore
 from relatum.collecting._ports import Followed, Stored
 from relatum.collecting._shared import Shared
-from relatum.collecting._streams import AGAIN_S, STANDBY_S, Begin, CollectedStream, FindAgain, Leave
+from relatum.collecting._streams import AGAIN_S, Begin, CollectedStream, FindAgain, Leave
 from relatum.errors import BrokerUnavailable, Conflict
 from relatum.following import Attached, Event, Failed, Records, Replaced
 from relatum.reading import Agreement, Message, Position, Properties, RecordBatch
@@ -92,8 +92,10 @@ def test_another_member_s_stream_is_asked_for_again(world: World) -> None:
     question = world.stream.step(5.0)
     assert question is not None
     world.stream.answered(question, (7, None), 5.0)
-    assert (world.stream.step(5.0), world.stream.due_at) == (None, 5.0 + STANDBY_S)
-    assert world.stream.step(5.0 + STANDBY_S) == Begin(1, 7)
+    assert world.stream.is_standing_by
+    assert world.stream.step(1e9) is None
+    world.stream.freed()
+    assert world.stream.step(5.0) == Begin(1, 7)
 
 
 def test_what_has_no_room_waits_alone(world: World) -> None:

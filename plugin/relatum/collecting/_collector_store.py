@@ -121,6 +121,12 @@ class CollectorStore:
             return Followed(position, None, others, is_new=source.position is None)
         return Followed(position, Position(source.last_offset, source.last_fingerprint, source.last_chunk_ms), others)
 
+    def held(self, member: int) -> frozenset[str]:
+        """The streams that other members with a lease follow."""
+        with self._database.transaction() as connection:
+            named = {"in_collector": self._sources.collector_id(connection), "of_member": member}
+            return frozenset(connection.scalars(member_statements.held, named))
+
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Begin a new generation of a stream this member follows."""
         with self._database.transaction() as connection:

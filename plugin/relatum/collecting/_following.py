@@ -1,5 +1,6 @@
 """The thread that follows all streams of a collector: what comes of them goes to where each stands."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -17,6 +18,9 @@ from relatum.following import Event, Follower, Helpers
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.steps import run
+
+STANDBY_S: Final = 1.0
+"""How often a member asks which of the streams that others followed became free: once for all of them."""
 
 WAIT_S: Final = 1.0
 """How often the thread looks up with nothing to do; nothing depends on it."""
@@ -63,6 +67,8 @@ class Following:
         self._resting: set[CollectedStream] = set()
         """Those that have something to do at a time."""
         self._seen = (0, False)
+        self._ask_at = 0.0
+        """When to ask which streams became free; infinite while that is being asked."""
         with shared.changed:
             shared.changed.listeners.append(self._wake.set)
         self.thread = threading.Thread(target=self._run, name=f"relatum-{shared.store.name}-following", daemon=True)
@@ -110,8 +116,8 @@ class Following:
         events = self._follower.take(0.0)
         for event in events:
             self._sort(event)
-        self._look()
         now = time.monotonic()
+        self._look(now)
         stirred, self._stirred = self._stirred | {each for each in self._resting if each.due_at <= now}, set()
         for stream in stirred:
             self._step(stream, now)
@@ -126,9 +132,12 @@ class Following:
             stream.came(event)
             self._stirred.add(stream)
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         """See what has changed for streams that nothing came of."""
         shared = self._shared
+        if now >= self._ask_at and any(each.is_standing_by for each in self._resting):
+            self._ask_at = math.inf
+            self._helpers.ask(partial(shared.store.held, shared.member), self._held)
         seen = shared.member, shared.stopping.is_set()
         if seen != self._seen:
             self._seen = seen
@@ -140,6 +149,13 @@ class Following:
             for name, error in lost.items():
                 self._streams[name].lost(error)
                 self._stirred.add(self._streams[name])
+
+    def _held(self, held: frozenset[str] | Exception) -> None:
+        """Ask for those that nobody else follows; where that cannot be said, for all: it is said why, then."""
+        self._ask_at = time.monotonic() + STANDBY_S
+        for stream in self._resting:
+            if stream.is_standing_by and (isinstance(held, Exception) or stream.name not in held):
+                stream.freed()
 
     def _step(self, stream: CollectedStream, now: float) -> None:
         try:

@@ -129,6 +129,17 @@ types_of_others: Final = (
     .distinct()
 )
 
+held: Final = (
+    sa.select(_sources.stream)
+    .join(collector_members, _members.member_id == _sources.member_id)
+    .where(
+        _sources.collector_id == _of_collector,
+        _sources.replaced_at.is_(None),
+        _members.member_id != sa.bindparam("of_member"),
+        _is_alive,
+    )
+)
+
 _KNOWN_BY: Final = {
     "last_offset": sa.bindparam("known_offset", type_=sa.BigInteger),
     "last_fingerprint": sa.bindparam("known_fingerprint", type_=sa.BigInteger),

@@ -55,6 +55,10 @@ class MemoryStore:
             is_new = stream not in self._positions
             return replace(self._positions.setdefault(stream, Followed(initial)), is_new=is_new)
 
+    def held(self, member: int) -> frozenset[str]:
+        """None: there is no other member."""
+        return frozenset()
+
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Forget what is known of the stream."""
         self._go_on(stream, -1, initial)

@@ -160,6 +160,9 @@ class Store(Protocol):
             Where to go on; None where another member follows it.
         """
 
+    def held(self, member: int) -> frozenset[str]:
+        """The streams that other members with a lease follow: those it is of no use to ask for."""
+
     def begin_anew(self, member: int, stream: str, initial: int) -> None:
         """Begin a new generation of a stream this member follows: it was declared again, or lost its tail.
 

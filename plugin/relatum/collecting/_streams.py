@@ -18,9 +18,6 @@ from relatum.waiting import Pauses, ended
 AGAIN_S: Final = 0.05
 """Seconds until a stream is followed again where another member came between."""
 
-STANDBY_S: Final = 1.0
-"""How often a member asks whether a stream that another one follows became free."""
-
 
 @dataclass(frozen=True, slots=True)
 class Begin:
@@ -111,6 +108,11 @@ class CollectedStream:
         return self._phase is _Phase.RESTING
 
     @property
+    def is_standing_by(self) -> bool:
+        """Whether another member follows it, as far as is known: told otherwise by `freed`."""
+        return self.is_resting and self._initial is not None
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it goes on when messages are stored or consumed, or there is room for more."""
         return self._phase in (_Phase.EMPTYING, _Phase.LEAVING) or self._taking is not None
@@ -134,13 +136,17 @@ class CollectedStream:
                 self._read_on(question.member, followed)
                 return
             self._shared.outages.over(self._who)
-            self._rest(now + STANDBY_S)
+            self._rest(math.inf)
             return
         if isinstance(question, FindAgain):
             self._phase = _Phase.LEAVING
         else:
             self._initial = None
             self._rest(now + self._pause_s)
+
+    def freed(self) -> None:
+        """Ask for it again: no other member follows it any more."""
+        self.due_at = 0.0
 
     def lost(self, error: Exception | None) -> None:
         """Begin anew: another member moved its position (None), or the store takes its messages at no time."""
