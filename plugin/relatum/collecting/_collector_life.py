@@ -204,7 +204,7 @@ class CollectorLife(Collector[ExecutorT]):
         for thread in self._workers:
             thread.join(max(0.0, unwound - time.monotonic()))
         ended = time.monotonic() + END_S
-        for thread in self._keepers:
+        for thread in [*self._readers(), *self._keepers]:
             thread.join(max(0.0, ended - time.monotonic()))
         self._leave()
         return in_time

@@ -104,10 +104,11 @@ class Following:
             self._shared.changed.listeners.remove(self._wake.set)
 
     def _is_done(self) -> bool:
-        """Whether the collector stops and all streams are others' to follow."""
+        """Whether the collector stops, all streams are others' to follow, and nothing is being asked."""
         if self._shared.abandoned.is_set():
             return True
-        return self._shared.stopping.is_set() and all(each.is_resting for each in self._streams.values())
+        is_resting = self._ask_at < math.inf and all(each.is_resting for each in self._streams.values())
+        return is_resting and self._shared.stopping.is_set()
 
     def _round(self) -> None:
         self._wake.clear()
@@ -135,10 +136,10 @@ class Following:
     def _look(self, now: float) -> None:
         """See what has changed for streams that nothing came of."""
         shared = self._shared
-        if now >= self._ask_at and any(each.is_standing_by for each in self._resting):
+        seen = shared.member, shared.stopping.is_set()
+        if now >= self._ask_at and not shared.stopping.is_set() and any(each.is_standing_by for each in self._resting):
             self._ask_at = math.inf
             self._helpers.ask(partial(shared.store.held, shared.member), self._held)
-        seen = shared.member, shared.stopping.is_set()
         if seen != self._seen:
             self._seen = seen
             self._stirred.update(self._streams.values())
