@@ -33,7 +33,7 @@ def status(
     given: ContextsOptions,
 ) -> None:
     """Show the partitions with their contexts, and the moves under way. `--json` prints one document."""
-    with given.contexts(super_stream) as opened:
+    with given.looked_at(super_stream) as opened:
         found = opened.status()
     if given.as_json:
         print_json(status_document(found))
@@ -53,7 +53,7 @@ def list_contexts(
     given: ContextsOptions,
 ) -> None:
     """List contexts by name, each with its partition. `--json` prints JSON lines."""
-    with given.contexts(super_stream) as opened:
+    with given.looked_at(super_stream) as opened:
         _print_assignments(list(islice(opened.assignments(partition), limit)), as_json=given.as_json)
 
 
@@ -66,7 +66,7 @@ def show(
     given: ContextsOptions,
 ) -> None:
     """Show where contexts are. Ends with code 6 where one is nowhere. `--json` prints JSON lines."""
-    with given.contexts(super_stream) as opened:
+    with given.looked_at(super_stream) as opened:
         _print_assignments([opened.assignment_of(name) for name in names], as_json=given.as_json)
 
 
@@ -101,7 +101,7 @@ def moves(
     given: ContextsOptions,
 ) -> None:
     """Show the moves that have not ended, and whether somebody goes on with each. `--json` prints one document."""
-    with given.contexts(super_stream) as opened:
+    with given.looked_at(super_stream) as opened:
         found = opened.moves(latest=latest)
     if given.as_json:
         print_json([move_document(move) for move in found])

@@ -14,6 +14,11 @@ class ContextsServers(ServerOptions):
         """The contexts of a super stream; a broker is only asked where the database does not know it yet."""
         return SerializationContexts(super_stream, self.database_url, broker=self.broker, stream_url=self.stream_url)
 
+    def looked_at(self, super_stream: str) -> SerializationContexts:
+        """The contexts as the database has them, and nothing is written; the broker only tells the virtual host."""
+        vhost = "/" if self.broker is None else self.address.vhost
+        return SerializationContexts(super_stream, self.database_url, vhost=vhost)
+
     def moving(self, super_stream: str) -> SerializationContexts:
         """The contexts of a super stream, with a broker."""
         url, database = self.broker_url, self.database_url
