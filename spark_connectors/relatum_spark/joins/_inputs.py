@@ -10,13 +10,14 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from relatum.errors import InvalidInput, StreamNotFound
+from relatum.checks import checked_count
+from relatum.errors import StreamNotFound
 from relatum.reading import BrokerAddress
 from relatum.store import as_engine, streams_named, translated_errors
-from relatum_spark._broker import BROKER_VARIABLE, Broker, database_url
+from relatum_spark._broker import BROKER_VARIABLE, Broker
 from relatum_spark.joins._sides import PLACE, Side, key_columns, keyed
 from relatum_spark.payloads._resolve import resolve
-from relatum_spark.table._relationships import relationships
+from relatum_spark.table._relationships import PARTITIONS_MAX, database_of, relationships
 from relatum_spark.table._snapshot import Snapshot
 
 PARTITIONS: Final = 8
@@ -56,15 +57,14 @@ class Inputs:
 
         Raises:
             ConfigurationError: no database is named, or no broker where one is needed, or a URL cannot be read.
-            InvalidInput: the snapshot is of another database.
+            InvalidInput: the snapshot is none, or of another database, or `partitions` is no number of tasks.
         """
-        if snapshot is not None:
-            if database not in (None, snapshot.database):
-                raise InvalidInput("the snapshot is of another database; leave out `database`")
-            database = snapshot.database
+        if partitions is not None:
+            checked_count("partitions", partitions, most=PARTITIONS_MAX)
+        url = database_of(database, snapshot)
         is_named = broker is not None or bool(os.environ.get(BROKER_VARIABLE))
         found = Broker.of(broker, stream_url) if needs_broker or is_named else None
-        return cls(database_url(database), found, snapshot, PARTITIONS if partitions is None else partitions)
+        return cls(url, found, snapshot, PARTITIONS if partitions is None else partitions)
 
     @property
     def vhost(self) -> str:

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ByteType, IntegerType, LongType, ShortType, StringType, StructField, StructType
 
+from relatum.checks import shown
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetExpired, OffsetNotFound
 from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
@@ -103,6 +104,8 @@ def resolve(
 
     A broker that does not answer within its time-out (`Broker.timeout_s`) fails the task; Spark tries it again.
     """
+    if not hasattr(df, "schema"):  # a frame, of Spark Connect too
+        raise InvalidInput(f"df= takes a DataFrame, not {shown(df)}")
     offset_column = _offset_column(df.schema, offset_column)
     checks = dict(check or {})
     _check_arguments(df.schema, stream_column, offset_column, checks, keep_order=keep_order, partitions=partitions)

@@ -15,6 +15,7 @@ from typing import Final
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
+from relatum.checks import checked_count, checked_names, shown
 from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import BrokerAddress, StreamReader
@@ -22,7 +23,7 @@ from relatum.recording import BackfillReport, Filler, Pace, Plan, Segment, edges
 from relatum.store import StreamRow, as_engine
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.recording._follower import Follower, ProgressListener
-from relatum_spark.recording._tasks import parallelism, run_tasks
+from relatum_spark.recording._tasks import one_or_several, parallelism, run_tasks
 
 SLICE_OFFSETS: Final = 100_000
 """Offsets a slice has at most: some seconds of work, so that little is repeated and all slots end together."""
@@ -66,25 +67,23 @@ def backfill(
         count what it did: messages and rows are then too few, the table is not.
 
     Raises:
-        InvalidInput: a number is out of range.
+        InvalidInput: an argument is wrong.
         ConfigurationError: no broker or database is named, or executors cannot reach the stream protocol's port.
         KeyNotDefined, StreamNotFound: as they say; nothing was read.
         CoverageConflict: a stream is not the one that was recorded, or others keep moving the coverage.
         PythonException: a task failed as often as Spark tries it; run it again to go on.
     """
-    _check(messages_per_s, slice_offsets)
+    names = one_or_several("streams", streams)
+    if keys is not None:
+        keys = checked_names("keys", keys)
+    if messages_per_s is not None and not (type(messages_per_s) in (int, float) and messages_per_s > 0):
+        raise InvalidInput(f"messages_per_s= takes a number over 0, not {shown(messages_per_s)}")
+    checked_count("slice_offsets", slice_offsets)
     at_once = parallelism(spark, partitions)
     target, url = Broker.of(broker, stream_url), database_url(database)
     with as_engine(url) as engine, target.open() as reader:
         run = _Run(spark, engine, reader, target, url, at_once, slice_offsets, messages_per_s, progress)
-        return run.run([streams] if isinstance(streams, str) else streams, keys)
-
-
-def _check(messages_per_s: float | None, slice_offsets: int) -> None:
-    if messages_per_s is not None and not messages_per_s > 0:
-        raise InvalidInput(f"messages_per_s must be more than 0, not {messages_per_s}")
-    if slice_offsets < 1:
-        raise InvalidInput(f"slice_offsets must be at least 1, not {slice_offsets}")
+        return run.run(names, keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from relatum.errors import InvalidInput, RelatumError, Transient
+from relatum.checks import checked_count, checked_names
+from relatum.errors import RelatumError, Transient
 
 PARALLELISM_OVER_CONNECT: Final = 8
 """Tasks taken to run at once where the session cannot be asked."""
@@ -29,13 +30,20 @@ def parallelism(spark: SparkSession, wanted: int | None) -> int:
     """How many tasks should run at once: what is wanted, else what the session has slots for.
 
     Raises:
-        InvalidInput: less than one is wanted.
+        InvalidInput: it is no number, or less than one is wanted.
     """
     if wanted is not None:
-        if wanted < 1:
-            raise InvalidInput(f"partitions must be at least 1, not {wanted}")
-        return wanted
+        return checked_count("partitions", wanted)
     return PARALLELISM_OVER_CONNECT if is_remote() else max(1, spark.sparkContext.defaultParallelism)
+
+
+def one_or_several(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names, where one may stand for a list of itself.
+
+    Raises:
+        InvalidInput: it is no name, and no list of names.
+    """
+    return checked_names(argument, [names] if isinstance(names, str) else names, least=1)
 
 
 def run_tasks(

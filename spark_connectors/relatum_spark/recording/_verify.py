@@ -24,7 +24,7 @@ from relatum.recording import (
 from relatum.store import Range, as_engine
 from relatum_spark._broker import Broker, database_url
 from relatum_spark.recording._backfill import named_streams
-from relatum_spark.recording._tasks import parallelism, run_tasks
+from relatum_spark.recording._tasks import one_or_several, parallelism, run_tasks
 
 RUNS_EACH: Final = 4
 """Runs of windows for each task that runs at once, at least: so that all slots end together."""
@@ -65,18 +65,19 @@ def verify(
         theirs; of each stream the first 1,000 differences, more are counted.
 
     Raises:
-        InvalidInput: a number is out of range.
+        InvalidInput: an argument is wrong.
         ConfigurationError: no broker or database is named.
         StreamNotFound, NotAStream, AccessRefused: no stream can be compared; else the report names it in `failed`.
         PythonException: a task failed as often as Spark tries it.
     """
+    names = one_or_several("streams", streams)
     seed = checked_sample(sample, seed)
     at_once = parallelism(spark, partitions)
     target, url = Broker.of(broker, stream_url), database_url(database)
     with as_engine(url) as engine, target.open() as reader:
-        names = named_streams(reader, [streams] if isinstance(streams, str) else streams)
         failed: dict[str, RelatumError] = {}
-        results = _Verification(spark, engine, reader, target, url, at_once).compare(names, sample, seed, failed)
+        run = _Verification(spark, engine, reader, target, url, at_once)
+        results = run.compare(named_streams(reader, names), sample, seed, failed)
         check_any(results, failed)
         results += verify_strays(engine)
     for result in results:

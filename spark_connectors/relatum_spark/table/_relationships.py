@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from relatum.checks import checked_count, checked_name, checked_names, shown
 from relatum.errors import InvalidInput, StreamNotFound
 from relatum.store import as_engine, coverage_of, covered, streams, translated_errors
 from relatum_spark._broker import database_url
@@ -62,13 +63,18 @@ def relationships(
         InvalidInput: An argument is wrong, or the snapshot has ended.
         DatabaseUnavailable: PostgreSQL does not answer.
     """
-    _check(partitions, split)
-    url = _database(database, snapshot)
+    checked_count("partitions", partitions, most=PARTITIONS_MAX)
+    if split not in ("blocks", "offsets"):
+        raise InvalidInput(f'split must be "blocks" or "offsets", not {split!r}')
+    stream_names, key_names = _names(streams, "streams"), _names(keys, "keys")
+    if vhost is not None:
+        checked_name("vhost", vhost)
+    url = database_of(database, snapshot)
     options = jdbc_options(url)
     require_driver(spark)
     with _connection(url, snapshot) as connection:
-        stream_ids = _stream_ids(connection, _names(streams, "streams"), vhost)
-        definitions = definitions_in(connection, _names(keys, "keys"))
+        stream_ids = _stream_ids(connection, stream_names, vhost)
+        definitions = definitions_in(connection, key_names)
         key_ids = [definition.key_id for definition in definitions]
         bounds = _bounds(connection, stream_ids, key_ids)
         if split == "blocks":
@@ -81,25 +87,24 @@ def relationships(
     return frame.withColumn("time", F.timestamp_micros("time_us")).select(*COLUMNS)
 
 
-def _check(partitions: int, split: str) -> None:
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
-        raise InvalidInput(f"partitions must be a number from 1 to {PARTITIONS_MAX:,}, not {partitions!r}")
-    if split not in ("blocks", "offsets"):
-        raise InvalidInput(f'split must be "blocks" or "offsets", not {split!r}')
-
-
 def _names(names: str | Sequence[str] | None, argument: str) -> list[str] | None:
     if names is None:
         return None
-    found = [names] if isinstance(names, str) else list(names)
-    if not found or not all(isinstance(name, str) for name in found):
-        raise InvalidInput(f"{argument} must be a name or names; leave it out for all")
+    found = checked_names(argument, [names] if isinstance(names, str) else names, least=1)
     return list(dict.fromkeys(found))
 
 
-def _database(database: str | None, snapshot: Snapshot | None) -> str:
+def database_of(database: str | None, snapshot: Snapshot | None) -> str:
+    """PostgreSQL's URL: the snapshot's, where there is one.
+
+    Raises:
+        ConfigurationError: none is named, or it cannot be read.
+        InvalidInput: what is given is no snapshot, or one of another database.
+    """
     if snapshot is None:
         return database_url(database)
+    if not isinstance(snapshot, Snapshot):
+        raise InvalidInput(f"snapshot= takes what `relatum_spark.snapshot` gives, not {shown(snapshot)}")
     if database is not None and database != snapshot.database:
         raise InvalidInput("the snapshot is of another database; leave out `database`")
     return snapshot.database

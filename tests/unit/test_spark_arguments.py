@@ -1,0 +1,63 @@
+"""Wrong arguments of Spark's functions: one clear error that names the argument, before a session is asked."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from relatum.errors import InvalidInput
+
+pytest.importorskip("pyspark")
+
+import relatum_spark
+
+DATABASE = "postgresql://127.0.0.1:1/x"
+BROKER = "amqp://127.0.0.1:1"
+"""Nobody listens there; nothing that is refused gets so far."""
+
+
+class Session:
+    """A session that must not be asked."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"{name} was asked of the session")
+
+
+SIDES = {"spark": Session(), "left": "a", "right": "b", "on": "k", "database": DATABASE, "broker": BROKER}
+STREAMS = {"spark": Session(), "streams": "a", "partitions": 1, "database": DATABASE, "broker": BROKER}
+TABLE = {"spark": Session(), "database": DATABASE}
+NAMES: list[Any] = [True, 1.5, b"x", [], [1], [""], "", object()]
+COUNTS: list[Any] = ["1", True, 1.5, math.nan, 0, -1, [], object()]
+OTHERS: list[Any] = ["x", True, 1.5, [], object()]
+
+CASES: list[tuple[Callable[..., Any], dict[str, Any], str, list[Any]]] = [
+    *((join, SIDES, "partitions", COUNTS) for join in (relatum_spark.related_pairs, relatum_spark.unmatched)),
+    *((join, SIDES, "snapshot", OTHERS) for join in (relatum_spark.related_pairs, relatum_spark.as_of)),
+    (relatum_spark.as_of, SIDES, "partitions", COUNTS),
+    (relatum_spark.backfill, STREAMS, "streams", NAMES),
+    (relatum_spark.backfill, STREAMS, "keys", [each for each in NAMES if each != []]),
+    (relatum_spark.backfill, STREAMS, "partitions", COUNTS),
+    (relatum_spark.backfill, STREAMS, "slice_offsets", COUNTS),
+    (relatum_spark.backfill, STREAMS, "messages_per_s", [each for each in COUNTS if each != 1.5]),
+    (relatum_spark.verify, STREAMS, "streams", NAMES),
+    (relatum_spark.verify, STREAMS, "partitions", COUNTS),
+    (relatum_spark.relationships, TABLE, "streams", NAMES),
+    (relatum_spark.relationships, TABLE, "keys", NAMES),
+    (relatum_spark.relationships, TABLE, "vhost", [True, 1.5, b"x", "", []]),
+    (relatum_spark.relationships, TABLE, "partitions", COUNTS),
+    (relatum_spark.relationships, TABLE, "snapshot", OTHERS),
+    (relatum_spark.resolve, {"df": None, "broker": BROKER}, "df", [None, *OTHERS]),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "argument", "refused"), CASES, ids=lambda each: getattr(each, "__name__", None)
+)
+def test_wrong_arguments_are_named(
+    function: Callable[..., Any], given: dict[str, Any], argument: str, refused: list[Any]
+) -> None:
+    """Neither Python's own errors, nor a question to a server."""
+    for value in refused:
+        with pytest.raises(InvalidInput, match=f"{argument}="):
+            function(**(given | {argument: value}))
