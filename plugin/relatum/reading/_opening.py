@@ -3,7 +3,7 @@
 import ssl
 from typing import Final
 
-from relatum.errors import BrokerUnavailable, ReadTimeout
+from relatum.errors import AccessRefused, BrokerUnavailable, ReadTimeout
 from relatum.reading._address import BrokerAddress
 from relatum.reading._handshake import refusal_inside
 from relatum.wire import STREAM, AnotherProtocol, Login, Mechanism, hint, is_another, unreached
@@ -31,7 +31,11 @@ def not_opened(error: BaseException, host: str, port: int) -> BaseException:
     where = f"{host}:{port}"
     if isinstance(error, AnotherProtocol):
         return AnotherProtocol(f"{is_another(error.service, where, STREAM)}.", service=error.service)
-    if (refused := refusal_inside(error, where)) is not None:
+    if isinstance(error, AccessRefused):
+        refused: BaseException | None = AccessRefused(f"{where}: {error}")
+    else:
+        refused = refusal_inside(error, where)
+    if refused is not None:
         return refused
     if isinstance(error, ssl.SSLError):
         return BrokerUnavailable(f"TLS with {where} failed: {error.reason or 'it hung up'}.")
