@@ -19,7 +19,6 @@ from relatum_consumer.lookups._proof import (
     ends_of,
     evidence,
     replaced,
-    uncovered,
 )
 from relatum_consumer.lookups._related import Question, answer, first_retained
 from relatum_consumer.lookups._requests import (
@@ -86,5 +85,4 @@ __all__ = [
     "names_of",
     "replaced",
     "time_us_of",
-    "uncovered",
 ]

@@ -94,26 +94,14 @@ class Evidence:
         return Status.EXPIRED if has_expired else Status.ABSENT
 
 
-def uncovered(
-    catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], *, is_proof: bool = True
-) -> Steps[list[Uncovered]]:
-    """The uncovered ranges of `evidence`. That there is none is no proof: it takes all of the evidence.
-
-    Without `is_proof`, what was recorded over AMQP 0.9.1 counts, too: its rows are right, but some may lack.
-    """
-    return (yield from evidence(catalog, names, key_ids, is_proof=is_proof)).uncovered
-
-
 def evidence(
     catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], *, is_proof: bool = True
 ) -> Steps[Evidence]:
     """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
 
-    Args:
-        catalog: Of the database.
-        names: Streams and super streams, which stand for their partitions; None for all that are recorded.
-        key_ids: The keys that must be recorded; `relatum.store.TIME` for times.
-        is_proof: As for `uncovered`.
+    Names are of streams and super streams, which stand for their partitions; None means all that are recorded. For
+    times, the key is `relatum.store.TIME`. Without `is_proof`, what was recorded over AMQP 0.9.1 counts, too: its rows
+    are right, but some may lack.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
@@ -150,13 +138,7 @@ def evidence(
 def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | None]:
     """A stream's ends; None where the broker surely has no such stream; or why this user cannot read it.
 
-    Args:
-        stream: Its name.
-        is_named: Whether it was asked for by name: then it is an error not to be able to read it.
-
-    Raises:
-        StreamNotFound, NotAStream, AccessRefused: it was asked for by name.
-        Transient: nothing can be known now, of whichever stream.
+    Where it was asked for by name, that is an error (`StreamNotFound`, `NotAStream`, `AccessRefused`).
     """
     try:
         bounds: StreamBounds = yield from Bounds(stream)

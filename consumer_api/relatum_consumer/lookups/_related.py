@@ -37,17 +37,9 @@ _ADVICE: Final = "ask with limit=, or for a span of time (since=, until=)"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is sought by key.
+    """What is sought by key: messages that carry one of the values, but not the one they are to lie beside.
 
-    Attributes:
-        wanted: Keys and values; a message that carries one of them is meant.
-        names: Streams and super streams; None for all that are recorded.
-        order: The order of the answer.
-        limit: Messages at most; None for all.
-        since: Times from this on, microseconds since 1970; None for no bound.
-        until: Times before this; None for no bound.
-        beside: The message whose relata are sought, which is none of them.
-        lacking: The keys asked by that this message has no value of.
+    Names of None are all streams that are recorded; times, microseconds since 1970, are from `since` to before `until`.
     """
 
     wanted: tuple[Wanted, ...]

@@ -17,7 +17,7 @@ from relatum_consumer.groups.reading import _group_statements as statements
 from relatum_consumer.groups.reading._assembly import Member, Row, by_group, distinct
 from relatum_consumer.groups.reading._group_limits import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.groups.reading._group_requests import GroupSteps
-from relatum_consumer.lookups import Catalog, LeftOut, Select, Sift, Uncovered, all_ends, all_names, uncovered
+from relatum_consumer.lookups import Catalog, LeftOut, Select, Sift, Uncovered, all_ends, all_names, evidence
 
 logger = logging.getLogger("relatum.groups")
 
@@ -100,7 +100,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
     key_id = yield from group_key(catalog)
     yield from catalog.check_names(names)
     bounds = yield from _bounds(catalog, names)
-    gaps = yield from uncovered(catalog, names, [key_id], is_proof=complete)
+    known = yield from evidence(catalog, names, [key_id], is_proof=complete)
     recorded = yield from catalog.streams(names)
     view = View(
         key_id,
@@ -108,7 +108,7 @@ def look(catalog: Catalog, names: tuple[str, ...] | None, *, complete: bool) -> 
         {stream: ends.first or 0 for stream, ends in bounds.items()},
         {stream: 0 if ends.last is None else ends.last + 1 for stream, ends in bounds.items()},
     )
-    gaps = [gap for gap in gaps if gap.stream in bounds]
+    gaps = [gap for gap in known.uncovered if gap.stream in bounds]
     if complete:
         view.hold((yield from _unrecorded(view, gaps)))
     else:

@@ -14,23 +14,17 @@ NEVER_ACKNOWLEDGED: Final = "never_acknowledged"
 
 @dataclass(slots=True)
 class Claim:
-    """A group that is this member's.
-
-    Attributes:
-        group_id: The group.
-        number: How often it has been claimed: two claims are never taken for each other.
-        given: How often it was given before, where that is counted.
-        stream_id: Where its first message lies.
-        first_offset: The offset of that.
-        good_until: When the lease runs out, by the monotonic clock; another may have the group then.
-    """
+    """A group that is this member's."""
 
     group_id: str
     number: int
+    """How often it has been claimed: two claims are never taken for each other."""
     given: int
+    """How often it was given before, where that is counted."""
     stream_id: int
     first_offset: int
     good_until: float
+    """When the lease runs out, by the monotonic clock; another may have the group then."""
 
 
 @dataclass(frozen=True, slots=True)
