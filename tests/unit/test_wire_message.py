@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.errors import UndecodableMessage
-from relatum.reading import Message
+from relatum.reading import Message, Position, position_of
 from relatum.reading._message import type_and_id_of
 from relatum.wire import Opaque
 from relatum.wire import _amqp10 as amqp10
+from relatum.wire import fingerprint
 
 SAMPLE = (
     b"\x00\x53\x70\xc0\x07\x05\x41\x50\x03\x40\x41\x43"
@@ -24,11 +25,13 @@ SAMPLE = (
 
 def touch(message: Message) -> None:
     """Decode every part; what can be had without decoding the rest is the same."""
+    position = position_of(message)
     body, kind_and_id = message.body, type_and_id_of(message)
     assert isinstance(body, bytes)
     assert isinstance(dict(message.headers), dict)
     assert (message.properties.type, message.properties.message_id) == kind_and_id
     assert message.body == body
+    assert position == Position(message.offset, fingerprint(message.properties.message_id, body), message.chunk_ms)
     assert (message.time is None) == (message.time_us is None)
 
 

@@ -1,11 +1,12 @@
 """Whether a stream is still the one that was read: the same, behind, or another. In one place, for all who remember."""
 
+from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable
-from relatum.reading._message import Message
-from relatum.wire import Position, fingerprint
+from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable, UndecodableMessage
+from relatum.reading._message import Message, property_text
+from relatum.wire import Position, amqp10, fingerprint
 
 if TYPE_CHECKING:
     from relatum.reading._async_reader import AsyncStreamReader
@@ -72,10 +73,28 @@ def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUna
         last: int | None = found.last
         # An offset within the stream at which lies no message is the broker's own: it once was a message's.
         return Agreement.ENDS_BEFORE if last is None or last < position.offset else Agreement.OTHER
-    is_same = position.agrees(fingerprint(found.properties.message_id, found.body), found.chunk_ms)
+    is_same = position.agrees(_fingerprint_of(found), found.chunk_ms)
     return Agreement.SAME if is_same else Agreement.OTHER
 
 
 def position_of(message: Message) -> Position:
     """What lies at a message's offset, to know the stream again."""
-    return Position(message.offset, fingerprint(message.properties.message_id, message.body), message.chunk_ms)
+    return Position(message.offset, _fingerprint_of(message), message.chunk_ms)
+
+
+def _fingerprint_of(message: Message) -> int:
+    """The sum of its `message_id` and body; of a record these alone are decoded, which takes a tenth of the time."""
+    raw = message.raw
+    if raw is None:
+        return fingerprint(message.properties.message_id, message.body)
+    try:
+        sections = amqp10.find_sections(raw)
+        body = amqp10.body_of(raw, sections)
+    except UndecodableMessage:
+        return fingerprint(None, raw)
+    first: list[Any] = []
+    for code, start, _ in sections:
+        if code == amqp10.PROPERTIES:
+            with suppress(UndecodableMessage):
+                first = amqp10.decode_list(raw, start, 1)
+    return fingerprint(property_text(first[0]) if first else None, body)
