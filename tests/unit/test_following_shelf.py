@@ -21,9 +21,9 @@ def shelves(bytes_max: int = 1 << 20) -> tuple[Shelves, list[str]]:
 
 
 def put(all_: Shelves, shelf: Shelf, item: HeldDeliveries) -> None:
-    """Hold something and put it on a shelf, as the reading thread does."""
-    all_.hold(item)
-    all_.put(shelf, item)
+    """Put something that was read on a shelf and announce it, as the reading thread does at the end of a turn."""
+    all_.put(shelf, item, is_new=True)
+    all_.announce()
 
 
 def streams(events: list[Event]) -> list[str | None]:

@@ -116,6 +116,19 @@ class Course:
         self.is_agreed = self.known is None
         return waiting
 
+    def follows(self, held: Held) -> bool:
+        """Whether it is just what comes next, of a stream that is known and of which nothing waits; it is given then.
+
+        Nearly all that is read is: there is nothing to judge.
+        """
+        if held.first_offset != self.next_offset or not self.is_agreed or self._waiting:
+            return False
+        if self._is_asking or self._is_over:
+            return False
+        held.begin = self.next_offset
+        self.next_offset = held.last_offset + 1
+        return True
+
     def arrived(self, held: Held) -> Iterator[Step]:
         """Something was read; offsets ascend."""
         self._waiting.append(held)

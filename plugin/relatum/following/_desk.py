@@ -7,6 +7,7 @@ from relatum.errors import StreamUnavailable
 from relatum.following._course import Differs, Doubt, Drop, Finding, Give, Missed, Rewind, Step
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Replaced
 from relatum.following._followed import Followed
+from relatum.following._gathering import Gathering
 from relatum.following._held import Held
 from relatum.following._helpers import Helpers, Questions
 from relatum.following._loop import Loop
@@ -64,6 +65,7 @@ class Desk:
         shelves: What waits for the taker.
         names: What following is called where it is told of: all of it, and that of one stream.
         outages: Who is told of what waits.
+        gathering: Told what comes.
         transports: The transports, by the names that readers have for them.
     """
 
@@ -75,6 +77,7 @@ class Desk:
         *,
         names: Names,
         outages: Outages,
+        gathering: Gathering,
         transports: "Mapping[str, Callable[[Desk], Transport]]",
     ) -> None:
         self.loop = loop
@@ -82,6 +85,7 @@ class Desk:
         self.helpers = Helpers(loop.add_callback)
         self.outages = outages
         self.shelves = shelves
+        self.gathering = gathering
         self._names = names
         self._transports = transports
         self.transport: Transport | None = None
@@ -175,8 +179,15 @@ class Desk:
     def came(self, followed: Followed, held: Held) -> None:
         """Something was read."""
         followed.came(held)
-        self.shelves.hold(held)
-        self._go(followed, followed.course.arrived(held))
+        self.gathering.came(followed, held.bytes)
+        if followed.course.follows(held):
+            followed.gave()
+            if not followed.is_attached:
+                self._attached(followed)
+            self.shelves.put(followed.shelf, held, is_new=True)
+        else:
+            self.shelves.hold(held)
+            self._go(followed, followed.course.arrived(held))
         self._grant(followed, None)
         if not self._is_paused and self.shelves.is_full:
             self._pause(True)

@@ -42,6 +42,7 @@ class Followed:
         is_attached: Whether it was said, since reading began, that it is the one that is known.
         is_quiet: Whether it was seen to have no more, since reading began.
         round: Grows with each begin: what was held before that gives no credit any more.
+        window: The last of `Gathering`'s windows in which something came.
     """
 
     def __init__(self, stream: str, number: int, next_offset: int, known: Position | None) -> None:
@@ -56,7 +57,7 @@ class Followed:
         self.barrier: int | None = None
         self.timer: Timer | None = None
         self.has_come = self.is_attached = self.is_quiet = False
-        self.round = 0
+        self.round = self.window = 0
         self._under_way = self._held = 0
         self._window = 1
         self._pauses = Pauses()
@@ -75,7 +76,9 @@ class Followed:
         held.round = self.round
         self._under_way -= 1
         self._held += 1
-        self._window = max(1, min(WINDOW_MAX, self._window * 2, WINDOW_BYTES // max(1, held.bytes)))
+        fitting = WINDOW_BYTES // (held.bytes or 1) or 1
+        if self._window < WINDOW_MAX or fitting < WINDOW_MAX:
+            self._window = min(WINDOW_MAX, self._window * 2, fitting)
 
     def gave(self) -> None:
         """Something was given to the taker: the next failure is a new one."""
@@ -87,7 +90,13 @@ class Followed:
             self._held -= 1
 
     def credit(self) -> int:
-        """How many chunks more may be under way now; they are from now on."""
+        """How many chunks more may be under way now; they are from now on.
+
+        Of a stream that was seen to have no more, none as long as half of what may be is under way: a credit for each
+        chunk costs both sides as much as the chunk. Of others each is asked for, since a barrier goes with it.
+        """
+        if self.is_quiet and self._under_way * 2 > self._window:
+            return 0
         credit = max(0, self._window - self._under_way - self._held)
         self._under_way += credit
         return credit

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import Counter as Counts
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from relatum.following._channels import Channels
 from relatum.following._desk import Desk, Names
 from relatum.following._events import Event, Failed, Hole, Records, Replaced
 from relatum.following._followed import Followed
+from relatum.following._gathering import Gathering
 from relatum.following._helpers import Questions
 from relatum.following._links import Links
 from relatum.following._loop import Loop
@@ -52,18 +54,22 @@ class FollowerOptions:
         connections_max: Connections that streams are followed over: each takes 256. Questions have their own.
         timeout_s: Seconds for connecting, and for the answer to a question.
         heartbeat_s: Seconds of heartbeat asked for: a connection that is silent for 1.5 times that is given up.
+        gather_s: Seconds for which reading waits for more where little chunks come of many streams, up to 1; they are
+            handed on together then, at a fraction of the cost. 0 (default): nothing waits.
     """
 
     bytes_max: int = 64 << 20
     connections_max: int = 32
     timeout_s: float = 10.0
     heartbeat_s: int = 10
+    gather_s: float = 0.0
 
     def __post_init__(self) -> None:
         checked_count("bytes_max", self.bytes_max, least=BYTES_MIN)
         checked_count("connections_max", self.connections_max, least=1)
         checked_seconds("timeout_s", self.timeout_s)
         checked_count("heartbeat_s", self.heartbeat_s, least=0)
+        checked_seconds("gather_s", self.gather_s, most=1.0)
 
 
 @reported("follower")
@@ -131,6 +137,7 @@ class Follower:
             self._shelves,
             names=Names(name, who),
             outages=outages or Outages(_NOBODY),
+            gathering=Gathering(self._options.gather_s),
             transports={"stream": lambda desk: Links(desk, most), "amqp": lambda desk: Channels(desk, most)},
         )
         self._lock = threading.Lock()
@@ -160,6 +167,10 @@ class Follower:
             except Exception:
                 logger.exception("following of streams has a defect, and goes on")
                 threading.Event().wait(AFTER_DEFECT_S)
+            self._shelves.announce()
+            pause_s = self._desk.gathering.pause_s()
+            if pause_s:
+                time.sleep(pause_s)
         self._end()
 
     def _end(self) -> None:

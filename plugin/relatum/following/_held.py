@@ -7,7 +7,7 @@ size that was sent, whatever it unpacks to.
 from collections.abc import Iterator, Sequence
 
 from relatum.reading import Message, RecordBatch
-from relatum.wire import Chunk, record_at, split
+from relatum.wire import Chunk, record_at, small_records, split
 
 
 class Held:
@@ -66,11 +66,21 @@ class HeldChunk(Held):
         super().__init__(len(chunk.data))
         self._chunk = chunk
         self.first_offset = chunk.first_offset
-        self.last_offset = chunk.last_offset
+        self.last_offset = chunk.first_offset + chunk.record_count - 1
 
     def at(self, offset: int) -> Message | None:
         record = record_at(self._chunk, offset)
         return None if record is None else Message.from_record("", offset, record, self._chunk.time_ms)
+
+    def piece(self, stream: str) -> RecordBatch | None:
+        if self._pieces is None and self.begin <= self.first_offset:
+            chunk = self._chunk
+            records = small_records(chunk)
+            if records is not None:
+                self.is_cut, self._pieces = True, iter(())
+                first = self.first_offset
+                return RecordBatch(stream, first, range(first, first + len(records)), records, chunk.time_ms, chunk.epoch)
+        return super().piece(stream)
 
     def _cut(self, stream: str) -> Iterator[RecordBatch]:
         chunk, begin = self._chunk, self.begin

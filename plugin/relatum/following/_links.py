@@ -12,10 +12,10 @@ from relatum.following._desk import Desk
 from relatum.following._followed import SETTLED_S, Followed
 from relatum.following._held import Held, HeldChunk
 from relatum.following._link import Link
-from relatum.following._subscriptions import Came, Ended, Placed, Quiet, Subscriptions
+from relatum.following._subscriptions import Ended, Placed, Quiet, Subscriptions
 from relatum.reading import OUT_OF_REACH_S, PLACES_AT_ONCE, Broker, SocketConnection, StreamPlaces, other_nodes
 from relatum.waiting import Pauses
-from relatum.wire import Code, Event
+from relatum.wire import Chunk, Code, Event
 
 BEAT_S: Final = 1.0
 """Seconds between two looks at heartbeats: a tenth of one, at least, is what they are late."""
@@ -254,10 +254,19 @@ class Links:
 
     def came(self, seat: Seat, events: list[Event]) -> None:
         """Something came over a connection."""
-        for outcome in seat.subscriptions.outcomes(events):
-            if isinstance(outcome, Came):
-                self.desk.came(outcome.followed, HeldChunk(outcome.chunk))
-            elif isinstance(outcome, Quiet):
+        subscriptions, desk = seat.subscriptions, self.desk
+        for event in events:
+            if type(event) is Chunk:
+                followed = subscriptions.followed.get(event.subscription)
+                if followed is not None:
+                    followed.has_come = True
+                    desk.came(followed, HeldChunk(event))
+            else:
+                self._told(seat, event)
+
+    def _told(self, seat: Seat, event: Event) -> None:
+        for outcome in seat.subscriptions.outcomes(event):
+            if isinstance(outcome, Quiet):
                 self.desk.quiet(outcome.followed)
             elif isinstance(outcome, Ended):
                 self._ended(outcome)

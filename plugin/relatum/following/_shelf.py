@@ -46,16 +46,22 @@ class Shelf:
         self.items: deque[Event | Held] = deque()
         self.done: list[Held] = []
         self.broken: tuple[int, DataError] | None = None
-        self._last: Message | Position | None = None
+        self._last: tuple[int, bytes, int | None] | Position | None = None
 
     def note_last(self, batch: RecordBatch) -> None:
         """Keep what the last message given is known by."""
         if batch.messages is not None:
             self._last = position_of(batch.messages[-1])
             return
-        record = batch.records[-1]
-        message = Message.from_record(self.stream, batch.offsets[-1], record, batch.chunk_ms)
-        self._last = message if len(record) <= RECORD_KEPT_BYTES else position_of(message)
+        # Not a message yet: this is done for each chunk, and asked for after a break.
+        self._last = batch.offsets[-1], batch.records[-1], batch.chunk_ms
+        if len(batch.records[-1]) > RECORD_KEPT_BYTES:
+            self._last = self._position()
+
+    def _position(self) -> Position | None:
+        if not isinstance(self._last, tuple):
+            return self._last
+        return position_of(Message.from_record(self.stream, *self._last))
 
     def last(self) -> Position | None:
         """What the last message of all that was put here is known by; None where there was none."""
@@ -63,7 +69,11 @@ class Shelf:
         if newest is not None:
             message = newest.at(newest.last_offset)
             return None if message is None else position_of(message)
-        return position_of(self._last) if isinstance(self._last, Message) else self._last
+        return self._position()
+
+
+Turn = tuple[Shelf, "Event | Held"]
+"""A stream that has a turn, and what it has next."""
 
 
 class Shelves:
@@ -84,7 +94,7 @@ class Shelves:
         self._taking = threading.Lock()
         self._turns: deque[Shelf] = deque()
         self._touched: dict[Shelf, None] = {}
-        self._is_closed = False
+        self._is_closed = self._has_news = False
         self.bytes = self.count = 0
 
     @property
@@ -94,21 +104,36 @@ class Shelves:
 
     # --- the reading thread -------------------------------------------------------------------------------------------
 
-    def put(self, shelf: Shelf, item: "Event | Held") -> None:
-        """Add something for the taker; what was read is counted before, by `hold`."""
+    def put(self, shelf: Shelf, item: "Event | Held", *, is_new: bool = False) -> None:
+        """Add something for the taker, who hears of it by `announce`.
+
+        Args:
+            shelf: The stream's.
+            item: An event, or what was read.
+            is_new: Whether what was read is counted now; else it was before, by `hold`.
+        """
         with self._lock:
+            if is_new and isinstance(item, Held):
+                self.bytes += item.bytes
+                self.count += 1
             if shelf.is_over:
                 if isinstance(item, Held):
                     self._release(item)
                 return
             shelf.items.append(item)
-            was_empty = not self._turns
             if not shelf.is_waiting:
                 shelf.is_waiting = True
+                self._has_news = self._has_news or not self._turns
                 self._turns.append(shelf)
+
+    def announce(self) -> None:
+        """Wake the taker where something can be taken after nothing could: once for all that one turn brought."""
+        if self._has_news:
+            with self._lock:
+                self._has_news = False
                 self._came.notify()
-        if was_empty and self._ready is not None:
-            self._ready()
+            if self._ready is not None:
+                self._ready()
 
     def hold(self, held: Held) -> None:
         """Count what was read; it is put, or released, later."""
@@ -175,91 +200,113 @@ class Shelves:
         deadline, taken, bytes_ = time.monotonic() + timeout_s, list[Event](), 0
         with self._taking:
             while bytes_ < TAKE_BYTES and len(taken) < TAKE_EVENTS:
-                shelf = self._next_turn(0.0 if taken else max(0.0, deadline - time.monotonic()))
-                if shelf is None:
-                    if taken or self._is_closed or time.monotonic() >= deadline:
-                        break
-                    continue
-                event = self._event(shelf)
-                if event is not None:
-                    taken.append(event)
-                    if isinstance(event, Records):
-                        bytes_ += _bytes_of(event.batch)
+                turns = self._next_turns(0.0 if taken else max(0.0, deadline - time.monotonic()), TAKE_EVENTS - len(taken))
+                if turns:
+                    bytes_ += self._take_turns(turns, taken, TAKE_BYTES - bytes_)
+                elif taken or self._is_closed or time.monotonic() >= deadline:
+                    break
         return taken
 
-    def _next_turn(self, timeout_s: float) -> Shelf | None:
+    def _next_turns(self, timeout_s: float, most: int) -> list[Turn]:
+        """Streams that have a turn, each with what it has next, of which nothing is released until `_end_turns`."""
         with self._lock:
             if not self._turns and timeout_s > 0 and not self._is_closed:
                 self._came.wait(timeout_s)
-            return self._turns.popleft() if self._turns else None
+            found = []
+            for _ in range(min(most, len(self._turns))):
+                shelf = self._turns.popleft()
+                if not shelf.items:
+                    shelf.is_waiting = False
+                    continue
+                item = shelf.items[0]
+                if isinstance(item, Held):
+                    item.out += 1
+                found.append((shelf, item))
+            return found
 
-    def _event(self, shelf: Shelf) -> Event | None:
-        """The next event of a stream, which has another turn behind all others then."""
+    def _take_turns(self, turns: list[Turn], taken: list[Event], bytes_max: int) -> int:
+        """Take what streams have next, until it is so many bytes; gives their number."""
+        bytes_, given = 0, list[tuple[Shelf, Event | Held, RecordBatch | DataError | None]]()
+        for shelf, item in turns:
+            batch: RecordBatch | DataError | None = None
+            if isinstance(item, Held):
+                # Unpacked without the lock: it may take long, and others go on meanwhile.
+                try:
+                    batch = item.piece(shelf.stream)
+                except DataError as error:
+                    batch = error
+                else:
+                    bytes_ += 0 if batch is None else _bytes_of(batch)
+            given.append((shelf, item, batch))
+            if bytes_ >= bytes_max:
+                break
         with self._lock:
-            item = shelf.items[0] if shelf.items else None
-            if item is None:
-                shelf.is_waiting = False
-                return None
-            if not isinstance(item, Held):
+            was_touched = bool(self._touched)
+            for shelf, item, batch in given:
+                self._end_turn(shelf, item, batch, taken)
+            for shelf, item in reversed(turns[len(given) :]):
+                if isinstance(item, Held):
+                    self._let_go(shelf, item)
+                self._turns.appendleft(shelf)
+            is_first = bool(self._touched) and not was_touched
+        if is_first:
+            self._changed()
+        return bytes_
+
+    def _end_turn(
+        self, shelf: Shelf, item: "Event | Held", batch: RecordBatch | DataError | None, taken: list[Event]
+    ) -> None:
+        """Give what was taken, and let its stream have another turn behind all others; the lock is held."""
+        if isinstance(batch, DataError):
+            self._break(shelf, item, batch)
+            return
+        is_over = shelf.is_over
+        if not isinstance(item, Held):
+            if not is_over:
                 shelf.items.popleft()
-                self._line_up(shelf)
-                return item
-            item.out += 1
-        # Unpacked without the lock: it may take long, and others go on meanwhile.
-        try:
-            batch = item.piece(shelf.stream)
-        except DataError as error:
-            self._break(shelf, item, error)
-            return None
-        with self._lock:
+                taken.append(item)
+        else:
             if batch is not None:
                 shelf.note_last(batch)
                 item.begin = batch.last_offset + 1
-            if shelf.items and shelf.items[0] is item and item.is_cut:
+            if item.is_cut and not is_over:
                 shelf.items.popleft()
-            is_over = shelf.is_over
-            if not is_over:
-                self._line_up(shelf)
-        if batch is None or is_over:
-            self._done(shelf, item)
-            return None
-        return Records(shelf.stream, shelf.number, batch, (shelf, item))
-
-    def _line_up(self, shelf: Shelf) -> None:
+            if batch is None or is_over:
+                self._let_go(shelf, item)
+            else:
+                taken.append(Records(shelf.stream, shelf.number, batch, (shelf, item)))
         shelf.is_waiting = bool(shelf.items)
         if shelf.is_waiting:
             self._turns.append(shelf)
 
-    def _break(self, shelf: Shelf, item: Held, error: DataError) -> None:
-        with self._lock:
-            item.out -= 1
-            shelf.broken = (item.begin, error)
-            shelf.is_waiting = False
-            self._clear(shelf)
-            if not item.out:
-                self._release(item)
-            is_first = not self._touched
-            self._touched[shelf] = None
-        if is_first:
-            self._changed()
+    def _break(self, shelf: Shelf, item: "Event | Held", error: DataError) -> None:
+        assert isinstance(item, Held), "what breaks was read"
+        item.out -= 1
+        shelf.broken = (item.begin, error)
+        shelf.is_waiting = False
+        self._clear(shelf)
+        if not item.out:
+            self._release(item)
+        self._touched[shelf] = None
 
     def done(self, events: tuple[Event, ...]) -> None:
         """See `Follower.done`."""
-        for event in events:
-            if isinstance(event, Records):
-                self._done(*event.held)
-
-    def _done(self, shelf: Shelf, item: Held) -> None:
         with self._lock:
-            item.out -= 1
-            if item.out or not item.is_cut or item.is_done:
-                return
-            self._release(item)
-            shelf.done.append(item)
-            is_first = not self._touched
-            self._touched[shelf] = None
+            was_touched = bool(self._touched)
+            for event in events:
+                if isinstance(event, Records):
+                    self._let_go(*event.held)
+            is_first = bool(self._touched) and not was_touched
         if is_first:
             self._changed()
+
+    def _let_go(self, shelf: Shelf, item: Held) -> None:
+        item.out -= 1
+        if item.out or not item.is_cut or item.is_done:
+            return
+        self._release(item)
+        shelf.done.append(item)
+        self._touched[shelf] = None
 
 
 def _bytes_of(batch: RecordBatch) -> int:

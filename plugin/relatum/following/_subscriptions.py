@@ -14,7 +14,6 @@ from relatum.reading import ATTACHES_MAX, CLOSES_SINCE, Broker, StreamPlaces, re
 from relatum.wire import (
     SUBSCRIPTIONS,
     Answer,
-    Chunk,
     Code,
     CreditRefused,
     Damaged,
@@ -26,13 +25,6 @@ from relatum.wire import (
     frames,
     is_before,
 )
-
-
-class Came(NamedTuple):
-    """A chunk of a stream."""
-
-    followed: Followed
-    chunk: Chunk
 
 
 class Quiet(NamedTuple):
@@ -55,7 +47,7 @@ class Placed(NamedTuple):
     places: list[StreamPlaces]
 
 
-Outcome = Came | Quiet | Ended | Placed
+Outcome = Quiet | Ended | Placed
 
 
 class Subscriptions:
@@ -141,22 +133,16 @@ class Subscriptions:
         port = properties.get("advertised_port", "")
         return Broker(properties.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
-    def outcomes(self, events: list[Event]) -> Iterator[Outcome]:
-        """What events amount to."""
-        for event in events:
-            if type(event) is Chunk:
-                followed = self.followed.get(event.subscription)
-                if followed is not None:
-                    followed.has_come = True
-                    yield Came(followed, event)
-            elif type(event) is Answer:
-                yield from self._answered(event)
-            elif type(event) is StreamMoved:
-                yield from self._moved(event)
-            elif type(event) is CreditRefused:
-                yield from self._broken(event.subscription, event.code, None)
-            elif type(event) is Damaged:
-                yield from self._broken(event.subscription, Code.OK, event.error)
+    def outcomes(self, event: Event) -> Iterator[Outcome]:
+        """What an event other than a chunk amounts to."""
+        if type(event) is Answer:
+            yield from self._answered(event)
+        elif type(event) is StreamMoved:
+            yield from self._moved(event)
+        elif type(event) is CreditRefused:
+            yield from self._broken(event.subscription, event.code, None)
+        elif type(event) is Damaged:
+            yield from self._broken(event.subscription, Code.OK, event.error)
 
     def _broken(self, number: int, code: int, error: DataError | None) -> Iterator[Outcome]:
         followed = self.followed.get(number)

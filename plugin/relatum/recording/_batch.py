@@ -1,7 +1,6 @@
 """What is read of a stream and not committed yet: finished lines for COPY, kept small and bounded."""
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -14,6 +13,12 @@ from relatum.store import Position, copy_text, needs_escape
 
 BATCH_BYTES_MAX: Final = 4 << 20
 """Bytes of COPY lines one transaction writes at most, about: 100,000 rows, half a second of PostgreSQL's time."""
+
+LINE_BYTES: Final = 40
+"""Bytes of a line of COPY beside its value, about."""
+
+ROWS_AT_ONCE: Final = 256
+"""Rows from which on their lines are made: those of small chunks wait for each other."""
 
 BATCH_MESSAGES_MAX: Final = 50_000
 """Messages one transaction covers at most, where they carry few keys."""
@@ -34,13 +39,14 @@ class Batch:
         self._with_time = with_time
         self._times: list[int] = []
         self._time_offsets: list[int] = []
-        self._last: Message | None = None
-        self.lines: list[str] = []
+        self._last: RecordBatch | None = None
+        self._rows: list[tuple[int, int | str, int, str]] = []
+        self._lines: list[str] = []
         self.line_bytes = 0
         self.rows = 0
         self.messages = 0
         self.receipts: list[tuple[str, int]] = []
-        self.skips: Counter[tuple[int, int, str]] = Counter()
+        self.skips: dict[tuple[int, int, str], int] = {}
         """How many values were not recorded, by stream, key and reason."""
         self.last_offset = -1
         self.last_chunk_ms: int | None = None
@@ -64,34 +70,49 @@ class Batch:
         else:
             extracted = map(self._extractor.from_message, batch.messages)
         self._collect(batch.offsets, extracted)
-        self.messages += len(batch)
-        self.last_offset = batch.last_offset
+        self.messages += len(batch.offsets)
+        self.last_offset = batch.offsets[-1]
         self.last_chunk_ms = batch.chunk_ms
         self.newest_at = time.time() if batch.chunk_ms is None else batch.chunk_ms / 1000
         if self.oldest_at is None:
             self.oldest_at = self.newest_at
-        self._last = last_message(batch)
+        # Not a message yet: of many batches of one message each, one is asked for.
+        self._last = batch if len(batch.records) == 1 else _end_of(batch)
 
     def _collect(self, offsets: Sequence[int], extracted: Iterable[Extracted]) -> None:
-        rows: list[tuple[int, int | str, int, str]] = []
+        rows, before = self._rows, len(self._rows)
         for offset, (time_us, _, values, skips, receipt) in zip(offsets, extracted, strict=True):
             if time_us is not None and self._with_time:
                 self._times.append(time_us)
                 self._time_offsets.append(offset)
             if values:
                 shown = "\\N" if time_us is None else time_us
-                rows.extend([(offset, shown, key_id, value) for key_id, value in values])
-            if skips:
-                self.skips.update((self.stream_id, key_id, reason.value) for key_id, reason in skips)
+                for key_id, value in values:
+                    rows.append((offset, shown, key_id, value))
+                    self.line_bytes += len(value) + LINE_BYTES
+            for key_id, reason in skips:
+                skipped = self.stream_id, key_id, reason.value
+                self.skips[skipped] = self.skips.get(skipped, 0) + 1
             if receipt is not None:
                 self.receipts.append((receipt, offset))
+        self.rows += len(rows) - before
+        if len(rows) >= ROWS_AT_ONCE:
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        rows, self._rows, stream = self._rows, [], self.stream_id
         if needs_escape("".join([row[3] for row in rows])):
             rows = [(offset, time_us, key_id, copy_text(value)) for offset, time_us, key_id, value in rows]
-        stream = self.stream_id
-        lines = "".join([f"{offset}\t{time}\t{stream}\t{key}\t{value}\n" for offset, time, key, value in rows])
-        self.lines.append(lines)
-        self.line_bytes += len(lines)
-        self.rows += len(rows)
+        self._lines.append(
+            "".join([f"{offset}\t{time}\t{stream}\t{key}\t{value}\n" for offset, time, key, value in rows])
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows as COPY's text format writes them, many lines in each text."""
+        if self._rows:
+            self._write_lines()
+        return self._lines
 
     def time_blocks(self, high_us: int | None) -> tuple[list[TimeBlock], int | None]:
         """The rows for the time index, and the greatest time with them; see `time_blocks`."""
@@ -100,7 +121,7 @@ class Batch:
     def position(self) -> Position:
         """What lies at the last offset, to know the stream again."""
         assert self._last is not None, "a batch that is committed holds messages"
-        return position_of(self._last)
+        return position_of(last_message(self._last))
 
 
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
@@ -119,6 +140,14 @@ def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
 def _why_not(record: tuple[int, bytes]) -> str | None:
     raw = record[1]
     return raw.reason if isinstance(raw, UnreadableRecord) and not raw.is_broken else None
+
+
+def _end_of(batch: RecordBatch) -> RecordBatch:
+    """The last message of a batch, by itself: the others need not be kept."""
+    offsets, records, messages = batch.offsets[-1:], batch.records[-1:], batch.messages
+    return replace(
+        batch, first_offset=offsets[0], offsets=offsets, records=records, messages=messages and messages[-1:]
+    )
 
 
 def last_message(batch: RecordBatch) -> Message:

@@ -68,7 +68,8 @@ def commit_shares(engine: sa.Engine, shares: Sequence[Share]) -> None:
         times = write_rows(connection, [(share.batch, share.high_us) for share in won])
         skips: Counter[tuple[int, int, str]] = Counter()
         for share in won:
-            skips.update(share.batch.skips)
+            if share.batch.skips:
+                skips.update(share.batch.skips)
         count_skips(connection, skips)
         marked = {share.row.coverage_id for share in won if share.checkpoint}
         add_checkpoints(connection, [move for move in moves if move.row.coverage_id in marked])

@@ -16,18 +16,11 @@ HELD_UP_S: Final = 0.05
 """Seconds after which a stream whose range somebody else had locked is tried again."""
 
 
-GATHER_FROM: Final = 16
-"""Streams in a transaction from which on the next one waits for more: each transaction has a cost of its own, too."""
-
-GATHER_S: Final = 0.01
-"""Seconds it waits then."""
-
-
 class Committer:
     """Commits what writers have, in the order in which they had it.
 
     Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
-    message or a batch, with a thousand streams some hundred small batches. What PostgreSQL refuses is committed once
+    message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL refuses is committed once
     more, each stream by itself: only those fail that are at fault.
 
     Args:
@@ -47,12 +40,16 @@ class Committer:
         self._thread: threading.Thread | None = None
 
     def submit(self, writer: Writer) -> None:
-        """Commit what a writer has, soon."""
+        """Commit what a writer has in the next transaction, which begins when the one before has ended, or by `go_on`."""
         with self._changed:
-            if self._thread is None:
+            self._ready.append(writer)
+
+    def go_on(self) -> None:
+        """Begin a transaction with what was submitted, unless one is under way."""
+        with self._changed:
+            if self._thread is None and self._ready:
                 self._thread = threading.Thread(target=self._run, name="relatum-committer", daemon=True)
                 self._thread.start()
-            self._ready.append(writer)
             self._changed.notify()
 
     def busy(self) -> int:
@@ -80,10 +77,9 @@ class Committer:
             begun = time.perf_counter()
             more = self._commit(pairs)
             self._metrics.batch_s.observe(time.perf_counter() - begun)
-            with self._changed:
-                self._ready.extend(more)
-            if len(pairs) >= GATHER_FROM:
-                self._stopping.wait(GATHER_S)
+            if more:
+                with self._changed:
+                    self._ready.extend(more)
 
     def _next(self) -> list[Writer]:
         """The writers that have something; none at the stop."""

@@ -8,6 +8,7 @@ from relatum.errors import AccessRefused, NotFound
 from relatum.following import Attached, CaughtUp, Event, Failed, Follower, Hole, Records, Replaced
 from relatum.reading import RecordBatch
 from relatum.recording._batch import readable
+from relatum.recording._committer import Committer
 from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks
 from relatum.recording._writer import Writer
 from relatum.waiting import Outages
@@ -18,18 +19,28 @@ IDLE_S: Final = 1.0
 """Seconds after which it looks whether it should end; it is woken when the follower is closed."""
 
 
+LARGE_RECORDS: Final = 512
+"""Records of one batch from which on it is handed on by itself: it is committed while the next one is extracted."""
+
+
 class Intake:
     """Hands what is read to the writers of the streams.
 
     Args:
         follower: What reads.
         tracks: The streams.
+        committer: What commits; it goes on when all that was taken at once is in batches.
         outages: Told of streams that go on.
         stop: Ends it.
     """
 
-    def __init__(self, follower: Follower, tracks: Tracks, outages: Outages, stop: threading.Event) -> None:
+    def __init__(
+        self, follower: Follower, tracks: Tracks, committer: Committer, outages: Outages, stop: threading.Event
+    ) -> None:
         self._follower = follower
+        self._committer = committer
+        self._done: list[Event] = []
+        """What is done with, of what is taken now."""
         self._tracks = tracks
         self._outages = outages
         self._stop = stop
@@ -47,6 +58,14 @@ class Intake:
         while not self._stop.is_set():
             for event in self._follower.take(IDLE_S):
                 self._take(event)
+                if isinstance(event, Records) and len(event.batch) >= LARGE_RECORDS:
+                    self._hand_on()
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        done, self._done = self._done, []
+        self._follower.done(*done)
+        self._committer.go_on()
 
     def _take(self, event: Event) -> None:
         if event.stream is None:
@@ -60,7 +79,7 @@ class Intake:
             track = self._tracks.of(event.stream, event.following)
             writer = track.writer if track is not None else None
         if track is None:
-            self._follower.done(event)
+            self._done.append(event)
         elif isinstance(event, Records):
             self._put(track, writer, event)
         else:
@@ -70,28 +89,30 @@ class Intake:
         batch = event.batch
         if writer is None:
             # Of one that is asked for, or has failed just now: it is read again from where its coverage ends.
-            self._follower.done(event)
+            self._done.append(event)
         elif (batch.messages is not None) != writer.over_amqp:
             logger.info("recording of stream %r goes on by another transport", track.name)
             self._close(track, Then.OPEN)
-            self._follower.done(event)
+            self._done.append(event)
         else:
             try:
-                self._extract(track, writer, event)
+                has_room = self._extract(track, writer, event)
             except Exception as error:  # noqa: BLE001 - a defect of one stream stops no other
-                self._follower.done(event)
+                has_room = True
                 writer.end(error)
+            if has_room:
+                self._done.append(event)
 
-    def _extract(self, track: Track, writer: Writer, event: Records) -> None:
+    def _extract(self, track: Track, writer: Writer, event: Records) -> bool:
         parts: list[RecordBatch] = []
         for part, reason in readable(event.batch):
             if reason is not None:
-                writer.put(event, parts)
+                has_room = writer.put(event, parts)
                 self._close(track, PassOver(part.last_offset + 1, reason))
-                return
+                return has_room
             parts.append(part)
             track.progress.read(part.last_offset)
-        writer.put(event, parts)
+        return writer.put(event, parts)
 
     def _note(self, track: Track, event: Attached | CaughtUp | Hole | Replaced | Failed) -> None:
         match event:

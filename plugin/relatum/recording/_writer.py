@@ -33,7 +33,7 @@ class Writer:
 
     Args:
         opened: Where recording goes on.
-        submit: Has it committed, soon.
+        submit: Has it committed, once the committer is told to go on.
         done: Told of the records that need not be held any more.
         ended: Told once, when all is committed that was put before `finish`, or of the error that ends it.
         goes_on: Told of the first commit.
@@ -84,8 +84,8 @@ class Writer:
     def _new_batch(self) -> Batch:
         return Batch(self._row.stream_id, self._extractor, with_time=self._row.with_time)
 
-    def put(self, event: Records, parts: Sequence[RecordBatch]) -> None:
-        """Take what came; more of the stream is asked for when there is room."""
+    def put(self, event: Records, parts: Sequence[RecordBatch]) -> bool:
+        """Take what came. False where it is full: what came is done with as soon as there is room."""
         is_new, has_room = False, True
         with self._lock:
             if parts and not self._has_ended:
@@ -96,10 +96,9 @@ class Writer:
                 has_room = not self._is_full()
                 if not has_room:
                     self._held.append(event)
-        if has_room:
-            self._done(event)
         if is_new:
             self._submit(self)
+        return has_room
 
     def _is_full(self) -> bool:
         return self._filling.is_full or self._filling.line_bytes >= max(

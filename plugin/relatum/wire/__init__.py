@@ -7,7 +7,7 @@ from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire import _publishing as publishing
 from relatum.wire._amqp10 import TooManyValues, pick, pick_list
-from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, split
+from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._head import Head, find_head
 from relatum.wire._identity import Position, fingerprint
@@ -88,6 +88,7 @@ __all__ = [
     "record_at",
     "records_at",
     "service_in",
+    "small_records",
     "split",
     "unreached",
 ]

@@ -130,6 +130,16 @@ def split(chunk: Chunk) -> Iterator[tuple[int, list[bytes]]]:
     yield from _pieces(chunk)
 
 
+def small_records(chunk: Chunk) -> list[bytes] | None:
+    """All records of a chunk of few, at once; None where `split` gives them: of many, and of batches.
+
+    Raises:
+        ChunkCorrupt: Lengths inside the chunk are wrong.
+    """
+    is_small = chunk.entry_count == chunk.record_count <= PIECE_RECORDS_MAX
+    return _plain_records(chunk) if is_small else None
+
+
 def record_at(chunk: Chunk, offset: int) -> bytes | None:
     """The record at one offset, None where the chunk does not hold it; the others are passed over, not copied.
 
