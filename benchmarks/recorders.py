@@ -28,6 +28,9 @@ QUICK_STREAMS: Final = 300
 RATE: Final = 10
 """Messages a second and stream."""
 
+LOWER_RATES: Final = (8, 6, 5, 4, 3, 2, 1)
+"""Rates that are tried, one after the other, where the lag was over the aim."""
+
 HOT: Final = 4
 """One in so many streams is hot: it has most of the messages."""
 
@@ -40,6 +43,9 @@ POLL_S: Final = 0.005
 LIMIT_S: Final = 180.0
 
 LAG_AIM_S: Final = 0.25
+SUSTAINED: Final = 0.98
+"""Part of the rate asked for that must have been published for it to count."""
+
 RSS_AIM_BYTES: Final = 300_000_000
 START_AIM_S: Final = 30.0
 IDLE_AIM: Final = 2.0
@@ -111,11 +117,30 @@ def _under_load(context: Context, names: Sequence[str]) -> Iterator[Row]:
         _wait_opened(connection, len(names))
         context.say(f"resting beside {len(names):,} idle streams")
         yield _at_rest(connection, pid, len(names))
+        most = 0.0
         for is_hot in (False, True):
-            context.say(f"publishing {RATE * len(names):,} messages a second to {len(names):,} streams")
-            lags, rate = _lags(context, connection, names, is_hot=is_hot)
+            lags, rate = _lags(context, connection, names, RATE, is_hot=is_hot)
             yield _lag_row(lags, rate, len(names), pid, is_hot=is_hot)
+            if not is_hot and _is_sustained(lags, rate, RATE * len(names)):
+                most = rate
+        for each_rate in LOWER_RATES:
+            if not most:
+                lags, rate = _lags(context, connection, names, each_rate, is_hot=False)
+                most = rate if _is_sustained(lags, rate, each_rate * len(names)) else 0.0
+        yield Row(
+            GROUP,
+            f"the greatest rate that is recorded within {LAG_AIM_S * 1e3:.0f} ms (p99), {len(names):,} streams",
+            f"{most:,.0f} messages/s",
+            aim=f"≥ {RATE * len(names):,} messages/s",
+            is_met=most >= SUSTAINED * RATE * len(names),
+            note="Broker, PostgreSQL and publisher share the machine.",
+            figures={"published_per_s": most},
+        )
     context.drop_database(database)
+
+
+def _is_sustained(lags: list[float], rate: float, asked: float) -> bool:
+    return percentile(lags, 0.99) <= LAG_AIM_S and rate >= SUSTAINED * asked
 
 
 def _at_rest(connection: "psycopg.Connection[tuple[int]]", pid: int, count: int) -> Row:
@@ -153,22 +178,29 @@ def _lag_row(lags: list[float], rate: float, count: int, pid: int, *, is_hot: bo
 
 
 def _lags(
-    context: Context, connection: "psycopg.Connection[tuple[int]]", names: Sequence[str], *, is_hot: bool
+    context: Context,
+    connection: "psycopg.Connection[tuple[int]]",
+    names: Sequence[str],
+    each_rate: int,
+    *,
+    is_hot: bool,
 ) -> tuple[list[float], float]:
     """Seconds from publish to record, of the streams that are watched; and the messages published a second."""
+    rate = each_rate * len(names)
+    context.say(f"publishing {rate:,} messages a second to {len(names):,} streams")
     sampled = [names[at * len(names) // SAMPLED] for at in range(SAMPLED)]
     begins = _ends(connection, sampled)
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    total = RATE * len(names) * context.rounds(SECONDS)
+    total = rate * context.rounds(SECONDS)
     publisher = multiprocessing.get_context("spawn").Process(
-        target=_publish, args=(context.broker_url, list(names), total, is_hot, sampled, sender)
+        target=_publish, args=(context.broker_url, list(names), rate, total, is_hot, sampled, sender)
     )
     publisher.start()
     seen: dict[str, list[tuple[int, float]]] = {name: [] for name in sampled}
     while not receiver.poll():
         _watch(connection, seen)
         time.sleep(POLL_S)
-    published, rate = receiver.recv()
+    published, achieved = receiver.recv()
     publisher.join()
     limit = time.monotonic() + LIMIT_S
     while any(_last(seen[name], begins[name]) < begins[name] + len(published[name]) for name in sampled):
@@ -180,7 +212,7 @@ def _lags(
         ends = [end for end, _ in seen[name]]
         for number, moment in enumerate(published[name]):
             lags.append(seen[name][bisect.bisect_right(ends, begins[name] + number)][1] - moment)
-    return lags, rate
+    return lags, achieved
 
 
 def _last(seen: list[tuple[int, float]], begin: int) -> int:
@@ -200,7 +232,7 @@ def _ends(connection: "psycopg.Connection[tuple[int]]", names: list[str]) -> dic
 
 
 def _publish(
-    broker_url: str, names: list[str], total: int, is_hot: bool, sampled: list[str], sender: Connection
+    broker_url: str, names: list[str], rate: int, total: int, is_hot: bool, sampled: list[str], sender: Connection
 ) -> None:
     """In a process of its own: publish at a steady pace; send back when each message of some streams was published."""
     chance = random.Random(1)
@@ -210,7 +242,7 @@ def _publish(
         channel = connection.channel()
         begun = time.perf_counter()
         for number in range(total):
-            due = begun + number / (RATE * len(names))
+            due = begun + number / rate
             if number % 50 == 0:
                 time.sleep(max(0.0, due - time.perf_counter()))
             stream = order[number % len(order)]
@@ -220,8 +252,8 @@ def _publish(
             if stream in moments:
                 moments[stream].append(time.monotonic())
             channel.basic_publish("", stream, b"", pika.BasicProperties(headers=headers))
-        rate = total / (time.perf_counter() - begun)
-    sender.send((moments, rate))
+        achieved = total / (time.perf_counter() - begun)
+    sender.send((moments, achieved))
 
 
 def _wait_opened(connection: "psycopg.Connection[tuple[int]]", count: int) -> None:

@@ -79,7 +79,9 @@ class HeldChunk(Held):
             if records is not None:
                 self.is_cut, self._pieces = True, iter(())
                 first = self.first_offset
-                return RecordBatch(stream, first, range(first, first + len(records)), records, chunk.time_ms, chunk.epoch)
+                return RecordBatch(
+                    stream, first, range(first, first + len(records)), records, chunk.time_ms, chunk.epoch
+                )
         return super().piece(stream)
 
     def _cut(self, stream: str) -> Iterator[RecordBatch]:

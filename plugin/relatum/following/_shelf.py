@@ -200,7 +200,9 @@ class Shelves:
         deadline, taken, bytes_ = time.monotonic() + timeout_s, list[Event](), 0
         with self._taking:
             while bytes_ < TAKE_BYTES and len(taken) < TAKE_EVENTS:
-                turns = self._next_turns(0.0 if taken else max(0.0, deadline - time.monotonic()), TAKE_EVENTS - len(taken))
+                turns = self._next_turns(
+                    0.0 if taken else max(0.0, deadline - time.monotonic()), TAKE_EVENTS - len(taken)
+                )
                 if turns:
                     bytes_ += self._take_turns(turns, taken, TAKE_BYTES - bytes_)
                 elif taken or self._is_closed or time.monotonic() >= deadline:

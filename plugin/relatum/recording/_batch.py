@@ -124,12 +124,17 @@ class Batch:
         return position_of(last_message(self._last))
 
 
+def is_readable(batch: RecordBatch) -> bool:
+    """Whether nothing of a batch was left unpacked: `readable` need not look at it."""
+    return batch.messages is not None or UnreadableRecord not in set(map(type, batch.records))
+
+
 def readable(batch: RecordBatch) -> Iterator[tuple[RecordBatch, str | None]]:
     """A batch in parts: those that can be recorded, and those that another installation may read, with the reason.
 
     What is broken can be recorded: it counts as a message without keys, for no one will ever read more of it.
     """
-    if batch.messages is not None or UnreadableRecord not in set(map(type, batch.records)):
+    if is_readable(batch):
         yield batch, None
         return
     for reason, run in groupby(zip(batch.offsets, batch.records, strict=True), key=_why_not):

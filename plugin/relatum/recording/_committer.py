@@ -20,8 +20,8 @@ class Committer:
     """Commits what writers have, in the order in which they had it.
 
     Whatever is ready when the transaction before has ended goes into the next one: with one stream that is a lone
-    message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL refuses is committed once
-    more, each stream by itself: only those fail that are at fault.
+    message or a batch, with a thousand streams some hundred small batches, which the follower gathers. What PostgreSQL
+    refuses is committed once more, each stream by itself: only those fail that are at fault.
 
     Args:
         engine: The database.
@@ -40,7 +40,7 @@ class Committer:
         self._thread: threading.Thread | None = None
 
     def submit(self, writer: Writer) -> None:
-        """Commit what a writer has in the next transaction, which begins when the one before has ended, or by `go_on`."""
+        """Commit what a writer has in the next transaction: when the one before has ended, or by `go_on`."""
         with self._changed:
             self._ready.append(writer)
 

@@ -7,7 +7,7 @@ from typing import Final
 from relatum.errors import AccessRefused, NotFound
 from relatum.following import Attached, CaughtUp, Event, Failed, Follower, Hole, Records, Replaced
 from relatum.reading import RecordBatch
-from relatum.recording._batch import readable
+from relatum.recording._batch import is_readable, readable
 from relatum.recording._committer import Committer
 from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks
 from relatum.recording._writer import Writer
@@ -86,11 +86,10 @@ class Intake:
             self._note(track, event)
 
     def _put(self, track: Track, writer: Writer | None, event: Records) -> None:
-        batch = event.batch
         if writer is None:
             # Of one that is asked for, or has failed just now: it is read again from where its coverage ends.
             self._done.append(event)
-        elif (batch.messages is not None) != writer.over_amqp:
+        elif (event.batch.messages is not None) != writer.over_amqp:
             logger.info("recording of stream %r goes on by another transport", track.name)
             self._close(track, Then.OPEN)
             self._done.append(event)
@@ -104,6 +103,9 @@ class Intake:
                 self._done.append(event)
 
     def _extract(self, track: Track, writer: Writer, event: Records) -> bool:
+        if is_readable(event.batch):
+            track.progress.read(event.batch.last_offset)
+            return writer.put(event, (event.batch,))
         parts: list[RecordBatch] = []
         for part, reason in readable(event.batch):
             if reason is not None:

@@ -101,9 +101,10 @@ class Writer:
         return has_room
 
     def _is_full(self) -> bool:
-        return self._filling.is_full or self._filling.line_bytes >= max(
-            BATCH_BYTES_LEAST, BATCH_BYTES_MAX // max(1, self._busy())
-        )
+        batch = self._filling
+        if batch.line_bytes < BATCH_BYTES_LEAST:
+            return batch.is_full
+        return batch.is_full or batch.line_bytes >= BATCH_BYTES_MAX // max(1, self._busy())
 
     def unwritten(self) -> float | None:
         """When the oldest message was written that was put and is not committed; None where all is. Takes no lock."""

@@ -60,12 +60,12 @@ def advance_all(connection: sa.Connection, moves: Sequence[TailMove]) -> tuple[s
         others were moved, closed or replaced by another recorder.
     """
     columns = {
-        "ids": [move.row.coverage_id for move in moves],
-        "expected": [move.row.to_offset for move in moves],
-        "ends": [move.to_offset for move in moves],
-        "offsets": [move.position.offset for move in moves],
-        "fingerprints": [move.position.fingerprint for move in moves],
-        "chunks_ms": [move.position.chunk_ms for move in moves],
+        "ids": _array([move.row.coverage_id for move in moves]),
+        "expected": _array([move.row.to_offset for move in moves]),
+        "ends": _array([move.to_offset for move in moves]),
+        "offsets": _array([move.position.offset for move in moves]),
+        "fingerprints": _array([move.position.fingerprint for move in moves]),
+        "chunks_ms": _array([move.position.chunk_ms for move in moves]),
     }
     moved = set(connection.execute(_ADVANCE_ALL, columns).scalars())
     left = [move for move in moves if move.row.coverage_id not in moved]
@@ -83,8 +83,17 @@ def _numbers(name: str) -> sa.BindParameter[Any]:
     return sa.bindparam(name, type_=sa.ARRAY(sa.BigInteger))
 
 
+def _array(values: Iterable[int | None]) -> str:
+    """Numbers as PostgreSQL writes an array of them: the driver takes a microsecond for each."""
+    return f"{{{','.join(['NULL' if value is None else str(value) for value in values])}}}"
+
+
+def _written(name: str) -> sa.Cast[Any]:
+    return sa.cast(sa.bindparam(name, type_=sa.Text), sa.ARRAY(sa.BigInteger))
+
+
 _moves: Final = (
-    sa.func.unnest(*map(_numbers, ("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms")))
+    sa.func.unnest(*map(_written, ("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms")))
     .table_valued(
         *[
             sa.column(name, sa.BigInteger)
@@ -96,7 +105,7 @@ _moves: Final = (
 
 _free: Final = (
     sa.select(coverage.c.coverage_id)
-    .where(coverage.c.coverage_id == sa.any_(_numbers("ids")))
+    .where(coverage.c.coverage_id == sa.any_(_written("ids")))
     .order_by(coverage.c.coverage_id)
     .with_for_update(skip_locked=True)
     .cte("free")
