@@ -148,8 +148,10 @@ def test_what_retention_took_is_a_hole(taker: Taker, address: BrokerAddress, amq
     known = Position(2, 12345, None)
     taker.follower.follow(declared, 3, known=known)
     hole = taker.wait_event(declared, Hole)
-    taker.wait_event(declared, Records)
-    assert (hole.from_offset, hole.to_offset) == (3, first)
+    records = taker.wait_event(declared, Records)
+    # Retention may have gone on since the reader asked.
+    assert (hole.from_offset, hole.to_offset) == (3, records.batch.first_offset)
+    assert hole.to_offset >= first
     assert taker.offsets(declared)[0] == first
     assert taker.kinds(declared)[:3] == [Attached, Hole, Records]
     delete_stream(amqp_url, declared)
