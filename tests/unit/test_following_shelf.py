@@ -3,8 +3,10 @@
 import threading
 
 from relatum.following import CaughtUp, Event, Records
+from relatum.following._followed import WINDOW_MAX, Followed
+from relatum.following._gathering import BYTES, STREAMS, Gathering
 from relatum.following._held import HeldDeliveries
-from relatum.following._shelf import Shelf, Shelves
+from relatum.following._shelf import TAKE_BYTES, Shelf, Shelves
 from relatum.reading import Message, Properties
 
 
@@ -117,3 +119,63 @@ def test_what_is_known_last_is_what_was_put_last() -> None:
     assert last.offset == 5
     all_.done(tuple(all_.take(0.0)))
     assert all_.last_of(shelf) == last
+
+
+def test_a_take_is_bounded_in_bytes_and_the_others_keep_their_turn() -> None:
+    """Streams that were not reached come first the next time, and nothing of them is lost or released before."""
+    all_, _ = shelves(bytes_max=1 << 30)
+    parts = [Shelf(str(number), number) for number in range(5)]
+    for shelf in parts:
+        put(all_, shelf, held(0, TAKE_BYTES // 2))
+    put(all_, parts[0], held(1))
+    first = all_.take(0.0)
+    assert streams(first) == ["0", "1"]
+    all_.end(parts[3])
+    assert all_.count == 5
+    assert streams(all_.take(0.0)) == ["2", "4"]
+    assert streams(all_.take(0.0)) == ["0"]
+    all_.done(tuple(first))
+    assert all_.count == 3
+
+
+def test_the_taker_hears_once_of_all_that_a_turn_brought() -> None:
+    """However many chunks were put, and not again of what it has not taken yet."""
+    all_, called = shelves()
+    for _ in range(2):
+        for number in range(3):
+            all_.put(Shelf(str(number), number), held(0), is_new=True)
+        assert called == ([] if all_.count == 3 else ["ready"])
+        all_.announce()
+    assert called == ["ready"]
+
+
+def test_reading_pauses_where_little_comes_of_many_streams() -> None:
+    """Not for one stream less, not for much, and not where nobody asked for it."""
+
+    def pause_s(count: int, bytes_: int, gather_s: float = 1.0) -> float:
+        gathering = Gathering(gather_s)
+        for number in range(count):
+            followed = Followed(str(number), number, 0, None)
+            gathering.came(followed, bytes_)
+            gathering.came(followed, bytes_)
+        return gathering.pause_s()
+
+    assert 0 < pause_s(STREAMS, 100) <= 1
+    assert pause_s(STREAMS - 1, 100) == 0
+    assert pause_s(STREAMS, BYTES // STREAMS) == 0
+    assert pause_s(STREAMS, 100, 0.0) == 0
+
+
+def test_a_quiet_stream_is_granted_credit_when_half_of_it_is_used_up() -> None:
+    """Before it was seen to be quiet, with each chunk: a question goes with it."""
+    followed = Followed("s", 1, 0, None)
+    followed.begin()
+    granted = []
+    for number in range(4 * WINDOW_MAX):
+        followed.is_quiet = number >= WINDOW_MAX
+        item = held(number)
+        followed.came(item)
+        followed.free(item)
+        granted.append(followed.credit())
+    assert all(granted[:WINDOW_MAX])
+    assert set(granted[WINDOW_MAX:]) == {0, WINDOW_MAX // 2}

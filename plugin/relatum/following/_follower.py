@@ -163,15 +163,20 @@ class Follower:
     def _run(self) -> None:
         while not self._is_closing:
             try:
-                self._loop.run_once()
+                self._turn()
             except Exception:
                 logger.exception("following of streams has a defect, and goes on")
                 threading.Event().wait(AFTER_DEFECT_S)
-            self._shelves.announce()
-            pause_s = self._desk.gathering.pause_s()
-            if pause_s:
-                time.sleep(pause_s)
         self._end()
+
+    def _turn(self) -> None:
+        try:
+            self._loop.run_once()
+        finally:
+            self._shelves.announce()
+        pause_s = self._desk.gathering.pause_s()
+        if pause_s:
+            time.sleep(pause_s)
 
     def _end(self) -> None:
         self._desk.close()

@@ -18,7 +18,7 @@ LINE_BYTES: Final = 40
 """Bytes of a line of COPY beside its value, about."""
 
 ROWS_AT_ONCE: Final = 256
-"""Rows from which on their lines are made: those of small chunks wait for each other."""
+"""Rows of one stream from which on their lines are made at once; fewer wait for the commit, for those of others."""
 
 BATCH_MESSAGES_MAX: Final = 50_000
 """Messages one transaction covers at most, where they carry few keys."""
@@ -40,7 +40,7 @@ class Batch:
         self._times: list[int] = []
         self._time_offsets: list[int] = []
         self._last: RecordBatch | None = None
-        self._rows: list[tuple[int, int | str, int, str]] = []
+        self._rows: list[_Row] = []
         self._lines: list[str] = []
         self.line_bytes = 0
         self.rows = 0
@@ -80,7 +80,7 @@ class Batch:
         self._last = batch if len(batch.records) == 1 else _end_of(batch)
 
     def _collect(self, offsets: Sequence[int], extracted: Iterable[Extracted]) -> None:
-        rows, before = self._rows, len(self._rows)
+        rows, before, stream = self._rows, len(self._rows), self.stream_id
         for offset, (time_us, _, values, skips, receipt) in zip(offsets, extracted, strict=True):
             if time_us is not None and self._with_time:
                 self._times.append(time_us)
@@ -88,31 +88,26 @@ class Batch:
             if values:
                 shown = "\\N" if time_us is None else time_us
                 for key_id, value in values:
-                    rows.append((offset, shown, key_id, value))
+                    rows.append((offset, shown, stream, key_id, value))
                     self.line_bytes += len(value) + LINE_BYTES
             for key_id, reason in skips:
-                skipped = self.stream_id, key_id, reason.value
+                skipped = stream, key_id, reason.value
                 self.skips[skipped] = self.skips.get(skipped, 0) + 1
             if receipt is not None:
                 self.receipts.append((receipt, offset))
         self.rows += len(rows) - before
         if len(rows) >= ROWS_AT_ONCE:
-            self._write_lines()
+            self._lines.append(_lines_of(rows))
+            self._rows = []
 
-    def _write_lines(self) -> None:
-        rows, self._rows, stream = self._rows, [], self.stream_id
-        if needs_escape("".join([row[3] for row in rows])):
-            rows = [(offset, time_us, key_id, copy_text(value)) for offset, time_us, key_id, value in rows]
-        self._lines.append(
-            "".join([f"{offset}\t{time}\t{stream}\t{key}\t{value}\n" for offset, time, key, value in rows])
-        )
-
-    @property
-    def lines(self) -> list[str]:
-        """The rows as COPY's text format writes them, many lines in each text."""
-        if self._rows:
-            self._write_lines()
-        return self._lines
+    @staticmethod
+    def lines(batches: Iterable["Batch"]) -> list[str]:
+        """The rows of batches as COPY's text format writes them, many lines in each text."""
+        texts, rows = list[str](), list[_Row]()
+        for batch in batches:
+            texts += batch._lines
+            rows += batch._rows
+        return [*texts, _lines_of(rows)]
 
     def time_blocks(self, high_us: int | None) -> tuple[list[TimeBlock], int | None]:
         """The rows for the time index, and the greatest time with them; see `time_blocks`."""
@@ -122,6 +117,16 @@ class Batch:
         """What lies at the last offset, to know the stream again."""
         assert self._last is not None, "a batch that is committed holds messages"
         return position_of(last_message(self._last))
+
+
+_Row = tuple[int, int | str, int, int, str]
+"""Offset, time, stream, key and value."""
+
+
+def _lines_of(rows: list[_Row]) -> str:
+    if needs_escape("".join([row[4] for row in rows])):
+        rows = [(*row[:4], copy_text(row[4])) for row in rows]
+    return "".join([f"{offset}\t{time}\t{stream}\t{key}\t{value}\n" for offset, time, stream, key, value in rows])
 
 
 def is_readable(batch: RecordBatch) -> bool:

@@ -95,7 +95,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     Returns:
         The greatest time recorded of each stream now.
     """
-    copy_lines(connection, "relationships", [line for batch, _ in batches for line in batch.lines])
+    copy_lines(connection, "relationships", Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []
     receipts: list[str] = []
     highest: list[int | None] = []

@@ -53,6 +53,10 @@ def time_blocks(
     Returns:
         The blocks, and the greatest time now.
     """
+    if len(times) == 1:
+        # What most streams have in a commit of many.
+        (at,) = times
+        return [TimeBlock(at, at, offsets[0], offsets[0])], at if high_us is None or at > high_us else high_us
     blocks: list[TimeBlock] = []
     for start in range(0, len(offsets), TIME_BLOCK_MESSAGES_MAX):
         part = times[start : start + TIME_BLOCK_MESSAGES_MAX]
