@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from relatum.errors import UndecodableMessage
 from relatum.reading import Message, Position, position_of
 from relatum.reading._message import type_and_id_of
-from relatum.wire import Opaque
+from relatum.wire import Opaque, fingerprint
 from relatum.wire import _amqp10 as amqp10
-from relatum.wire import fingerprint
 
 SAMPLE = (
     b"\x00\x53\x70\xc0\x07\x05\x41\x50\x03\x40\x41\x43"
