@@ -17,12 +17,17 @@ from relatum.contexts.serial._order import ContextMessage, Finding, FindingKind,
 from relatum.contexts.serial._order_verify import history, verify
 from relatum.contexts.serial.consuming._async_consumer import AsyncSerialConsumer
 from relatum.contexts.serial.consuming._consumer import SerialConsumer
-from relatum.contexts.serial.consuming._forgetting import forget_consumer
 from relatum.contexts.serial.consuming._partition_following import Pause
 from relatum.contexts.serial.consuming._serial_batch import AsyncSerialBatch, SerialBatch
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.contexts.serial.consuming._serial_statistics import SerialStatistics
-from relatum.contexts.serial.consuming._serial_status import HoldStatus, PartitionStatus, SerialStatus, consumers
+from relatum.contexts.serial.consuming._serial_status import (
+    HoldStatus,
+    PartitionStatus,
+    SerialStatus,
+    consumers,
+    forget_consumer,
+)
 from relatum.contexts.serial.moving._assignments import Assignment, ContextsStatus, Move, MoveProgress, Plan, Progress
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 

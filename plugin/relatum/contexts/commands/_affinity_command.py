@@ -1,11 +1,9 @@
 """`relatum affinity`: the affinity sets of a super stream: listed, counted, shown, closed and moved."""
 
 from dataclasses import asdict
-from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from relatum.contexts import AffinitySet, AffinitySets, MoveProgress
@@ -17,7 +15,9 @@ from relatum.terminal import (
     SuperStreamArgument,
     console,
     errors,
+    moment_text,
     parse_span,
+    print_facts,
     print_json,
     spread,
     table_of,
@@ -56,7 +56,7 @@ def list_sets(
     table = table_of("set", "partition", "state", "opened", "last used")
     for each in found:
         state = each.state if each.move_id is None else f"{each.state} (move {each.move_id})"
-        cells = (each.name, each.partition, state, _moment(each.opened_at), _moment(each.used_at))
+        cells = (each.name, each.partition, state, moment_text(each.opened_at), moment_text(each.used_at))
         table.add_row(*map(Text, cells))
     console.print(table)
 
@@ -95,10 +95,7 @@ def show(
     if given.as_json:
         print_json(asdict(found))
         return
-    table = Table(title=Text(found.name, style="bold"), title_justify="left", show_header=False)
-    for label, value in _facts(found):
-        table.add_row(label, Text(value))
-    console.print(table)
+    print_facts(found.name, _facts(found))
 
 
 @affinity.command("close")
@@ -203,10 +200,6 @@ def _facts(found: AffinitySet) -> list[tuple[str, str]]:
         ("partition", found.partition),
         ("state", found.state if found.move_id is None else f"{found.state} (move {found.move_id})"),
         ("epoch", f"{found.epoch:,}"),
-        ("opened", _moment(found.opened_at)),
-        ("last used", _moment(found.used_at)),
+        ("opened", moment_text(found.opened_at)),
+        ("last used", moment_text(found.used_at)),
     ]
-
-
-def _moment(moment: Any) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S %Z}" if isinstance(moment, datetime) else "–"

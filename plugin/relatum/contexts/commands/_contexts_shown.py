@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from relatum.contexts import ContextsStatus, Move, MoveProgress
-from relatum.terminal import console, errors, print_json, table_of
+from relatum.terminal import console, errors, moment_text, print_json, table_of
 
 
 def move_document(move: Move) -> dict[str, Any]:
@@ -45,9 +45,10 @@ def print_moves(moves: Sequence[Move]) -> None:
     table = table_of(*columns, whole=("move", "contexts", "state", "pause"))
     for move in moves:
         cells = (str(move.move_id), f"{move.contexts:,}", move.source, move.target, state_text(move))
-        started = f"{move.started_at:%Y-%m-%d %H:%M:%S %Z}"
         holder = (move.holder or "–") if move.is_attended else "nobody"
-        table.add_row(*map(Text, (*cells, started, pause_text(move), "–" if move.state.is_ended else holder)))
+        table.add_row(
+            *map(Text, (*cells, moment_text(move.started_at), pause_text(move), "–" if move.state.is_ended else holder))
+        )
     console.print(table)
 
 

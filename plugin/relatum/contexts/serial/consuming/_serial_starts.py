@@ -1,7 +1,7 @@
 """Where a consumer name begins in each partition, if it is not at the first message. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class MovedBefore(NamedTuple):
@@ -14,13 +14,13 @@ class MovedBefore(NamedTuple):
         begins: Where its marker lies in the target, or an offset below that.
     """
 
-    source: str
-    target: str
+    source: Any
+    target: Any
     fence_offset: int | None
     begins: int
 
 
-def consistent_starts(starts: Mapping[str, int], moves: Iterable[MovedBefore]) -> dict[str, int]:
+def consistent_starts(starts: Mapping[Any, int], moves: Iterable[MovedBefore]) -> dict[Any, int]:
     """Offsets to begin at, from which each context's messages come in order.
 
     The ends of several partitions, or their messages of one time, are read one after the other. So one may begin behind

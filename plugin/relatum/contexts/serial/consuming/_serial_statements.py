@@ -52,8 +52,12 @@ streams_of: Final = (
 )
 
 moves_of: Final = sa.select(
-    _moves.source_id, _moves.target_id, _moves.fence_offset, _moves.marker_offset, _moves.target_scan_from
+    _moves.source_id,
+    _moves.target_id,
+    _moves.fence_offset,
+    sa.func.coalesce(_moves.marker_offset, _moves.target_scan_from),
 ).where(_moves.super_stream_id == sa.bindparam("in_super_stream"))
+"""The fields of `MovedBefore`, in their order."""
 
 add_positions: Final = (
     insert(serial_positions)

@@ -1,4 +1,4 @@
-"""How far a serial consumer is in each partition, and what it holds back."""
+"""How far the serial consumers of a super stream are, and what they hold back; and forgetting one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,6 +130,34 @@ def consumers(
                 if store.find():
                     found[name] = read_status(store, reader, ())
     return found
+
+
+def forget_consumer(super_stream: str, name: str, *, database: str | sa.Engine, vhost: str = "/") -> bool:
+    """Forget how far a serial consumer's name is. A partition can be retired once all names have consumed it.
+
+    A consumer of that name that starts later begins anew.
+
+    Args:
+        super_stream: The super stream's name.
+        name: The consumer's name.
+        database: PostgreSQL's URL, or an engine.
+        vhost: The super stream's virtual host.
+
+    Returns:
+        False where there was none of that name.
+
+    Raises:
+        Conflict: members of that name are up; close them first, or wait until their leases have run out.
+        DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    checked_name("super_stream", super_stream)
+    checked_name("name", name)
+    checked_name("vhost", vhost)
+    store = ConsumerStore(super_stream, name, database, vhost=vhost)
+    try:
+        return store.forget()
+    finally:
+        store.dispose()
 
 
 def _lag(reader: StreamReader, stream: str, position: int) -> int:

@@ -22,8 +22,8 @@ from relatum.contexts.serial.consuming import _hold_statements as hold_statement
 from relatum.contexts.serial.consuming import _serial_statements as statements
 from relatum.contexts.serial.consuming._partition_following import Following, Step
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.contexts.serial.consuming._serial_starts import consistent_starts
-from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost, moved_before
+from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
+from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import Conflict
 from relatum.reading import position_of
@@ -116,11 +116,11 @@ class ConsumerStore:
         with self._database.transaction() as connection:
             connection.execute(statements.lock_consumer, self._me)
             if is_new and connection.execute(statements.has_positions, self._me).first() is None:
-                starts = {stream: ends.get(stream, 0) for stream in partitions}
-                moves = connection.execute(statements.moves_of, named).all()
+                starts = {partition_id: ends.get(stream, 0) for stream, partition_id in partitions.items()}
+                moves = [MovedBefore(*row) for row in connection.execute(statements.moves_of, named)]
                 rows = [
-                    {"of_consumer": self._consumer_id, "of_partition": partitions[stream], "at": at}
-                    for stream, at in consistent_starts(starts, moved_before(partitions, moves)).items()
+                    {"of_consumer": self._consumer_id, "of_partition": partition_id, "at": at}
+                    for partition_id, at in consistent_starts(starts, moves).items()
                 ]
                 connection.execute(statements.add_positions, rows)
             connection.execute(statements.add_new_partitions, self._me)

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from relatum.contexts.serial.consuming._serial_starts import MovedBefore
 from relatum.errors import PartitionLost
 from relatum.store import Position
 
@@ -67,17 +65,3 @@ def lost(stream: str, name: str) -> PartitionLost:
         "acknowledged is delivered again",
         stream=stream,
     )
-
-
-def moved_before(partitions: Mapping[str, int], moves: Sequence[Any]) -> list[MovedBefore]:
-    """The moves' rows, as those who begin in the middle look at them."""
-    streams = {partition_id: stream for stream, partition_id in partitions.items()}
-    return [
-        MovedBefore(
-            streams.get(move.source_id, ""),
-            streams.get(move.target_id, ""),
-            move.fence_offset,
-            move.target_scan_from if move.marker_offset is None else move.marker_offset,
-        )
-        for move in moves
-    ]
