@@ -117,7 +117,7 @@ def test_what_was_seen_free_is_not_taken_from_who_was_quicker(engine: sa.Engine,
     first, second = recorder(), recorder()
     with engine.connect() as later:
         later.execution_options(isolation_level="REPEATABLE READ")
-        seen = {"keys": ids, "dead": [None] * len(ids), "at_most": 10, "of_within": "one", "by": second.holder}
+        seen = {"keys": ids, "holders": [None] * len(ids), "at_most": 10, "of_within": "one", "by": second.holder}
         later.commit()
         beat(engine, first, ids)
         assert later.scalars(RECORDERS.take, seen).all() == []
@@ -164,7 +164,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bury": (RECORDERS.bury, ME),
     "alive": (RECORDERS.alive, ME),
     "look": (RECORDERS.look, {**ME, "keys": KEYS}),
-    "take": (RECORDERS.take, {**ME, "keys": KEYS, "dead": [f"m{n}" for n in KEYS], "at_most": 50}),
+    "take": (RECORDERS.take, {**ME, "keys": KEYS, "holders": [f"m{n}" for n in KEYS], "at_most": 50}),
     "release": (RECORDERS.release, {**ME, "keys": KEYS}),
     "holders": (RECORDERS.holders, {"keys": KEYS}),
     "leave": (RECORDERS.leave, ME),

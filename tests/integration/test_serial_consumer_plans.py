@@ -62,7 +62,7 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bury": (statements.PARTITIONS.bury, MEMBER),
     "shared": (statements.shared, ME),
     "look": (statements.PARTITIONS.look, {**MEMBER, "keys": KEYS}),
-    "take": (statements.PARTITIONS.take, {**MEMBER, "keys": KEYS, "dead": ["m9"] * len(KEYS), "at_most": 3}),
+    "take": (statements.PARTITIONS.take, {**MEMBER, "keys": KEYS, "holders": ["m9"] * len(KEYS), "at_most": 3}),
     "release": (statements.PARTITIONS.release, {**MEMBER, "keys": KEYS}),
     "leave": (statements.PARTITIONS.leave, MEMBER),
     "members up": (statements.living, ME),

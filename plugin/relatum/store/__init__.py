@@ -1,6 +1,7 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
 from relatum.store._address import DatabaseAddress, parse_database
+from relatum.store._arrays import arrays
 from relatum.store._catalog import (
     FORGOTTEN,
     StreamRow,
@@ -119,6 +120,7 @@ __all__ = [
     "add_hole",
     "add_keys",
     "advance_all",
+    "arrays",
     "as_engine",
     "check_keys",
     "check_recorded",

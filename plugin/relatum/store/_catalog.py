@@ -19,6 +19,7 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
+from relatum.store._arrays import arrays
 from relatum.store._tables import keys, streams
 from relatum.store._translation import translated_errors
 
@@ -186,7 +187,7 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
     if not super_streams:
         return []
     names = sorted(super_streams)
-    values = {"of_vhost": vhost, "names": names, "supers": [super_streams[name] for name in names]}
+    values = {"of_vhost": vhost, "names": names, "super_streams": [super_streams[name] for name in names]}
     found = streams_named(connection, vhost, names, partitions=False)
     if len(found) < len(names):
         connection.execute(_ADD_STREAMS, values)
@@ -197,11 +198,7 @@ def ensure_streams(connection: sa.Connection, vhost: str, super_streams: Mapping
     return found
 
 
-_named: Final = (
-    sa.func.unnest(sa.bindparam("names", type_=sa.ARRAY(sa.Text)), sa.bindparam("supers", type_=sa.ARRAY(sa.Text)))
-    .table_valued(sa.column("name", sa.Text), sa.column("super_stream", sa.Text))
-    .render_derived("named")
-)
+_named: Final = arrays("named", name=sa.Text, super_stream=sa.Text)
 _before: Final = streams.alias("before")
 _of_vhost: Final = sa.bindparam("of_vhost", type_=sa.Text)
 _ADD_STREAMS: Final = (

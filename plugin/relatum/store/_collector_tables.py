@@ -19,7 +19,6 @@ from sqlalchemy import (
     Column,
     DateTime,
     Float,
-    ForeignKey,
     Identity,
     Index,
     Integer,
@@ -32,7 +31,7 @@ from sqlalchemy import (
     text,
 )
 
-from relatum.store._tables import metadata
+from relatum.store._tables import made_at, metadata, moment, part_of
 
 collectors = Table(
     "collectors",
@@ -42,7 +41,7 @@ collectors = Table(
     Column("name", Text(collation="C"), nullable=False),
     # Seconds a finished message is remembered; NULL for ever.
     Column("keep_s", Integer),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    made_at("created_at"),
     UniqueConstraint("vhost", "name", name="collectors_name"),
 )
 
@@ -52,7 +51,7 @@ collector_members = Table(
     Column("member_id", BigInteger, Identity(always=True), primary_key=True),
     Column("joined_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("lease_expires_at", DateTime(timezone=True), nullable=False),
-    Column("collector_id", Integer, ForeignKey("relatum.collectors.collector_id", ondelete="CASCADE"), nullable=False),
+    part_of("collectors", "collector_id"),
     Column("lease_s", Float, nullable=False),
     Column("holder", Text, nullable=False),
     Column("types", ARRAY(Text), nullable=False),
@@ -65,7 +64,7 @@ collector_sources = Table(
     "collector_sources",
     metadata,
     Column("source_id", Integer, Identity(always=True), primary_key=True),
-    Column("collector_id", Integer, ForeignKey("relatum.collectors.collector_id", ondelete="CASCADE"), nullable=False),
+    part_of("collectors", "collector_id"),
     Column("stream", Text(collation="C"), nullable=False),
     # The next offset to be read; NULL where nobody has followed the stream yet.
     Column("position", BigInteger),
@@ -77,8 +76,8 @@ collector_sources = Table(
     Column("passed_over", BigInteger, nullable=False, server_default="0"),
     Column("refused", BigInteger, nullable=False, server_default="0"),
     Column("member_id", BigInteger),
-    Column("moved_at", DateTime(timezone=True)),
-    Column("replaced_at", DateTime(timezone=True)),
+    moment("moved_at"),
+    moment("replaced_at"),
     Index(
         "collector_sources_current", "collector_id", "stream", unique=True, postgresql_where=text("replaced_at IS NULL")
     ),
@@ -92,10 +91,10 @@ collected_messages = Table(
     Column("stream_offset", BigInteger, nullable=False),
     Column("member_id", BigInteger),
     Column("bulk_id", BigInteger),
-    Column("collected_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("forwarded_at", DateTime(timezone=True)),
-    Column("finished_at", DateTime(timezone=True)),
-    Column("next_attempt_at", DateTime(timezone=True)),
+    made_at("collected_at"),
+    moment("forwarded_at"),
+    moment("finished_at"),
+    moment("next_attempt_at"),
     Column("source_id", Integer, nullable=False),
     Column("size", Integer, nullable=False),
     Column("attempts", SmallInteger, nullable=False, server_default="0"),

@@ -16,7 +16,6 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     DateTime,
-    ForeignKey,
     Identity,
     Index,
     Integer,
@@ -28,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-from relatum.store._tables import metadata
+from relatum.store._tables import made_at, metadata, moment, part_of
 
 group_consumers = Table(
     "group_consumers",
@@ -44,7 +43,7 @@ group_consumers = Table(
     Column("start_us", BigInteger),
     # Which generation the offset is of; a stream that is declared again is read from its beginning.
     Column("start_stream_id", Integer),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    made_at("created_at"),
     UniqueConstraint("vhost", "name", name="group_consumers_name"),
     CheckConstraint("ordering IN ('logical', 'physical')", name="group_consumers_ordering"),
 )
@@ -54,9 +53,7 @@ group_scans = Table(
     metadata,
     Column("from_offset", BigInteger, nullable=False),
     Column("to_offset", BigInteger, nullable=False),
-    Column(
-        "consumer_id", Integer, ForeignKey("relatum.group_consumers.consumer_id", ondelete="CASCADE"), nullable=False
-    ),
+    part_of("group_consumers", "consumer_id"),
     Column("stream_id", Integer, nullable=False),
     PrimaryKeyConstraint("consumer_id", "stream_id", "from_offset"),
     CheckConstraint("from_offset <= to_offset", name="group_scans_range"),
@@ -74,12 +71,10 @@ group_states = Table(
     Column("opened_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     # When a message of it was last seen: a group is given up when none has come for some time.
     Column("touched_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("told_at", DateTime(timezone=True)),
-    Column("lease_expires_at", DateTime(timezone=True)),
-    Column("done_at", DateTime(timezone=True)),
-    Column(
-        "consumer_id", Integer, ForeignKey("relatum.group_consumers.consumer_id", ondelete="CASCADE"), nullable=False
-    ),
+    moment("told_at"),
+    moment("lease_expires_at"),
+    moment("done_at"),
+    part_of("group_consumers", "consumer_id"),
     Column("stream_id", Integer, nullable=False),
     # How often a member has claimed it: with the holder, what an acknowledgement must match.
     Column("deliveries", Integer, nullable=False, server_default="0"),

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.processes import new_holder
+from relatum.store._arrays import arrays
 from relatum.store._lease import holds, lapsed, leased, renewal_s
 from relatum.store._shares import target
 from relatum.store._tables import recorder_members, streams
@@ -98,7 +99,7 @@ def _look(key: "sa.Column[int]", held_by: "sa.Column[Any]", is_held: Any, shared
     By `= ANY` a prepared statement compares each row of the table with each key where it takes no index: 2,000 streams
     took 200 ms.
     """
-    wanted = sa.func.unnest(_KEYS).table_valued(sa.column("key", sa.Integer), name="wanted").render_derived()
+    wanted = arrays("wanted", key=sa.Integer)
     found = sa.select(key.label("key"), held_by.label("holder"), is_held.label("is_held"))
     one = found.where(*shared, key == wanted.c.key).offset(sa.literal_column("0")).lateral("one")
     return sa.select(one.c.key, one.c.holder, one.c.is_held).select_from(wanted.join(one, sa.true()))
@@ -106,9 +107,7 @@ def _look(key: "sa.Column[int]", held_by: "sa.Column[Any]", is_held: Any, shared
 
 def _free(key: "sa.Column[int]", held_by: "sa.Column[Any]", shared: tuple[Any, ...]) -> Any:
     """Rows that nobody holds, by what was seen of them: who takes one that another has just taken waits for nobody."""
-    unnested = sa.func.unnest(_KEYS, sa.bindparam("dead", type_=sa.ARRAY(sa.Text)))
-    columns = sa.column("key", sa.Integer), sa.column("holder", sa.Text)
-    seen = unnested.table_valued(*columns, name="seen").render_derived()
+    seen = arrays("seen", key=sa.Integer, holder=sa.Text)
     chosen = (
         sa.select(key)
         .join(seen, seen.c.key == key)
@@ -216,7 +215,7 @@ class Member:
         should_have = target(counts, self.holder, len(rows))
         free = {key: holder for key, holder, is_held in rows if not is_held and holder != self.holder}
         if free and len(mine) < should_have:
-            taken = {"keys": list(free), "dead": list(free.values()), "at_most": should_have - len(mine)}
+            taken = {"keys": list(free), "holders": list(free.values()), "at_most": should_have - len(mine)}
             mine.update(connection.scalars(self._sharing.take, {**self._me(), **taken}))
         return Share(
             self.holder,

@@ -20,7 +20,6 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    DateTime,
     Float,
     ForeignKey,
     Identity,
@@ -31,11 +30,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    func,
     text,
 )
 
-from relatum.store._tables import SCHEMA, metadata
+from relatum.store._tables import SCHEMA, made_at, metadata, moment, part_of
 
 placement_epochs: Final = Sequence("placement_epochs", schema=SCHEMA, metadata=metadata, data_type=BigInteger)
 """Where all epochs come from: what is placed later has a higher one, whatever its name was used for before.
@@ -56,10 +54,10 @@ super_streams = Table(
     # Seconds without use after which sets are closed, for all routers alike; NULL: never.
     Column("idle_s", Float),
     # From when on they are: all routers that were up before know it by then.
-    Column("idle_from", DateTime(timezone=True)),
+    moment("idle_from"),
     # Changes up to this generation are not all remembered.
     Column("floor", BigInteger, nullable=False, server_default="0"),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    made_at("created_at"),
     UniqueConstraint("vhost", "name", name="super_streams_name"),
     # Every release and move raises the generation, every publication reads it: room on its page keeps the row there.
     postgresql_with={"fillfactor": "50"},
@@ -69,12 +67,7 @@ super_stream_partitions = Table(
     "super_stream_partitions",
     metadata,
     Column("partition_id", Integer, Identity(always=True), primary_key=True),
-    Column(
-        "super_stream_id",
-        Integer,
-        ForeignKey("relatum.super_streams.super_stream_id", ondelete="CASCADE"),
-        nullable=False,
-    ),
+    part_of("super_streams", "super_stream_id"),
     Column("stream", Text(collation="C"), nullable=False),
     Column("binding_key", Text, nullable=False),
     Column("place", Integer, nullable=False),
@@ -99,9 +92,9 @@ placements = Table(
     # The generation of the last change that made a cached copy wrong; 0 for none.
     Column("generation", BigInteger, nullable=False, server_default="0"),
     Column("move_id", BigInteger),
-    Column("opened_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("used_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("released_at", DateTime(timezone=True)),
+    made_at("opened_at"),
+    made_at("used_at"),
+    moment("released_at"),
     Column("super_stream_id", Integer, nullable=False),
     Column("partition_id", Integer, nullable=False),
     Column("name", Text(collation="C"), nullable=False),
@@ -122,12 +115,7 @@ context_moves = Table(
     "context_moves",
     metadata,
     Column("move_id", BigInteger, Identity(always=True), primary_key=True),
-    Column(
-        "super_stream_id",
-        Integer,
-        ForeignKey("relatum.super_streams.super_stream_id", ondelete="CASCADE"),
-        nullable=False,
-    ),
+    part_of("super_streams", "super_stream_id"),
     Column("source_id", Integer, nullable=False),
     # The source itself where the move is aborted.
     Column("target_id", Integer, nullable=False),
@@ -145,10 +133,10 @@ context_moves = Table(
     Column("marker_offset", BigInteger),
     # Who goes on with it; only to be shown.
     Column("holder", Text),
-    Column("lease_expires_at", DateTime(timezone=True)),
-    Column("started_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("fenced_at", DateTime(timezone=True)),
-    Column("ended_at", DateTime(timezone=True)),
+    moment("lease_expires_at"),
+    made_at("started_at"),
+    moment("fenced_at"),
+    moment("ended_at"),
     Column("reason", Text),
     CheckConstraint("state IN ('fencing', 'fenced', 'switched', 'aborted')", name="context_moves_state"),
     CheckConstraint("(ended_at IS NOT NULL) = (state IN ('switched', 'aborted'))", name="context_moves_ended_at"),

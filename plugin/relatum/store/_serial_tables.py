@@ -15,7 +15,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     DateTime,
-    ForeignKey,
     Identity,
     Index,
     Integer,
@@ -23,23 +22,17 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    func,
 )
 
-from relatum.store._tables import metadata
+from relatum.store._tables import made_at, metadata, moment, part_of
 
 serial_consumers = Table(
     "serial_consumers",
     metadata,
     Column("consumer_id", Integer, Identity(always=True), primary_key=True),
-    Column(
-        "super_stream_id",
-        Integer,
-        ForeignKey("relatum.super_streams.super_stream_id", ondelete="CASCADE"),
-        nullable=False,
-    ),
+    part_of("super_streams", "super_stream_id"),
     Column("name", Text(collation="C"), nullable=False),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    made_at("created_at"),
     UniqueConstraint("super_stream_id", "name", name="serial_consumers_name"),
 )
 
@@ -47,9 +40,7 @@ serial_members = Table(
     "serial_members",
     metadata,
     Column("lease_expires_at", DateTime(timezone=True), nullable=False),
-    Column(
-        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
-    ),
+    part_of("serial_consumers", "consumer_id"),
     Column("holder", Text, nullable=False),
     PrimaryKeyConstraint("consumer_id", "holder", name="serial_members_holder"),
     # Each member renews its row every second: room on its page keeps that update short.
@@ -67,16 +58,9 @@ serial_positions = Table(
     Column("last_offset", BigInteger),
     Column("last_fingerprint", BigInteger),
     Column("last_chunk_ms", BigInteger),
-    Column("lease_expires_at", DateTime(timezone=True)),
-    Column(
-        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
-    ),
-    Column(
-        "partition_id",
-        Integer,
-        ForeignKey("relatum.super_stream_partitions.partition_id", ondelete="CASCADE"),
-        nullable=False,
-    ),
+    moment("lease_expires_at"),
+    part_of("serial_consumers", "consumer_id"),
+    part_of("super_stream_partitions", "partition_id"),
     Column("holder", Text),
     PrimaryKeyConstraint("consumer_id", "partition_id", name="serial_positions_place"),
     # Every batch moves one row: room on its page keeps that update out of the index.
@@ -89,15 +73,8 @@ serial_checkpoints = Table(
     Column("last_offset", BigInteger, nullable=False),
     Column("fingerprint", BigInteger, nullable=False),
     Column("chunk_ms", BigInteger),
-    Column(
-        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
-    ),
-    Column(
-        "partition_id",
-        Integer,
-        ForeignKey("relatum.super_stream_partitions.partition_id", ondelete="CASCADE"),
-        nullable=False,
-    ),
+    part_of("serial_consumers", "consumer_id"),
+    part_of("super_stream_partitions", "partition_id"),
     PrimaryKeyConstraint("consumer_id", "partition_id", "last_offset", name="serial_checkpoints_place"),
 )
 
@@ -112,10 +89,8 @@ serial_holds = Table(
     Column("fence_offset", BigInteger, nullable=False),
     # Messages that wait, as far as was read.
     Column("held", BigInteger, nullable=False, server_default="0"),
-    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column(
-        "consumer_id", Integer, ForeignKey("relatum.serial_consumers.consumer_id", ondelete="CASCADE"), nullable=False
-    ),
+    made_at("since"),
+    part_of("serial_consumers", "consumer_id"),
     # Where they wait, and where what is before them lies.
     Column("partition_id", Integer, nullable=False),
     Column("source_id", Integer, nullable=False),

@@ -16,6 +16,8 @@ The streams are the truth and these tables are derived from them: they can be dr
 - `events`: what happened to a stream: replaced, tail lost, hole, missing.
 """
 
+from datetime import datetime
+
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -41,6 +43,22 @@ SCHEMA = "relatum"
 
 metadata = MetaData(schema=SCHEMA)
 
+
+def moment(name: str) -> "Column[datetime]":
+    """A moment that need not be known."""
+    return Column(name, DateTime(timezone=True))
+
+
+def made_at(name: str) -> "Column[datetime]":
+    """When the row was written."""
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+def part_of(table: str, key: str) -> "Column[int]":
+    """The row of another table that this one is a part of, and goes with."""
+    return Column(key, Integer, ForeignKey(f"{SCHEMA}.{table}.{key}", ondelete="CASCADE"), nullable=False)
+
+
 streams = Table(
     "streams",
     metadata,
@@ -52,11 +70,11 @@ streams = Table(
     Column("state", Text, nullable=False, server_default="recording"),
     Column("record_time", Boolean, nullable=False, server_default=text("true")),
     Column("first_offset", BigInteger),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("replaced_at", DateTime(timezone=True)),
+    made_at("created_at"),
+    moment("replaced_at"),
     Column("lease_holder", Text),
     # Not used any more: the lease is the holder's own.
-    Column("lease_expires_at", DateTime(timezone=True)),
+    moment("lease_expires_at"),
     Index("streams_current", "vhost", "name", unique=True, postgresql_where=text("replaced_at IS NULL")),
     Index("streams_super_stream", "vhost", "super_stream", postgresql_where=text("replaced_at IS NULL")),
 )
@@ -81,8 +99,8 @@ keys = Table(
     Column("name", Text(collation="C"), nullable=False),
     Column("sources", ARRAY(Text), nullable=False),
     Column("type", Text, nullable=False),
-    Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("removed_at", DateTime(timezone=True)),
+    made_at("since"),
+    moment("removed_at"),
     Index("keys_in_force", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     CheckConstraint("type IN ('text', 'integer', 'timestamp')", name="keys_type"),
 )
@@ -101,7 +119,7 @@ coverage = Table(
     Column("last_offset", BigInteger),
     Column("last_fingerprint", BigInteger),
     Column("last_chunk_ms", BigInteger),
-    Column("recorded_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    made_at("recorded_at"),
     Column("over_amqp", Boolean, nullable=False, server_default=text("false")),
     Index("coverage_stream", "stream_id", "from_offset"),
     # One tail a stream: two recorders that start together cannot both make one.
@@ -161,7 +179,7 @@ receipts = Table(
     Column("message_id", Text(collation="C"), nullable=False),
     Column("stream_id", Integer, nullable=False),
     Column("stream_offset", BigInteger, nullable=False),
-    Column("recorded_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    made_at("recorded_at"),
     Index("receipts_lookup", "message_id"),
     Index("receipts_age", "recorded_at"),
 )
@@ -181,7 +199,7 @@ events = Table(
     metadata,
     Column("event_id", BigInteger, Identity(always=True), primary_key=True),
     Column("stream_id", Integer, nullable=False),
-    Column("at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    made_at("at"),
     Column("kind", Text, nullable=False),
     Column("from_offset", BigInteger),
     Column("to_offset", BigInteger),
