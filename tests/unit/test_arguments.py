@@ -11,7 +11,8 @@ from relatum.checks import COUNT_MAX, SECONDS_MAX, checked_count, checked_name, 
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
 from relatum.errors import InvalidInput
 from relatum.ids import MessageId
-from relatum.reading import Message, Properties, StreamReader
+from relatum.reading import BrokerAddress, Message, Properties, StreamReader
+from relatum.reading._stream_blocking import Streams
 from relatum.reading._stream_errors import check_offset
 from relatum.reading._window import Window
 from relatum.wire import _frames as frames
@@ -129,6 +130,16 @@ def test_times_are_checked_before_anything_is_connected(call: Callable[[Any], An
     """A time-out that no socket and no lock can take is our error, and nothing was opened."""
     with pytest.raises(InvalidInput):
         call(value)
+
+
+def test_a_time_is_refused_by_the_name_it_was_given_under() -> None:
+    """Following and reading in batches have one each."""
+    address = BrokerAddress.of("rabbitmq-stream://127.0.0.1:1")
+    reader = StreamReader(Streams(address, timeout_s=1.0), "stream", 1.0)
+    with pytest.raises(InvalidInput, match=r"^idle_timeout_s= takes"):
+        reader.iterate("s", follow=True, idle_timeout_s=-1)
+    with pytest.raises(InvalidInput, match=r"^idle_s= takes"):
+        reader.batches("s", idle_s=-1)
 
 
 @pytest.mark.parametrize("value", ["1", 1.0, None, b"1"], ids=ascii)

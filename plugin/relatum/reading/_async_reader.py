@@ -5,11 +5,11 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.closing import AsyncClosing
 
 # blocking only:
 # from relatum.errors import ConfigurationError
@@ -54,7 +54,7 @@ class AsyncTransport(Protocol):
     async def close(self) -> None: ...
 
 
-class AsyncStreamReader:
+class AsyncStreamReader(AsyncClosing):
     # asyncio only:
     """Reads streams with asyncio. An asynchronous context manager; tasks may share one.
 
@@ -198,7 +198,9 @@ class AsyncStreamReader:
         Raises:
             ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
         """
-        scan = checked_scan(stream, start, stop, follow=follow, idle_s=idle_timeout_s)
+        scan = checked_scan(stream, start, stop, follow=follow)
+        if idle_timeout_s is not None:
+            checked_seconds("idle_timeout_s", idle_timeout_s)
         return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
     async def _iterate(
@@ -297,7 +299,8 @@ class AsyncStreamReader:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
         use = Use.FOLLOW if follow else Use.LENT
-        scan = checked_scan(stream, start, stop, follow=follow, credit=credit, idle_s=checked_seconds("idle_s", idle_s))
+        scan = checked_scan(stream, start, stop, follow=follow, credit=credit)
+        checked_seconds("idle_s", idle_s)
         return self._transport.batches(stream, scan, idle_s, use)
 
     # blocking only:
@@ -323,14 +326,6 @@ class AsyncStreamReader:
         """Close all connections. Calls under way in other tasks may end as `ConnectionLost`."""
         await self._transport.close()
         metrics.retire(self)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 async def _open_streams(

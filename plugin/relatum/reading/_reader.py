@@ -4,11 +4,11 @@
 import contextlib
 import ssl
 from collections.abc import Callable, Generator, Iterable, Sequence
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
+from relatum.closing import Closing
 from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
 from relatum.ids import MessageId
 from relatum.reading._address import BrokerAddress
@@ -49,7 +49,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class StreamReader:
+class StreamReader(Closing):
     """Reads streams, blocking. A context manager; threads may share one.
 
     Every method may raise `StreamNotFound`, `NotAStream`, `AccessRefused`, and, safe to repeat, `StreamUnavailable`,
@@ -170,7 +170,9 @@ class StreamReader:
         Raises:
             ReadTimeout: Without `follow`: nothing came for `timeout_s`, though more is in the stream.
         """
-        scan = checked_scan(stream, start, stop, follow=follow, idle_s=idle_timeout_s)
+        scan = checked_scan(stream, start, stop, follow=follow)
+        if idle_timeout_s is not None:
+            checked_seconds("idle_timeout_s", idle_timeout_s)
         return self._iterate(stream, scan, idle_timeout_s, Use.FOLLOW if follow else Use.LENT)
 
     def _iterate(
@@ -268,7 +270,8 @@ class StreamReader:
             StreamUnavailable: The stream moved or was deleted meanwhile.
         """
         use = Use.FOLLOW if follow else Use.LENT
-        scan = checked_scan(stream, start, stop, follow=follow, credit=credit, idle_s=checked_seconds("idle_s", idle_s))
+        scan = checked_scan(stream, start, stop, follow=follow, credit=credit)
+        checked_seconds("idle_s", idle_s)
         return self._transport.batches(stream, scan, idle_s, use)
 
     def link(self, node: Broker | None) -> SocketConnection:
@@ -292,14 +295,6 @@ class StreamReader:
         """Close all connections. Calls under way in other threads may end as `ConnectionLost`."""
         self._transport.close()
         metrics.retire(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _open_streams(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import Final
 
-from relatum.checks import checked_count, checked_name, checked_seconds, shown
+from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, TlsRefused
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
@@ -37,9 +37,7 @@ def checked_ids(ids: Iterable[MessageId]) -> Iterable[MessageId]:
     return ids
 
 
-def checked_scan(
-    stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT, idle_s: float | None = None
-) -> Scan:
+def checked_scan(stream: str, start: Start, stop: int | None, *, follow: bool, credit: int = CREDIT) -> Scan:
     """What a scan reads, all of it checked before anything is asked.
 
     Raises:
@@ -53,6 +51,4 @@ def checked_scan(
             is_offset = False
         if not is_offset:
             raise InvalidInput(f"stop= takes an offset, or None, not {shown(stop)}")
-    if idle_s is not None:
-        checked_seconds("idle_s", idle_s)
     return Scan(beginning(start), stop, follow, checked_count("credit", credit, most=CREDIT_MAX))

@@ -13,7 +13,7 @@ from relatum.errors import InvalidInput
 from relatum.processes import after_fork
 from relatum.superstreams._balance import Balance, BalanceName, Candidate, balance_of
 from relatum.superstreams._layout import Layout, Partition
-from relatum.superstreams._protocol import Target, channel_of
+from relatum.superstreams._protocol import Target
 
 if TYPE_CHECKING:
     from relatum.superstreams._target import SuperStream
@@ -167,26 +167,6 @@ class AffinityHandle(Target, Closing):
         """
         exchange, binding_key = self.destination(channel, body, properties, routing_key)
         return channel.basic_publish(exchange, binding_key, body, properties, mandatory)
-
-    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish one message of the set through an aio-pika channel.
-
-        Args:
-            channel: An aio-pika channel, or an exchange of one, intercepted or not.
-            message: An aio-pika message; not changed.
-            routing_key: Not used: the set decides.
-            kwargs: Further arguments of `Exchange.publish`.
-
-        Returns:
-            What `Exchange.publish` returned.
-
-        Raises:
-            SuperStreamNotFound: there is no super stream of that name; nothing was sent.
-        """
-        channel = channel_of(channel)
-        exchange_name, binding_key = await self.destination_async(channel, message, routing_key)
-        exchange = await channel.get_exchange(exchange_name, ensure=False)
-        return await exchange.publish(message, binding_key, **kwargs)
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the routing key of the set's messages; places the set where it is not placed yet."""

@@ -27,13 +27,26 @@ class Target(ABC):
             What the channel's `basic_publish` returned.
         """
 
-    @abstractmethod
     async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish one message through an aio-pika channel.
+        """Publish one message through an aio-pika channel, to where it belongs.
+
+        Args:
+            channel: An aio-pika channel, or an exchange of one, intercepted or not.
+            message: An aio-pika message; not changed.
+            routing_key: The message's key, where the target goes by one.
+            kwargs: Further arguments of `Exchange.publish`: `mandatory` (default there: True), `timeout`.
 
         Returns:
             What `Exchange.publish` returned.
+
+        Raises:
+            InvalidInput, SuperStreamNotFound, NotFound, BrokerUnavailable, AccessRefused: as `publish`.
+            Exception: what `Exchange.publish` raises.
         """
+        channel = channel_of(channel)
+        exchange_name, binding_key = await self.destination_async(channel, message, routing_key)
+        exchange = await channel.get_exchange(exchange_name, ensure=False)
+        return await exchange.publish(message, binding_key, **kwargs)
 
     def destination(self, channel: Any, body: bytes | str, properties: Any, routing_key: str) -> tuple[str, str]:
         """The exchange and the routing key a pika message would be published by; for publishing with a receipt.

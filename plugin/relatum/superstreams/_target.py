@@ -19,7 +19,7 @@ from relatum.superstreams._balance import Balance, BalanceName
 from relatum.superstreams._connections import address_of
 from relatum.superstreams._handle import AffinityHandle, Placing
 from relatum.superstreams._layout import Layout, Partition, checked_stream_name
-from relatum.superstreams._protocol import Outgoing, Target, channel_of
+from relatum.superstreams._protocol import Outgoing, Target
 
 RouteBy: TypeAlias = str | Callable[[Outgoing], str | bytes] | None
 """What names a message's key: a header, a function, or the routing key that was given with it."""
@@ -236,27 +236,6 @@ class SuperStream(Target):
         """The exchange and the binding key that lead a message of aio-pika's to its partition."""
         key = self.key_of(Outgoing(message.body, message.headers or {}, message), routing_key)
         return self.name, self._route(await self.layout_async(channel), key).binding_key
-
-    async def publish_async(self, channel: Any, message: Any, routing_key: str = "", **kwargs: Any) -> Any:
-        """Publish one message through an aio-pika channel, to the partition of its key.
-
-        Args:
-            channel: An aio-pika channel, or an exchange of one, intercepted or not.
-            message: An aio-pika message; not changed.
-            routing_key: The message's key where the super stream has no `route_by`.
-            kwargs: Further arguments of `Exchange.publish`: `mandatory` (default there: True), `timeout`.
-
-        Returns:
-            What `Exchange.publish` returned.
-
-        Raises:
-            InvalidInput, SuperStreamNotFound, NotFound, BrokerUnavailable, AccessRefused: as `publish`.
-            Exception: what `Exchange.publish` raises.
-        """
-        channel = channel_of(channel)
-        exchange_name, binding_key = await self.destination_async(channel, message, routing_key)
-        exchange = await channel.get_exchange(exchange_name, ensure=False)
-        return await exchange.publish(message, binding_key, **kwargs)
 
 
 def _header_key(name: str, headers: Mapping[str, Any]) -> str:
