@@ -1,15 +1,19 @@
 """Where a stream ends, as AMQP 0.9.1 tells it: by steps alone, without a broker."""
 
+import asyncio
 from collections.abc import Generator
 from typing import Any
 
 import pika
 import pytest
 
-from relatum.errors import ReadTimeout, StreamUnavailable
+from relatum.errors import ConnectionLost, ReadTimeout, StreamUnavailable
+from relatum.reading import BrokerAddress
+from relatum.reading._aio_pika_links import AioPikaLinks
 from relatum.reading._amqp_operations import AmqpOperations, Consume, Count, Delivery, Next
 from relatum.reading._scan import Scan
 from relatum.reading._start import beginning
+from relatum.reading._turns import Use
 
 FIRST, LAST = [Delivery(0, pika.BasicProperties(), b"a")], [Delivery(7, pika.BasicProperties(), b"h")]
 
@@ -56,3 +60,32 @@ def test_an_end_that_does_not_show() -> None:
     """A stream that has a first message and shows no last one is unavailable; its first is not its last."""
     with pytest.raises(StreamUnavailable, match="'s'"):
         driven(AmqpOperations(10.0).bounds("s"), [FIRST, [], []], count=0)
+
+
+class Line:
+    """A connection of aiormq's, as far as it is asked whether it ended, and ended."""
+
+    is_closed = False
+
+    async def close(self) -> None:
+        """End it."""
+        self.is_closed = True
+
+
+def test_who_loses_a_connection_leaves_the_next_one_alone() -> None:
+    """A task that learns late that a connection is lost does not end the one that another task has opened since."""
+
+    async def lose() -> tuple[Line, Line, Any]:
+        links = AioPikaLinks(BrokerAddress.of("amqp://127.0.0.1:1"), 1.0, 10, 4)
+        lost, opened = Line(), Line()
+        links._connection = lost
+        with pytest.raises(ConnectionLost):
+            async with links.link(Use.ANSWER):
+                links._connection = opened
+                raise ConnectionLost("it ended")
+        return lost, opened, links._connection
+
+    lost, opened, kept = asyncio.run(lose())
+    assert lost.is_closed
+    assert not opened.is_closed
+    assert kept is opened
