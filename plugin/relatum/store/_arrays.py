@@ -12,4 +12,4 @@ def arrays(table: str, **columns: Any) -> Any:
     """
     given = [sa.bindparam(f"{name}s", type_=sa.ARRAY(kind)) for name, kind in columns.items()]
     values = [sa.column(name, kind) for name, kind in columns.items()]
-    return sa.func.unnest(*given).table_valued(*values, name=table).render_derived()
+    return sa.func.unnest(*given).table_valued(*values).render_derived(table)
