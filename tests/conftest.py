@@ -34,7 +34,7 @@ from tests.support.sharing_out import BySharedFixtures, longest_first
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("relatum", deadline=None)
-hypothesis.settings.load_profile("relatum")
+hypothesis.settings.register_profile("long", deadline=None, max_examples=1000)
 
 SEED = 12
 """Of what happens by chance in a run that is not long."""
@@ -59,7 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed of this run, one for all of its processes."""
+    """Choose how many examples are tried, and the seed of this run, one for all of its processes."""
+    hypothesis.settings.load_profile("long" if _is_long(config) else "relatum")
     if config.getoption("--seed") is None:
         given = getattr(config, "workerinput", {}).get("seed")
         config.option.seed = given if given is not None else secrets.randbelow(1 << 32) if _is_long(config) else SEED
@@ -108,7 +109,7 @@ def is_long(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def kills(is_long: bool) -> int:
     """How often a party is killed at random moments: a few times, and in a long run as often as can be waited for."""
-    return 50 if is_long else 4
+    return 50 if is_long else 3
 
 
 @pytest.fixture

@@ -105,10 +105,13 @@ def test_running_until_interrupted_closes(amqp_url: str, database_url: str, stre
     publish(amqp_url, stream_name, "a")
     arguments = [sys.executable, "-c", RUN_UNTIL_INTERRUPTED, database_url, amqp_url, stream_name]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "collected\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=90)[0].split() == ["succeeded", "interrupted"]
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "collected\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=90)[0].split() == ["succeeded", "interrupted"]
+        finally:
+            process.kill()
 
 
 def test_joined_executors_do_not_keep_the_lease_from_being_renewed(

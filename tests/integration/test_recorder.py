@@ -265,11 +265,9 @@ def test_what_is_no_stream_is_waited_for_and_not_written(
         connection.channel().queue_declare(queue, durable=True)
 
     def told(name: str) -> list[str]:
-        return [
-            each.getMessage()
-            for each in caplog.records
-            if name in each.getMessage() and each.name == "relatum.recorder"
-        ]
+        # A stream that is just being declared has no replica yet, which is another thing to tell.
+        lines = [each.getMessage() for each in caplog.records if each.name == "relatum.recorder"]
+        return [line for line in lines if name in line and ("StreamNotFound" in line or "NotAStream" in line)]
 
     try:
         with recording(amqp_url, engine, missing, queue, stream_name, keys=["order_id"]):

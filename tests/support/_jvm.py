@@ -11,8 +11,8 @@ SPARK_CLASSES: Final = Path(sys.prefix) / "spark-classes.jsa"
 """Spark's classes as a JVM has them in memory: `make` writes them once, with `tests.support.spark_classes`."""
 
 SPARK_START: Final = (
-    f"{QUICK_START} -XX:SharedArchiveFile={SPARK_CLASSES} -Xlog:cds=off -Xlog:cds+dynamic=off"
-    if SPARK_CLASSES.exists()
+    f"{QUICK_START} -XX:SharedArchiveFile={SPARK_CLASSES} -Xlog:disable"
+    if SPARK_CLASSES.is_file() and SPARK_CLASSES.stat().st_size
     else QUICK_START
 )
 """The same for Spark's JVMs: with its classes they start by half the work. A JVM they do not fit does without them."""

@@ -39,7 +39,7 @@ def use(spark: SparkSession, directory: Path) -> None:
 
 
 def main(target: Path) -> None:
-    """Start a session that leaves its classes in a file, use it, and wait until the file is there."""
+    """Start a session that leaves its classes in a file, and use it; the file is empty where this Java cannot."""
     part = target.with_suffix(".part")
     with tempfile.TemporaryDirectory() as directory:
         options = f"{QUICK_START} -XX:ArchiveClassesAtExit={part} -Xlog:disable"
@@ -50,7 +50,10 @@ def main(target: Path) -> None:
         assert process.stdin is not None, "the gateway ends when this pipe does"
         process.stdin.close()
         process.wait(600)
-    part.replace(target)
+    if part.exists():
+        part.replace(target)
+    else:
+        target.touch()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import struct
 from datetime import UTC, datetime
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from relatum.keys import InvalidValue, KeyDefinition, SkipReason
@@ -119,7 +119,6 @@ def expected_values(message: Message) -> tuple[list[tuple[int, str]], list[tuple
     return found, skipped if message.is_amqp else [(0, SkipReason.UNDECODABLE)]
 
 
-@settings(max_examples=500, deadline=None)
 @given(messages | damaged() | st.binary(max_size=60), st.none() | st.integers(0, 2**41))
 def test_the_recorder_sees_what_a_reader_sees(raw: bytes, chunk_ms: int | None) -> None:
     """Keys, reasons, time and its source agree, for good messages, damaged ones and random bytes."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -147,7 +147,6 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.lists(st.sampled_from(SAMPLES) | messages | damaged(), max_size=6), st.none() | st.integers(0, 2**41))
 @example(SAMPLES, 5)
 def test_columns_say_what_messages_say(records: Sequence[bytes], chunk_ms: int | None) -> None:
