@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from relatum.recording import Recorder, verify
 from tests.support import declare_stream, delete_stream, publish_plain, rows_of, unique_name, wait_recorded, wait_until
 from tests.support.leases import LEASE_S, let_lapse, record_as
+from tests.support.proxy import Proxy
 
 STREAMS = 6
 KEY = "order_id"
@@ -41,9 +42,11 @@ class Members:
         self._stops: dict[str, tuple[threading.Event, threading.Thread]] = {}
         self._published = 0
 
-    def join(self, holder: str) -> Recorder:
-        """One more."""
-        recorder = Recorder(self._broker_url, self._engine, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S)
+    def join(self, holder: str, broker_url: str | None = None) -> Recorder:
+        """One more, by a way to the broker of its own."""
+        recorder = Recorder(
+            broker_url or self._broker_url, self._engine, self._names, keys=[KEY], holder=holder, lease_s=LEASE_S
+        )
         stop = threading.Event()
         thread = threading.Thread(target=recorder.run, args=[stop], name=f"member {holder}")
         thread.start()
@@ -136,6 +139,38 @@ def test_what_one_had_that_is_silent_is_taken_over_and_its_return_harms_nothing(
             let_lapse(engine, holder)
             members.publish()
         members.wait_for(a=3, b=3)
+        members.publish()
+        members.check()
+
+
+@pytest.mark.parametrize("streams", [STREAMS, 1])
+def test_what_one_had_that_is_cut_off_from_the_broker_is_taken_over(
+    streams: int, amqp_url: str, stream_url: str, engine: sa.Engine, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that lives, and reaches the database alone, keeps no stream from those who reach the broker, too."""
+    monkeypatch.setattr("relatum.recording._keeper.CUT_OFF_S", 1.0)
+    del names[streams:]
+    with Proxy.to(stream_url) as proxy, members_of(amqp_url, engine, names) as members:
+        cut_off = members.join("a", proxy.url(stream_url))
+        members.wait_for(a=streams)
+        members.publish()
+        members.join("b")
+        if streams > 1:
+            members.wait_for(a=streams // 2, b=streams // 2)
+        members.publish()
+        proxy.accepts = False
+        proxy.cut()
+        members.wait_for(b=streams)
+        members.publish()
+        wait_until(
+            lambda: all(cut_off.statistics().streams[name].lag_s is None for name in names),
+            what="the lag is told by who records",
+        )
+        assert not cut_off.statistics().is_broker_up
+        proxy.accepts = True
+        wait_until(lambda: cut_off.statistics().is_broker_up, what="the broker is back")
+        if streams > 1:
+            members.wait_for(a=streams // 2, b=streams // 2)
         members.publish()
         members.check()
 

@@ -108,6 +108,9 @@ class Desk:
         if self.all.pop(followed.number, None) is not None:
             self._unseat(followed)
             self.outages.forget(self._names.one(followed.stream))
+            if not self.all:
+                # Nothing is waited for any more, and nobody would notice that it is back.
+                self.outages.forget(self._names.all)
 
     def _seat(self, followed: Followed) -> None:
         followed.timer = None
@@ -218,7 +221,8 @@ class Desk:
 
     def away(self, error: Exception) -> None:
         """No stream can be read: the broker is away, or lets nobody in."""
-        self.outages.failed(self._names.all, error)
+        if self.all:
+            self.outages.failed(self._names.all, error)
         self.shelves.put(self._broker, Failed(None, 0, error))
 
     def back(self) -> None:

@@ -87,7 +87,7 @@ class RecorderGroup:
         self._committer = Committer(engine, self.metrics)
         self._opener = Opener(engine, self._tracks, self.follower, self._writer_of, self.outages, self._stop)
         member = Member(RECORDERS, name or new_holder(), lease_s=lease_s, holder=holder)
-        self._keeper = Keeper(engine, address.vhost, member, self._tracks, self._opener, self.outages)
+        self._keeper = Keeper(engine, address.vhost, member, self._tracks, self.follower, self._opener, self.outages)
         self._intake = Intake(self.follower, self._tracks, self._committer, self.outages, self._stop)
         self._gaps = GapCloser(engine, self.follower, self._tracks, self.outages, self._stop)
         self._tracks.closed, self._tracks.woken = self._closed, self._keeper.wake
