@@ -16,7 +16,15 @@ from relatum.recording._backfill import plan_backfill
 from relatum.store import add_keys
 from relatum.wire._unpacking import _cramjam
 from tests.integration.test_foreign import headed, in_batch, text, zipped
-from tests.support import publish_plain, recording, rows_of, wait_recorded, wait_until
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    rows_of,
+    wait_recorded,
+    wait_until,
+)
 from tests.support._raw_publisher import RawPublisher
 from tests.support.proxy import Proxy
 
@@ -142,3 +150,31 @@ def test_a_broken_batch_stops_nobody(
     assert [value for _, value, _ in rows_of(engine, stream_name)] == ["a", "d"]
     (seen,) = status(amqp_url, engine, [stream_name])
     assert (seen.gaps, seen.skipped) == ([], {"": {"undecodable_message": 2}})
+
+
+def test_a_gap_that_cannot_be_closed_keeps_nobody_from_another_streams(
+    amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str
+) -> None:
+    """PostgreSQL refuses what was left of the first stream, again and again; the second one's gap is closed."""
+    second = f"{stream_name}-second"
+    declare_stream(amqp_url, second)
+    names = [stream_name, second]
+    for name in names:
+        publish_plain(amqp_url, name, orders(5))
+    with recording(amqp_url, engine, *names, keys=["order_id"]):
+        for name in names:
+            wait_recorded(amqp_url, engine, name)
+    for name in names:
+        publish_plain(amqp_url, name, orders(5, start=5))
+    with StreamReader.open(amqp_url) as reader:
+        for name in names:
+            plan_backfill(engine, reader, "/", name, None)
+    with engine.begin() as connection:
+        find = sa.text("SELECT stream_id FROM relatum.streams WHERE name = :name")
+        stream_id = connection.execute(find, {"name": stream_name}).scalar_one()
+        refused = sa.text(f"ALTER TABLE relatum.coverage ADD CHECK (stream_id <> {stream_id} OR is_tail) NOT VALID")
+        connection.execute(refused)
+    with recording(amqp_url, engine, *names):
+        wait_until(lambda: not status(amqp_url, engine, [second])[0].lag_offsets, what="no gap")
+    assert status(amqp_url, engine, [stream_name])[0].gaps == [(5, 10)]
+    delete_stream(amqp_url, second)

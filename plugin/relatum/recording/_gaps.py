@@ -15,13 +15,20 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from relatum.errors import CoverageConflict, StreamNotFound
+from relatum.errors import (
+    BrokerUnavailable,
+    CoverageConflict,
+    DatabaseUnavailable,
+    StreamNotFound,
+    StreamUnavailable,
+)
 from relatum.following import Follower
 from relatum.recording._fill import Filler
 from relatum.recording._holes import late_holes
 from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, gaps
 from relatum.recording._track import Track, Tracks
+from relatum.recording._writer import Writer
 from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, Outages, backoff
 
@@ -79,6 +86,8 @@ class GapCloser:
                 if self._look():
                     pauses = backoff(QUESTION_S)
             except Exception as error:  # noqa: BLE001 - said once, and tried again
+                if self._stop.is_set():
+                    return
                 self._outages.failed(_WHO, error)
             else:
                 self._outages.over(_WHO)
@@ -94,20 +103,44 @@ class GapCloser:
                 ranges[row.stream_id].append(row)
         open_now: dict[tuple[int, Range], float] = {}
         has_work = False
+        failed: Exception | None = None
         for track, stream, writer in recorded:
-            rows = ranges[stream.stream_id]
-            for gap in gaps(rows, writer.first_offset):
-                seen_at = self._seen.get((stream.stream_id, gap), time.monotonic())
-                open_now[stream.stream_id, gap] = seen_at
-                if time.monotonic() - seen_at >= UNTOUCHED_S:
-                    has_work |= self._for(track, stream, partial(self._close, gap))
-                else:
-                    has_work = True
-            for range_ in again(rows, writer.first_offset):
-                has_work |= self._for(track, stream, partial(self._read_again, range_))
+            try:
+                has_work |= self._look_at(track, stream, writer, ranges[stream.stream_id], open_now)
+            except StreamUnavailable as error:
+                failed = error
+            except (BrokerUnavailable, DatabaseUnavailable):
+                raise
+            except Exception as error:  # noqa: BLE001 - what is wrong with one stream keeps nobody from the others
+                failed = error
             if self._stop.is_set():
                 break
         self._seen = open_now
+        if failed is not None:
+            raise failed
+        return has_work
+
+    def _look_at(
+        self,
+        track: Track,
+        stream: StreamRow,
+        writer: Writer,
+        rows: list[CoverageRow],
+        open_now: dict[tuple[int, Range], float],
+    ) -> bool:
+        """The same for one stream, whose gaps are noted."""
+        has_work = False
+        found = gaps(rows, writer.first_offset)
+        for gap in found:
+            open_now[stream.stream_id, gap] = self._seen.get((stream.stream_id, gap), time.monotonic())
+        for gap in found:
+            if time.monotonic() - open_now[stream.stream_id, gap] >= UNTOUCHED_S:
+                has_work |= self._for(track, stream, partial(self._close, gap))
+            else:
+                has_work = True
+        if self._follower.transport == "stream":
+            for range_ in again(rows, writer.first_offset):
+                has_work |= self._for(track, stream, partial(self._read_again, range_))
         return has_work
 
     def _for(self, track: Track, stream: StreamRow, work: Callable[[Filler, StreamRow], bool]) -> bool:
