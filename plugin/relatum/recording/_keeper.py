@@ -178,7 +178,8 @@ class Keeper:
             self._reached_at = now
         elif now - self._reached_at >= CUT_OFF_S:
             self._is_cut_off = True
-            logger.warning("the broker was not reached for %.0f s: others may record these streams", CUT_OFF_S)
+            # Its going was said; who takes the streams is said when they are taken.
+            logger.debug("the broker was not reached for %.0f s: others may record these streams", CUT_OFF_S)
 
     def _is_answered(self) -> bool:
         """Whether the broker answers again; nothing may be followed by which that would be seen."""
@@ -202,7 +203,8 @@ class Keeper:
             released, self._released = self._released, set()
         try:
             found = self._ask(new, ids, mine, released)
-            self._has_joined, self._is_returning = True, False
+            is_whole, self._is_returning = not self._is_returning, False
+            self._has_joined = True
         except BaseException:
             with self._tracks.changed:
                 self._released |= released
@@ -214,7 +216,8 @@ class Keeper:
                 if track.row is not None and _is_shared(track):
                     self._settle(track, track.row.stream_id, found)
             self._give_surplus(found.share.surplus)
-        self._tell(found.share)
+        if is_whole:
+            self._tell(found.share)
 
     def _ask(self, new: Sequence[Track], ids: set[int], mine: set[int], released: set[int]) -> _Found:
         with translated_errors(), self._engine.begin() as connection:
@@ -293,7 +296,7 @@ class Keeper:
     def _tell(self, share: Share) -> None:
         """Say how many streams others record, when that changes: who looks at a silent log knows why."""
         now = (len(share.held), len(share.others))
-        if now in (self._told, (0, 0)) or (self._told is None and not share.others):
+        if now == self._told or (self._told is None and not share.others):
             return
         self._told = now
         holders = ", ".join(sorted(set(share.others.values()))[:3])
