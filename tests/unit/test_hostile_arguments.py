@@ -16,7 +16,7 @@ from relatum import contexts as room
 from relatum.collecting import ExecutorOptions
 from relatum.keys import as_definitions
 from relatum.publishing._interception import Options
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message, StreamReader
+from relatum.reading import AsyncStreamReader, BrokerAddress, Message, ReaderStatistics, StreamReader
 from relatum.reading._window import Window
 
 BROKER = "amqp://127.0.0.1:1"
@@ -53,6 +53,10 @@ def take(what: str, function: Callable[..., Any], given: dict[str, Any], **refus
 
 class Unreachable:
     """A transport to a broker that must not be asked."""
+
+    def statistics(self) -> ReaderStatistics:
+        """Nothing: metrics ask for them as long as the reader is there."""
+        return ReaderStatistics.of_none(1)
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         def refuse(*_: Any) -> NoReturn:
