@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -155,7 +155,7 @@ def test_an_outage_is_one_line_of_each_component_and_one_at_its_end(
     upgrade(private_servers.database_url)
     make_streams_survive(private_servers.rabbitmq)
     # What an earlier test left running tells of its own servers.
-    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    others = {each.ident: each for each in threading.enumerate() if each is not threading.current_thread()}
     caplog.set_level(logging.INFO, "relatum")
     with ExitStack() as stack:
         running = Components(private_servers, stack)
@@ -194,11 +194,15 @@ def _await(running: Components, body: bytes) -> None:
         raise AssertionError(running.missing()) from error
 
 
-def _check(caplog: pytest.LogCaptureFixture, server: str, expected: set[str], others: set[int | None]) -> None:
+def _check(
+    caplog: pytest.LogCaptureFixture, server: str, expected: set[str], others: Mapping[int | None, threading.Thread]
+) -> None:
     """Each component has said that the server is away, twice at most, and that it is back; and nothing else."""
 
     def records() -> list[logging.LogRecord]:
-        return [record for record in list(caplog.records) if record.thread not in others]
+        # Of one that has ended the number may be another's by now.
+        alive = {number for number, each in others.items() if each.is_alive()}
+        return [record for record in list(caplog.records) if record.thread not in alive]
 
     def said(text: str) -> dict[str, list[str]]:
         lines: dict[str, list[str]] = defaultdict(list)
