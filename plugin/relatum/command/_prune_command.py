@@ -12,7 +12,6 @@ from relatum.terminal import JsonOption, ServerOptions, console, errors, print_j
 
 
 @spread
-@spread
 def prune(
     streams: Annotated[
         list[str] | None, typer.Argument(metavar="[STREAM…]", help="Streams and super streams; all where left out.")
