@@ -4,8 +4,7 @@ import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -17,6 +16,7 @@ from relatum.checks import (
     checked_text,
     checked_weights,
 )
+from relatum.closing import Closing
 from relatum.contexts.affinity._set_upkeep import close_idle
 from relatum.contexts.placement._model import Placement
 from relatum.contexts.placement._placement_names import check_name
@@ -54,7 +54,7 @@ class AffinitySet:
     used_at: datetime | None
 
 
-class AffinitySets:
+class AffinitySets(Closing):
     """The affinity sets of a super stream. A context manager; threads may share one.
 
     Args:
@@ -94,14 +94,6 @@ class AffinitySets:
         except BaseException:
             self._store.close_store()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give connections back. The sets stay."""

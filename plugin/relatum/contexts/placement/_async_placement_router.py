@@ -2,10 +2,10 @@
 """Routers: each message is published to the partition where its context, or affinity set, is."""
 
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from relatum.checks import checked_seconds
+from relatum.closing import AsyncClosing
 from relatum.contexts.placement._cache import Sent
 from relatum.contexts.placement._model import PartitionRow
 from relatum.contexts.placement._placement_core import Places, rejected, unsettled
@@ -16,16 +16,8 @@ from relatum.contexts.placement._sending import AsyncSending
 from relatum.errors import PublishOutcomeUnknown, RelatumError
 
 
-class AsyncRouter(AsyncRouterFace):
+class AsyncRouter(AsyncRouterFace, AsyncClosing):
     """Publishes messages with a name where that is placed, others by a rule."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def open(self, source: Any = None) -> None:
         """Connect now, and not with the first message. Again: nothing.

@@ -1,16 +1,15 @@
 """Fences and markers in the streams: published, and found again."""
 
 import contextlib
-from types import TracebackType
-from typing import Self
 
+from relatum.closing import Closing
 from relatum.contexts.placement._entries import CONTROL_BYTES, Fence, Marker, entry_of
 from relatum.contexts.placement._search import Controls, scan
 from relatum.contexts.serial.moving._move_steps import FindControl
 from relatum.reading import BrokerAddress, Message
 
 
-class ControlStreams(Controls):
+class ControlStreams(Controls, Closing):
     """Publishes and finds fences and markers. A context manager.
 
     Raises:
@@ -37,14 +36,6 @@ class ControlStreams(Controls):
         found = scan(self.reader(), wanted.stream, wanted.from_offset, lambda record: CONTROL_BYTES in record)
         with contextlib.closing(found) as messages:
             return next((message.offset for message in messages if _is_it(message, wanted)), None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _is_it(message: Message, wanted: FindControl) -> bool:

@@ -3,12 +3,12 @@
 import ssl
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import sqlalchemy as sa
 
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text, shown
+from relatum.closing import Closing
 from relatum.contexts.placement._model import PartitionRow, PartitionState, Placement, PlacementState
 from relatum.contexts.placement._placement_names import check_name
 from relatum.contexts.placement._placement_store import PlacementStore
@@ -29,7 +29,7 @@ LISTED_AT_ONCE: Final = 1_000
 """Placements read in one statement."""
 
 
-class SerializationContexts:
+class SerializationContexts(Closing):
     """Where the contexts of a super stream are, and how they are moved. A context manager; threads may share one.
 
     Every call may raise `DatabaseUnavailable`; those that move contexts or change partitions also `BrokerUnavailable`,
@@ -354,14 +354,6 @@ class SerializationContexts:
                 self._streams.close()
                 self._streams = None
         self._placements.close_store()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _names(argument: str, given: str | Iterable[str]) -> list[str]:
