@@ -1,8 +1,34 @@
-"""What is closed where its block is left, whatever leaves it."""
+"""What is closed where its block is left, whatever leaves it; and what is closed when its owner is dropped."""
 
+import threading
+import weakref
+from _thread import start_new_thread
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+
+def close_when_dropped(owner: object, close: Callable[[], None]) -> None:
+    """Call `close` once nobody holds the owner any more, at the latest when the process ends.
+
+    It runs in a thread of its own: the garbage collector drops things in whichever thread it happens to run, also in
+    the midst of one that has a lock which `close` needs.
+
+    Args:
+        owner: Held weakly.
+        close: Must not hold the owner. It sees to its own errors.
+    """
+    weakref.finalize(owner, _close_apart, close)
+
+
+def _close_apart(close: Callable[[], None]) -> None:
+    if threading.main_thread().is_alive():
+        # Not a `Thread`, which takes locks to start and waits until it has.
+        start_new_thread(close, ())
+    else:
+        # The interpreter ends: nothing is under way in this thread, and another would not come to its end.
+        close()
 
 
 class Closing(ABC):

@@ -1,6 +1,8 @@
 """Receipts: publish with a confirm, wait for the offsets."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -354,6 +356,30 @@ def test_connections_share_one_recorder(amqp_url: str, stream_url: str, database
     # The thread that keeps readers' idle connections alive belongs to the process, and ends when it finds none.
     left = {thread.name for thread in set(threading.enumerate()) - before} - {"relatum-heartbeats"}
     assert not [name for name in left if name.startswith("relatum-")]
+
+
+def test_a_connection_may_be_dropped_while_a_lock_is_held(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """The garbage collector takes away what was not released, in any thread, in the midst of anything."""
+    program = """
+import gc, sys
+import pika, relatum
+from relatum.metrics import _reporting
+
+amqp_url, stream_url, database_url, stream = sys.argv[1:]
+connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+relatum.intercept(connection, database=database_url, stream_url=stream_url)
+relatum.publish(connection.channel(), "", stream, b"").wait()
+connection.close()
+with _reporting._registry._lock:
+    del connection
+    gc.collect()
+print("dropped")
+"""
+    command = [sys.executable, "-c", program, amqp_url, stream_url, database_url, stream_name]
+    dropped = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    assert (dropped.stdout, dropped.stderr) == ("dropped\n", "")
 
 
 def test_delivery_tags_are_counted_while_a_connection_is_released(

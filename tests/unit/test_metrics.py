@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from relatum import metrics
-from relatum.metrics import Counter, Distribution, Each, Gauge, Greatest, Histogram, Least, Observed
+from relatum.metrics import Counter, Distribution, Each, Gauge, Greatest, Histogram, Least, Observed, _reporting
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +195,15 @@ def test_one_that_cannot_answer_silences_no_other(caplog: pytest.LogCaptureFixtu
     metrics.retire(broken)
     metrics.retire(thing)
     assert [record.message for record in caplog.records] == ["the metrics of a Broken are left out: a defect"]
+
+
+def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], name: str) -> None:
+    """The garbage collector may end it in the midst of a page of metrics, in the same thread: it is told afterwards."""
+    for thing, done in zip(things, (3, 4), strict=True):
+        thing.done = done
+    with _reporting._registry._lock:
+        ending = threading.Thread(target=metrics.retire, args=[things[0]], daemon=True)
+        ending.start()
+        ending.join(10)
+        assert not ending.is_alive()
+    assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0

@@ -79,7 +79,7 @@ class _Registry:
         """By the identity of what is asked."""
         self._past: Values = {}
         self._gone: deque[tuple[int, _Entry]] = deque()
-        """What was dropped: it may be so at any moment, when no lock can be taken."""
+        """What has ended or was dropped: it may be so at any moment, when no lock can be taken."""
 
     def report(self, source: Reports, owner: object | None, labels: Mapping[str, str]) -> None:
         keep: Callable[[], Reports | None] = weakref.ref(source) if owner is None else lambda: source
@@ -97,9 +97,14 @@ class _Registry:
             return
         # Before the lock: a component may take one of its own to answer.
         entry.values()
-        with self._lock:
-            if self._entries.pop(id(source), None) is entry:
-                self._fold(entry)
+        self._gone.append((id(source), entry))
+        # Nor is it waited for: the garbage collector closes components, too, in any thread, also in one that has it.
+        # Whoever has it takes away what has gone before he tells of anything next.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
 
     def _sweep(self) -> None:
         while self._gone:

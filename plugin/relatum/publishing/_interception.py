@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import weakref
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -11,6 +10,7 @@ from sqlalchemy import URL, Engine
 
 from relatum import metrics
 from relatum.checks import as_options, checked_choice, checked_names, checked_seconds
+from relatum.closing import close_when_dropped
 from relatum.keys import AGREE_S, KeyAgreement, KeyDefinition
 from relatum.processes import of_one_process
 from relatum.publishing._embedded import EmbeddedRecorders, Keeper
@@ -151,7 +151,7 @@ class Interception:
             told = frozenset(self.options.streams)
             locator = Locator(self.address(), self.options.database, self._recorder, told, self.counts.receipt_s)
             # For connections that are dropped without `release`.
-            weakref.finalize(self, locator.close)
+            close_when_dropped(self, locator.close)
             self._locator = locator
         return self._locator
 

@@ -87,8 +87,7 @@ class LentReader:
         return lent is not None and not lent.users and (self._is_closed or lent.is_spent)
 
     def _close_unused(self) -> None:
-        # Waits for nobody: `close` is called by the garbage collection, too, in any thread, also in one that has the
-        # lock. Whoever has it comes here afterwards, or uses the reader now.
+        # Waits for nobody: whoever has the lock comes here afterwards, or uses the reader now.
         while self._is_unused and self._lock.acquire(blocking=False):
             try:
                 lent = self._lent if self._is_unused else None

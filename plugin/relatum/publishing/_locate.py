@@ -131,15 +131,14 @@ class Locator:
         self._receipt_s = receipt_s
         self._asked: dict[str, tuple[float, frozenset[str]]] = {}
         self._said: set[str] = set()
-        # One thread may come twice: garbage collection closes what belongs to dropped connections, wherever it runs.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._lent = LentReader(address)
         self._engine: sa.Engine | None = known_engine(database) if isinstance(database, sa.Engine) else None
         after_fork(self, Locator._renew)
 
     def _renew(self) -> None:
         """In a child: the recorder is the parent's; places come from the table. Reader and engine see to themselves."""
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._recorder = None
 
     def told(self, sent: Sent) -> None:

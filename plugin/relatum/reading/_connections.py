@@ -93,12 +93,13 @@ class Connections(_Kept[_Connection]):
 
     def __init__(self, limit: int = CONNECTIONS_MAX) -> None:
         super().__init__(limit)
-        self._lock = threading.Lock()
+        # One thread may come twice: the garbage collector ends readings that were dropped, wherever it runs.
+        self._lock = threading.RLock()
         after_fork(self, Connections._renew)
 
     def _renew(self) -> None:
         # Who holds a turn in the parent gives it back to the parent's line.
-        self._lock, self._line = threading.Lock(), Line(self._line.limit)
+        self._lock, self._line = threading.RLock(), Line(self._line.limit)
         leave_to_parent(*self.idle)
         self._idle, self._out = [], 0
 
