@@ -25,6 +25,7 @@ taker is done with some, so neither a stream of which much comes nor a taker tha
 from relatum.following._events import Attached, CaughtUp, Event, Failed, Hole, Records, Replaced
 from relatum.following._follower import Follower, FollowerOptions, FollowerStatistics
 from relatum.following._helpers import Helpers
+from relatum.following._reach import Reach
 
 __all__ = [
     "Attached",
@@ -36,6 +37,7 @@ __all__ = [
     "FollowerStatistics",
     "Helpers",
     "Hole",
+    "Reach",
     "Records",
     "Replaced",
 ]

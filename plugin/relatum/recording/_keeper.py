@@ -11,24 +11,22 @@ from typing import Final, NamedTuple
 
 import sqlalchemy as sa
 
-from relatum.errors import BrokerUnavailable, ReadTimeout, RelatumError
-from relatum.following import Follower
+from relatum.errors import RelatumError
+from relatum.following import Follower, Reach
 from relatum.recording._opener import Opener
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._track import State, Then, Track, Tracks
 from relatum.store import (
-    RECORDERS,
     Member,
     Share,
     StreamRow,
     ensure_streams,
-    holders_of,
     key_definitions,
     streams,
     streams_named,
     translated_errors,
 )
-from relatum.waiting import Outages, Server, backoff, ended, within
+from relatum.waiting import Outages, Server, backoff, ended
 
 logger = logging.getLogger("relatum.recorder")
 
@@ -38,17 +36,7 @@ RECEIPTS_S: Final = 60.0
 PRUNE_S: Final = 0.5
 """Seconds of one round spent on deleting rows of dropped messages: the lease is renewed in between."""
 
-CUT_OFF_S: Final = 15.0
-"""Seconds without the broker after which others may have a member's streams: a silent connection is noticed in as many.
-"""
-
-ANSWER_S: Final = 2.0
-"""Seconds a broker has then to show that it is back."""
-
 _WHO: Final = "renewing the leases"
-
-_RETURNING: Final = "reaching the broker again"
-
 
 _LET_GO: Final = sa.update(streams).where(streams.c.lease_holder == sa.bindparam("holder")).values(lease_holder=None)
 
@@ -89,14 +77,13 @@ class Keeper:
         self._vhost = vhost
         self._member = member
         self._tracks = tracks
-        self._follower = follower
         self._opener = opener
         self._outages = outages
         self._released: set[int] = set()
         self._is_due = self._is_stopping = self._has_joined = False
         self._told: tuple[int, int] | None = None
-        self._receipts_at = self._reached_at = self._looked_at = time.monotonic()
-        self._is_cut_off = self._is_returning = False
+        self._receipts_at = time.monotonic()
+        self._reach = Reach(follower, outages, lambda: tracks.all()[0].name)
         self._thread = threading.Thread(target=self._run, name="relatum-keeper", daemon=True)
 
     def start(self) -> None:
@@ -124,6 +111,7 @@ class Keeper:
         """End the thread, and let others have all."""
         self.leave()
         self._thread.join()
+        self._reach.close()
         try:
             with translated_errors(), self._engine.begin() as connection:
                 self._member.leave(connection)
@@ -137,7 +125,7 @@ class Keeper:
         failures, pause_s = backoff(), 0.0
         while self._wait(pause_s):
             try:
-                self._see_broker()
+                self._reach.look()
                 with self._outages.asking(Server.DATABASE):
                     self._round()
                 self._prune()
@@ -166,44 +154,13 @@ class Keeper:
             for track in self._tracks.all():
                 track.is_refused = track.is_refused or not track.is_mine
 
-    def _see_broker(self) -> None:
-        """See whether this member is cut off from the broker: others, who may reach it, have its streams then."""
-        now = time.monotonic()
-        # One that stood still itself knows nothing of that time.
-        stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
-        if self._is_cut_off:
-            self._is_cut_off = not self._is_answered()
-            self._is_returning = not self._is_cut_off
-        elif stood_still or self._outages.is_up(Server.BROKER) or self._follower.statistics().attached:
-            self._reached_at = now
-        elif now - self._reached_at >= CUT_OFF_S:
-            self._is_cut_off = True
-            # Its going was said; who takes the streams is said when they are taken.
-            logger.debug("the broker was not reached for %.0f s: others may record these streams", CUT_OFF_S)
-
-    def _is_answered(self) -> bool:
-        """Whether the broker answers again; nothing may be followed by which that would be seen."""
-        try:
-            with within(ANSWER_S, "looking for the broker"):
-                self._follower.reader().bounds(self._tracks.all()[0].name)
-        except (BrokerUnavailable, ReadTimeout) as error:
-            self._outages.failed(_RETURNING, error)
-            return False
-        except RelatumError as error:
-            logger.debug("the broker answers: %s", ended(error))
-        self._outages.answered(Server.BROKER)
-        self._outages.over(_RETURNING)
-        return True
-
     def _round(self) -> None:
         with self._tracks.changed:
-            mine = {track.row.stream_id for track in self._tracks.all() if track.row is not None and track.is_mine}
             new = [track for track in self._tracks.all() if track.state is State.NEW]
             ids = {track.row.stream_id for track in self._tracks.all() if track.row is not None and _is_shared(track)}
             released, self._released = self._released, set()
         try:
-            found = self._ask(new, ids, mine, released)
-            is_whole, self._is_returning = not self._is_returning, False
+            found = self._ask(new, ids, released)
             self._has_joined = True
         except BaseException:
             with self._tracks.changed:
@@ -216,10 +173,11 @@ class Keeper:
                 if track.row is not None and _is_shared(track):
                     self._settle(track, track.row.stream_id, found)
             self._give_surplus(found.share.surplus)
-        if is_whole:
+        if not self._reach.is_returning:
             self._tell(found.share)
+        self._reach.settled()
 
-    def _ask(self, new: Sequence[Track], ids: set[int], mine: set[int], released: set[int]) -> _Found:
+    def _ask(self, new: Sequence[Track], ids: set[int], released: set[int]) -> _Found:
         with translated_errors(), self._engine.begin() as connection:
             rows = {}
             if new:
@@ -228,15 +186,11 @@ class Keeper:
                 # One of the same name may have recorded others, and been killed.
                 connection.execute(_LET_GO, {"holder": self._member.holder})
             self._member.release(connection, released)
-            if self._is_cut_off:
-                # What nobody takes is followed on, without a lease.
-                self._member.leave(connection)
-                others = holders_of(connection, RECORDERS, ids)
-                share = Share(self._member.holder, frozenset(mine - others.keys()), 0, others, frozenset())
+            if self._reach.is_cut_off or self._reach.is_returning:
+                # What nobody takes is followed on.
+                share = self._member.hold_on(connection, ids, leased=self._reach.is_returning)
             else:
-                # At first what nobody took: all who were cut off come back at once, each to its own.
-                wanted = mine if self._is_returning else ids | {row.stream_id for row in rows.values()}
-                share = self._member.beat(connection, wanted)
+                share = self._member.beat(connection, ids | {row.stream_id for row in rows.values()})
             if not share.held:
                 return _Found(rows, share, [], {})
             current = sa.select(streams.c.stream_id, streams.c.record_time).where(

@@ -187,6 +187,14 @@ class Member:
 
         `wanted`: The keys of what it wants its share of: the others of its name want the same.
         """
+        alive = self._be_alive(connection)
+        connection.execute(self._sharing.bury, self._me())
+        share = self._share(connection, wanted, alive | {self.holder})
+        self._held = share.held
+        return share
+
+    def _be_alive(self, connection: sa.Connection) -> set[str]:
+        """Renew the lease, or join anew where it has run out; gives all whose lease holds."""
         for _ in range(_TRIES):
             if not connection.execute(self._sharing.renew, self._me()).rowcount:
                 if self._has_joined:
@@ -198,32 +206,46 @@ class Member:
             if self.holder in alive:
                 break
             # It ran out amid these statements: one of them had to wait, or this process stood still.
-        connection.execute(self._sharing.bury, self._me())
-        share = self._share(connection, wanted, alive | {self.holder})
-        self._held = share.held
-        return share
+        return alive
+
+    def hold_on(self, connection: sa.Connection, wanted: Collection[int], *, leased: bool) -> Share:
+        """Keep what it has, and take nothing: it cannot do anything with it now, or returns from there.
+
+        `leased`: Whether it keeps its lease. Without, others may take all, and what they do not take stays its own:
+        it goes by the same name when it has a lease again, which fences what was taken and given back meanwhile.
+        """
+        if leased:
+            self._be_alive(connection)
+        else:
+            connection.execute(self._sharing.leave, self._me())
+            self._has_joined = False
+        mine, others, free = self._look(connection, wanted)
+        self._held = frozenset(mine)
+        return Share(self.holder, self._held, 0, others, frozenset(wanted) - mine - others.keys() - free.keys())
 
     def _share(self, connection: sa.Connection, wanted: Collection[int], alive: set[str]) -> Share:
-        rows = connection.execute(self._sharing.look, {**self._me(), "keys": sorted(wanted)}).all()
-        others = {key: holder for key, holder, is_held in rows if is_held and holder != self.holder}
-        mine = {key for key, holder, _ in rows if holder == self.holder}
+        mine, others, free = self._look(connection, wanted)
         counts = dict.fromkeys(alive, 0)
         counts[self.holder] = len(mine)
         for holder in others.values():
             if holder in counts:
                 counts[holder] += 1
-        should_have = target(counts, self.holder, len(rows))
-        free = {key: holder for key, holder, is_held in rows if not is_held and holder != self.holder}
+        should_have = target(counts, self.holder, len(mine) + len(others) + len(free))
+        missing = frozenset(wanted) - mine - others.keys() - free.keys()
         if free and len(mine) < should_have:
             taken = {"keys": list(free), "holders": list(free.values()), "at_most": should_have - len(mine)}
             mine.update(connection.scalars(self._sharing.take, {**self._me(), **taken}))
-        return Share(
-            self.holder,
-            frozenset(mine),
-            max(0, len(mine) - should_have),
-            others,
-            frozenset(wanted) - {row[0] for row in rows},
-        )
+        return Share(self.holder, frozenset(mine), max(0, len(mine) - should_have), others, missing)
+
+    def _look(
+        self, connection: sa.Connection, wanted: Collection[int]
+    ) -> tuple[set[int], dict[int, str], dict[int, str | None]]:
+        """What of this is its own, what others hold and who, and what is nobody's and who had it."""
+        rows = connection.execute(self._sharing.look, {**self._me(), "keys": sorted(wanted)}).all()
+        mine = {key for key, holder, _ in rows if holder == self.holder}
+        others = {key: holder for key, holder, is_held in rows if is_held and key not in mine}
+        free = {key: holder for key, holder, is_held in rows if not is_held and key not in mine}
+        return mine, others, free
 
     def release(self, connection: sa.Connection, keys: Collection[int]) -> None:
         """Let others have some of what it holds."""

@@ -1,0 +1,78 @@
+"""Whether the broker is reached, as a member has to know that has a share of streams: who does not leaves it to others.
+
+PostgreSQL may answer a member whose node of the broker is down, or whose line to it is: it would renew its lease, and
+nobody would read what it has.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from relatum.errors import BrokerUnavailable, ReadTimeout
+from relatum.following._follower import Follower
+from relatum.following._helpers import Helpers
+from relatum.waiting import Outages, Server
+
+CUT_OFF_S: Final = 15.0
+"""Seconds without the broker after which others may have a member's streams: a silent connection is noticed in as many.
+"""
+
+_ASKS: Final = 3
+"""How often the broker is asked in that time where nothing is followed by which it would be seen."""
+
+_WHO: Final = "reaching the broker"
+
+
+class Reach:
+    """Whether a member reaches the broker. For one thread; it never waits.
+
+    Args:
+        follower: Follows its streams: while any is attached, the broker is reached.
+        outages: Where to tell that the broker is away.
+        stream: One of the streams that members share, of which the broker is asked while none is attached.
+
+    Attributes:
+        is_cut_off: Whether it has not been reached for so long that others may have its streams.
+        is_returning: Whether it was cut off, and reaches the broker again. All may come back at once, so each at first
+            takes nothing: `settled` says that it has its own again.
+    """
+
+    def __init__(self, follower: Follower, outages: Outages, stream: Callable[[], str]) -> None:
+        self.is_cut_off = self.is_returning = False
+        self._follower = follower
+        self._outages = outages
+        self._stream = stream
+        self._helpers = Helpers(lambda told: told())
+        self._is_asking = False
+        self._reached_at = self._asked_at = self._looked_at = time.monotonic()
+
+    def look(self) -> None:
+        """See how it is now; to be called several times a second, or every few."""
+        now = time.monotonic()
+        # One that stood still itself knows nothing of that time.
+        stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
+        if self._follower.statistics().attached or (stood_still and not self.is_cut_off):
+            self._reached_at = now
+        elif not self._is_asking and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
+            stream = self._stream()
+            self._is_asking, self._asked_at = True, now
+            self._helpers.ask(lambda: self._follower.reader().bounds(stream), self._answered)
+        was_cut_off, self.is_cut_off = self.is_cut_off, now - self._reached_at >= CUT_OFF_S
+        self.is_returning = not self.is_cut_off and (was_cut_off or self.is_returning)
+
+    def settled(self) -> None:
+        """Note that a member that returned has what is its own still, and may take its share of all."""
+        self.is_returning = False
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        self._helpers.close()
+
+    def _answered(self, answer: object) -> None:
+        if isinstance(answer, BrokerUnavailable | ReadTimeout):
+            self._outages.failed(_WHO, answer)
+        else:
+            self._reached_at = time.monotonic()
+            self._outages.answered(Server.BROKER)
+            self._outages.over(_WHO)
+        self._is_asking = False
