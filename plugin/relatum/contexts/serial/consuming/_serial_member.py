@@ -26,6 +26,7 @@ from relatum.errors import (
     StreamNotFound,
     SuperStreamConflict,
 )
+from relatum.following import Reach
 from relatum.headers import CONTEXT_HEADER
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.store import CommitInDoubt, database_name
@@ -94,6 +95,7 @@ class Member:
         self.header = self._agreed_header()
         self.store.ensure(self._beginnings)
         self._reading = PartitionReading(self.shared, self.store, self._address, gained=self._tell_gained)
+        self._reach = Reach(self._reading.follower, self.shared.outages, self._any_partition)
         self._tick()
         self._keeper = threading.Thread(target=self._run, name=f"relatum-{self.store.name}-keeper", daemon=True)
         self._keeper.start()
@@ -160,6 +162,7 @@ class Member:
     def _run(self) -> None:
         self._keep()
         self._abandoned.close()
+        self._reach.close()
         # Here, so that nobody who closes the consumer waits for a database that does not answer.
         try:
             self.store.leave()
@@ -197,7 +200,10 @@ class Member:
 
     def _tick(self) -> None:
         """Renew the lease; begin with partitions that were gained, and end those that were lost."""
-        share = self.store.share()
+        reach = self._reach
+        reach.look()
+        share = self.store.share(reach, is_busy=self.shared.halt(reach.is_cut_off))
+        reach.settled()
         if share.holder != self._holder:
             self._holder = share.holder
             self._begin_anew()
@@ -214,6 +220,9 @@ class Member:
         self._choose_surplus()
         if share.has_abandoned:
             self._abandoned.look()
+
+    def _any_partition(self) -> str:
+        return min(self.store.partitions())
 
     def _begin_anew(self) -> None:
         """Let go of all: the lease had run out. What others have not taken is opened anew, where it is stored to be."""

@@ -48,6 +48,7 @@ class Shared:
         self.listeners: list[Callable[[], None]] = []
         self.pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self.holds_changed = False
+        self._is_halted = False
         self._delivered = self._acknowledged = 0
         self._pause_s = Histogram()
         self._followings: dict[int, Following] = {}
@@ -121,6 +122,15 @@ class Shared:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
+    def halt(self, is_halted: bool) -> bool:
+        """Hand out nothing for now, or again; whether the application has a batch in hand."""
+        with self.changed:
+            if self._is_halted and not is_halted:
+                self.notify()
+            self._is_halted = is_halted
+            steps = [following.outstanding for following in self._followings.values()]
+            return any(step is not None and step.messages for step in steps)
+
     def take(self, now: float) -> tuple[Following, Step] | float | None:
         """A partition with the step to be handed out of it; else when to look again, None for when notified.
 
@@ -130,7 +140,7 @@ class Shared:
         with self.changed:
             earliest: float | None = None
             for following in self._followings.values():
-                due_at = following.due_at()
+                due_at = None if self._is_halted else following.due_at()
                 if due_at is not None and due_at <= now:
                     # Behind the others, so that each has its turn.
                     self._followings[following.partition_id] = self._followings.pop(following.partition_id)

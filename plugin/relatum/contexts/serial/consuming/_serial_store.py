@@ -26,6 +26,7 @@ from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consis
 from relatum.contexts.serial.consuming._serial_values import Initial, Opened, Share, known_by, lost
 from relatum.contexts.serial.moving._move_store import MoveStore
 from relatum.errors import Conflict
+from relatum.following import Reach
 from relatum.reading import position_of
 from relatum.store import (
     Database,
@@ -153,16 +154,23 @@ class ConsumerStore:
 
     # --- this member ------------------------------------------------------------------------------------------------
 
-    def share(self) -> Share:
+    def share(self, reach: Reach, *, is_busy: bool) -> Share:
         """Renew the lease, and take what this member should have and nobody has.
 
         Where the lease has run out, this is a new member: what is under way of the one before is not taken for its own.
+
+        Args:
+            reach: Whether it reaches the broker: cut off, it takes nothing, and others may have what it has.
+            is_busy: Whether its application has a batch in hand, for which a member that is cut off keeps its lease.
         """
         with self._database.transaction() as connection:
             connection.execute(statements.add_new_partitions, {"of_consumer": self._consumer_id})
             rows = connection.execute(statements.shared, {"of_consumer": self._consumer_id}).all()
             streams = {row.partition_id: row.stream for row in rows}
-            share = self._member.beat(connection, streams)
+            if reach.is_cut_off or reach.is_returning:
+                share = self._member.hold_on(connection, streams, leased=is_busy or reach.is_returning)
+            else:
+                share = self._member.beat(connection, streams)
         mine = {partition_id: streams[partition_id] for partition_id in sorted(share.held)}
         return Share(share.holder, mine, share.surplus, any(row.has_abandoned for row in rows))
 
