@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextvars import ContextVar, Token, copy_context
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 LOOK_S: Final = 0.1
 """Seconds within which a wait notices that its deadline was brought forward."""
@@ -77,6 +77,36 @@ class Deadline:
         if first.until < self._until:
             return str(first)
         return "the work was ended" if self.seconds is None else f"{self.option}={self.seconds:g} s"
+
+
+class Stopping(Protocol):
+    """What says that something is to stop: an event, of threads or of asyncio."""
+
+    def is_set(self) -> bool:
+        """Whether it is to stop."""
+
+
+class AfterStop(Deadline):
+    """The moment some seconds after something was told to stop: it is no time to wait for a server that is away.
+
+    Args:
+        stop: Says so.
+        seconds: For a server that answers.
+    """
+
+    __slots__ = ("_grace_s", "_stop")
+
+    def __init__(self, stop: Stopping, seconds: float) -> None:
+        super().__init__(None)
+        self._stop = stop
+        self._grace_s = seconds
+
+    @property
+    def until(self) -> float:
+        """The moment, from when it is seen that it is to stop; infinity before."""
+        if self._stop.is_set():
+            self.end_in(self._grace_s)
+        return self._until
 
 
 class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`

@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Final, Self
@@ -14,10 +15,13 @@ from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
-from relatum.waiting import backoff
+from relatum.waiting import AfterStop, backoff, within
 
 LOOK_S: Final = 0.25
 """How often `run` looks whether it should stop while there is nothing to do."""
+
+ANSWER_S: Final = 1.0
+"""Seconds PostgreSQL has to answer once `run` is to stop."""
 
 
 class AsyncSerialConsumer(AsyncConsumerFace):
@@ -113,7 +117,8 @@ class AsyncSerialConsumer(AsyncConsumerFace):
         # Args:
         #     handler: Is called with each batch; it may use `batch.transaction()`. Where it raises, the batch is given
         #         back and the error is raised here.
-        #     stop: Ends it, after the batch under way; None runs until the consumer is closed.
+        #     stop: Ends it, after the batch under way. Where PostgreSQL does not answer then, that one is delivered
+        #         again later. None runs until the consumer is closed.
         # """
         # both:
         checked_callable("handler", handler)
@@ -131,15 +136,17 @@ class AsyncSerialConsumer(AsyncConsumerFace):
                 batch.give_back()
                 raise
             if not batch.is_acknowledged:
-                await self._acknowledge(batch)
+                await self._acknowledge(batch, stop)
 
-    async def _acknowledge(self, batch: AsyncSerialBatch) -> None:
+    async def _acknowledge(self, batch: AsyncSerialBatch, stop: asyncio.Event | None = None) -> None:
         """Acknowledge, waiting for PostgreSQL; a batch that is another member's now is that one's."""
         pauses, outages = backoff(), self._member.shared.outages
         who = f"acknowledging a batch of {batch.partition!r}"
+        deadline = None if stop is None else AfterStop(stop, ANSWER_S)
         while not self._member.shared.stopping.is_set():
             try:
-                await batch.acknowledge()
+                with within(deadline):
+                    await batch.acknowledge()
             except PartitionLost as error:
                 outages.forget(who)
                 return log_defect(error, "batch not acknowledged", level=logging.INFO)
@@ -147,7 +154,12 @@ class AsyncSerialConsumer(AsyncConsumerFace):
                 outages.failed(who, error)
             else:
                 return outages.over(who)
-            await self._pause(next(pauses))
+            until = time.monotonic() + next(pauses)
+            while (left_s := until - time.monotonic()) > 0 and not self._member.shared.stopping.is_set():
+                if stop is not None and stop.is_set():
+                    outages.forget(who)
+                    return batch.give_back()
+                await self._pause(min(left_s, LOOK_S))
 
     async def status(self) -> SerialStatus:
         """How far the consumer is in each partition, whoever has it, and what it holds back.

@@ -3,6 +3,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Self
@@ -14,10 +15,13 @@ from relatum.contexts.serial.consuming._serial_state import log_defect
 from relatum.contexts.serial.consuming._serial_status import SerialStatus
 from relatum.errors import DatabaseUnavailable, PartitionLost
 from relatum.reading import Message
-from relatum.waiting import backoff
+from relatum.waiting import AfterStop, backoff, within
 
 LOOK_S: Final = 0.25
 """How often `run` looks whether it should stop while there is nothing to do."""
+
+ANSWER_S: Final = 1.0
+"""Seconds PostgreSQL has to answer once `run` is to stop."""
 
 
 class SerialConsumer(ConsumerFace):
@@ -96,7 +100,8 @@ class SerialConsumer(ConsumerFace):
         Args:
             handler: Is called with each batch; it may use `batch.transaction()`. Where it raises, the batch is given
                 back and the error is raised here.
-            stop: Ends it, after the batch under way; None runs until the consumer is closed.
+            stop: Ends it, after the batch under way. Where PostgreSQL does not answer then, that one is delivered
+                again later. None runs until the consumer is closed.
         """
         checked_callable("handler", handler)
         while not (self._member.shared.stopping.is_set() or (stop is not None and stop.is_set())):
@@ -113,15 +118,17 @@ class SerialConsumer(ConsumerFace):
                 batch.give_back()
                 raise
             if not batch.is_acknowledged:
-                self._acknowledge(batch)
+                self._acknowledge(batch, stop)
 
-    def _acknowledge(self, batch: SerialBatch) -> None:
+    def _acknowledge(self, batch: SerialBatch, stop: threading.Event | None = None) -> None:
         """Acknowledge, waiting for PostgreSQL; a batch that is another member's now is that one's."""
         pauses, outages = backoff(), self._member.shared.outages
         who = f"acknowledging a batch of {batch.partition!r}"
+        deadline = None if stop is None else AfterStop(stop, ANSWER_S)
         while not self._member.shared.stopping.is_set():
             try:
-                batch.acknowledge()
+                with within(deadline):
+                    batch.acknowledge()
             except PartitionLost as error:
                 outages.forget(who)
                 return log_defect(error, "batch not acknowledged", level=logging.INFO)
@@ -129,7 +136,12 @@ class SerialConsumer(ConsumerFace):
                 outages.failed(who, error)
             else:
                 return outages.over(who)
-            self._pause(next(pauses))
+            until = time.monotonic() + next(pauses)
+            while (left_s := until - time.monotonic()) > 0 and not self._member.shared.stopping.is_set():
+                if stop is not None and stop.is_set():
+                    outages.forget(who)
+                    return batch.give_back()
+                self._pause(min(left_s, LOOK_S))
 
     def status(self) -> SerialStatus:
         """How far the consumer is in each partition, whoever has it, and what it holds back.
