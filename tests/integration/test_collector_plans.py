@@ -30,6 +30,8 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
         {**PLACES, "states": RESULTS["states"], "of_member": LIVE_MEMBER, "of_bulk": 1},
     ),
     "mine to consume": (statements.mine_to_consume, {**PLACES, "of_member": LIVE_MEMBER}),
+    "give back": (statements.give_back, {**PLACES, "in_collector": 1, "of_member": LIVE_MEMBER}),
+    "is mine": (statements.is_mine, {**PLACES, "of_member": LIVE_MEMBER}),
     "take over": (
         statements.take_over,
         {"lapsed": [DEAD_MEMBER], "of_types": ["order"], "most": 500, "by": LIVE_MEMBER, "token": -1},

@@ -5,13 +5,18 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import pika
 import pytest
 import sqlalchemy as sa
 
+from relatum.collecting import Bulk, ExecutorOptions, Failure, MessageCollector, OutcomeStatus
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
-from tests.support import wait_until
+from relatum.reading import StreamReader
+from tests.support import declare_stream, delete_stream, publish_plain, wait_until
+from tests.support.collectors import AsyncCollectorFace, a_loop
 from tests.support.leases import LEASE_S
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import SerialBed, serial_bed
@@ -160,3 +165,124 @@ def test_a_batch_in_hand_is_acknowledged_before_others_have_its_partition(
             batch.acknowledge()
             wait_shares(first, second, of=[0, 4])
             consumed.wait()
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def collectors(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Makes collectors of a face."""
+    if request.param == "threads":
+        yield MessageCollector
+        return
+    with a_loop() as loop:
+        yield partial(AsyncCollectorFace, loop)
+
+
+def order(message_id: str) -> pika.BasicProperties:
+    """The properties of a message for collectors."""
+    return pika.BasicProperties(type="order", message_id=message_id)
+
+
+def test_what_a_collector_that_is_cut_off_would_have_to_read_is_taken_over(
+    collectors: Any, amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """The other follows the stream, and takes up what the first has no bodies of; what it has, it consumes itself."""
+    gate = threading.Event()
+    consumed: list[str] = []
+    others: list[str] = []
+    back: list[str] = []
+
+    def noted(bodies: list[str]) -> Any:
+        return lambda bulk: bodies.extend(each.message.body.decode() for each in bulk.messages)
+
+    def wait(bulk: Any) -> None:
+        assert gate.wait(90)
+        noted(back if proxy.accepts else consumed)(bulk)
+
+    def collector(broker_url: str, executor: Any) -> Any:
+        made = collectors(
+            name="billing", database=database_url, broker=broker_url, streams=[stream_name], lease_s=LEASE_S
+        )
+        options = ExecutorOptions(bulk_messages=1, max_age_s=0.01, queue_bulks=1, when_full="spill")
+        made.register_executor("order", executor, options)
+        return made
+
+    def publish(*ids: str) -> None:
+        publish_plain(
+            amqp_url,
+            stream_name,
+            [(each.encode(), order(each)) for each in ids],
+        )
+
+    def wait_for(member: Any, status: OutcomeStatus, *ids: str) -> None:
+        wait_until(lambda: {member.outcome(each).status for each in ids} == {status}, what=f"{status} of {ids}")
+
+    with Proxy.to(stream_url) as proxy, collector(proxy.url(stream_url), wait) as first:
+        publish("a")
+        wait_for(first, OutcomeStatus.FORWARDED, "a")
+        publish(*"bcdef")
+        wait_for(first, OutcomeStatus.COLLECTED, *"bcdef")
+        cut(proxy)
+        with collector(stream_url, noted(others)) as second:
+            publish("g")
+            wait_for(second, OutcomeStatus.SUCCEEDED, "g")
+            gate.set()
+            wait_for(second, OutcomeStatus.SUCCEEDED, *"abcdefg")
+            assert consumed == ["a", "b"]
+            assert sorted(others) == list("cdefg")
+            proxy.accepts = True
+        publish("h")
+        wait_for(first, OutcomeStatus.SUCCEEDED, "h")
+    assert back == ["h"]
+
+
+def test_dead_letters_of_a_collector_that_is_cut_off_are_published_by_others(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str
+) -> None:
+    """It stores what succeeded in the same bulk; another executes what failed once more, and publishes that."""
+    dead = f"{stream_name}-dead"
+    declare_stream(amqp_url, dead)
+    called, gate = threading.Event(), threading.Event()
+    others: list[str] = []
+
+    def judged(bulk: Bulk) -> list[Failure | None]:
+        return [Failure("bad", retry=False) if each.message_id == "bad" else None for each in bulk.messages]
+
+    def wait(bulk: Bulk) -> list[Failure | None]:
+        called.set()
+        assert gate.wait(90)
+        return judged(bulk)
+
+    def note(bulk: Bulk) -> list[Failure | None]:
+        others.extend(each.message_id for each in bulk.messages)
+        return judged(bulk)
+
+    def collector(executor: Any, broker_url: str, stream_url: str) -> MessageCollector:
+        made = MessageCollector(
+            "billing",
+            database=database_url,
+            broker=broker_url,
+            stream_url=stream_url,
+            streams=[stream_name],
+            dead_letter_stream=dead,
+            lease_s=LEASE_S,
+        )
+        made.register_executor("order", executor, ExecutorOptions(bulk_messages=2, max_age_s=60))
+        return made
+
+    publish_plain(amqp_url, stream_name, [(b"", order(each)) for each in ("good", "bad")])
+    with (
+        Proxy.to(amqp_url) as line,
+        Proxy.to(stream_url) as streams,
+        collector(wait, line.url(amqp_url), streams.url(stream_url)) as first,
+    ):
+        assert called.wait(90)
+        cut(line)
+        cut(streams)
+        gate.set()
+        with collector(note, amqp_url, stream_url) as second:
+            wait_until(lambda: second.outcome("bad").status is OutcomeStatus.DEAD, what="it is dead")
+            wait_until(lambda: first.outcome("good").status is OutcomeStatus.SUCCEEDED, what="what succeeded is stored")
+    assert others == ["bad"]
+    with StreamReader.open(amqp_url) as reader:
+        assert len(list(reader.iterate(dead))) == 1
+    delete_stream(amqp_url, dead)

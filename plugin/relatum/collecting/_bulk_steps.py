@@ -22,8 +22,11 @@ UNREAD_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load(Request[Mapping[MessageId, Message | RelatumError]]):
-    """Read the messages at these places: answer with a mapping to each message, or to the error that says why not."""
+class Load(Request[Mapping[MessageId, Message | RelatumError] | None]):
+    """Read the messages at these places: answer with a mapping to each message, or to the error that says why not.
+
+    None: they were given to other members, for this one does not reach the broker.
+    """
 
     places: Sequence[MessageId]
 
@@ -77,8 +80,8 @@ Letter = tuple[Message, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Bury(Request[Mapping[MessageId, str]]):
-    """Publish messages to the dead-letter stream: answer with those it takes at no time, and why."""
+class Bury(Request[Mapping[MessageId, str] | None]):
+    """Publish messages to the dead-letter stream: answer with those it takes at no time, and why; None as in `Load`."""
 
     letters: Sequence[Letter]
 
@@ -166,6 +169,9 @@ def _load(bulk: Bulk) -> Generator[Step, Any, tuple[dict[MessageId, Failure], li
     if not unread:
         return {}, []
     found = yield from Load(list(unread))
+    if found is None:
+        bulk._keep({message.place for message in bulk.messages} - unread.keys())
+        return {}, []
     lost: dict[MessageId, Failure] = {}
     later: list[Result] = []
     for place, message in unread.items():
@@ -234,7 +240,11 @@ def _finish(bulk: Bulk, results: list[Result]) -> Steps:
     letters = letters_of(bulk.messages, results)
     if letters:
         # First: a message that is called dead must be there. Killed between the two, it is published again.
-        results = with_refused(results, (yield from Bury(letters)))
+        refused = yield from Bury(letters)
+        if refused is None:
+            results = [result for result in results if result.status is not OutcomeStatus.DEAD]
+        else:
+            results = with_refused(results, refused)
     stored = yield from Finish(bulk.id, results)
     return _consumed(results, stored)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import collected_messages, collector_sources, collectors
+from relatum.store import collected_messages, collector_members, collector_sources, collectors, holds
 
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c
@@ -94,6 +94,25 @@ forwarded: Final = sa.select(_messages.source_id, _messages.stream_offset, _mess
 
 texts: Final = sa.select(sa.bindparam("texts", type_=sa.ARRAY(sa.Text)))
 """Texts as they are: what the database cannot hold, it refuses."""
+
+# What this member cannot go on with, and another can: stored for others, it is nobody's.
+_others: Final = collector_members.alias("others")
+give_back: Final = (
+    sa.update(collected_messages)
+    .where(
+        *_mine,
+        _messages.finished_at.is_(None),
+        sa.exists().where(
+            _others.c.collector_id == _of_collector,
+            _others.c.member_id != sa.bindparam("of_member", type_=sa.BigInteger),
+            holds(_others.c.lease_expires_at),
+            _messages.type == sa.any_(_others.c.types),
+        ),
+    )
+    .values(member_id=None, state="collected", bulk_id=None)
+)
+
+is_mine: Final = sa.select(_messages.stream_offset).where(*_mine, _messages.finished_at.is_(None)).limit(1)
 
 _in_bulk: Final = (*_mine, _messages.bulk_id == sa.bindparam("of_bulk", type_=sa.BigInteger))
 _result: Final = _its_own("states", sa.Text)

@@ -19,7 +19,7 @@ from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX
 from relatum.collecting._collector_prune import KEEP_S, forget_finished
-from relatum.collecting._collector_rows import add_missing, added_before, by_source, copy, streams_of, update
+from relatum.collecting._collector_rows import add_missing, added_before, by_source, copy, selected, streams_of, update
 from relatum.collecting._collector_sources import CollectorSources
 from relatum.collecting._intake import id_of_place
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
@@ -269,6 +269,15 @@ class CollectorStore:
             named["reasons"] = [result.reason for result in its_own]
             named["retries_s"] = [result.retry_in_s for result in its_own]
         return update(connection, statements.finish, statements.finished, wanted, sources)
+
+    def give_back(self, member: int, places: Collection[MessageId]) -> bool:
+        """Let others have unfinished messages, if there are any who consume them."""
+        with self._database.transaction() as connection:
+            named = {"in_collector": self._sources.collector_id(connection), "of_member": member}
+            wanted = by_source(places, self._sources.known(connection, {place.stream for place in places}), **named)
+            for each in wanted:
+                connection.execute(statements.give_back, each)
+            return not selected(connection, statements.is_mine, wanted)
 
     def came_through(self, token: UUID) -> bool:
         """Whether a joined transaction in doubt was committed; asked once, over a connection of its own."""

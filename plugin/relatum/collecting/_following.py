@@ -14,7 +14,7 @@ from relatum.collecting._ports import Followed
 from relatum.collecting._shared import Shared, log_defect, logger
 from relatum.collecting._streams import Begin, CollectedStream, FindAgain, Question
 from relatum.errors import OffsetExpired, OffsetNotFound, RelatumError
-from relatum.following import Event, Follower, Helpers
+from relatum.following import Event, Follower, Helpers, Reach
 from relatum.ids import MessageId
 from relatum.reading import BrokerAddress, Message, StreamBounds
 from relatum.steps import run
@@ -60,13 +60,14 @@ class Following:
         self._wake = threading.Event()
         self._follower = Follower(address, ready=self._wake.set)
         self._helpers = Helpers(self._tell, f"relatum-{shared.store.name}-asks")
+        self.reach = Reach(self._follower, shared.outages, lambda: next(iter(self._streams)))
         self._told: deque[Callable[[], None]] = deque()
         self._streams: dict[str, CollectedStream] = {}
         self._stirred: set[CollectedStream] = set()
         """Those that have something to do, or did not get on."""
         self._resting: set[CollectedStream] = set()
         """Those that have something to do at a time."""
-        self._seen = (0, False)
+        self._seen = (0, False, False)
         self._ask_at = 0.0
         """When to ask which streams became free; infinite while that is being asked."""
         with shared.changed:
@@ -100,6 +101,7 @@ class Following:
                     log_defect(error, self._shared.who("following its streams"))
                     self._shared.stopping.wait(WAIT_S)
         self._helpers.close()
+        self.reach.close()
         with self._shared.changed:
             self._shared.changed.listeners.remove(self._wake.set)
 
@@ -136,7 +138,7 @@ class Following:
     def _look(self, now: float) -> None:
         """See what has changed for streams that nothing came of."""
         shared = self._shared
-        seen = shared.member, shared.stopping.is_set()
+        seen = shared.member, shared.stopping.is_set(), shared.is_cut_off
         if now >= self._ask_at and not shared.stopping.is_set() and any(each.is_standing_by for each in self._resting):
             self._ask_at = math.inf
             self._helpers.ask(partial(shared.store.held, shared.member), self._held)

@@ -58,7 +58,9 @@ def keep_until_end(shared: Shared, lease_s: float) -> None:
             if now - renewed_at >= renewal_s(lease_s):
                 _renew(shared, lease_s)
                 renewed_at = now
-            has_asked = take_over(shared)
+            if shared.reach is not None:
+                shared.reach.look()
+            has_asked = not shared.is_cut_off and take_over(shared)
         except Exception as error:  # noqa: BLE001 - it is tried again; the lease lapses where it must
             shared.outages.failed(who, error)
         else:

@@ -210,6 +210,13 @@ class Store(Protocol):
             connection: The transaction of `transaction` to write in; else one of its own.
         """
 
+    def give_back(self, member: int, places: Collection[MessageId]) -> bool:
+        """Let others take up unfinished messages that this member cannot go on with.
+
+        Returns:
+            Whether none of them is this member's any more; False where no other that lives consumes their type.
+        """
+
     def came_through(self, token: UUID) -> bool:
         """Whether a joined transaction whose commit nobody answered was committed; where not, it never is.
 

@@ -18,6 +18,7 @@ from relatum.collecting._intake import Gathered, Intake
 from relatum.collecting._ports import Abandoned, Store, Stored
 from relatum.collecting._results import outcome_of
 from relatum.errors import Conflict, DatabaseUnavailable
+from relatum.following import Reach
 from relatum.outcomes import Outcome
 from relatum.waiting import Outages, Pauses, ended, log_failure, may_be_mended, may_repeat
 
@@ -63,6 +64,7 @@ class Shared:
         handlers: Who is told.
         tell: Tells them, in order.
         member: This member's id.
+        reach: Whether it reaches the broker; None where nothing is followed, or there are no other members.
         outages: What is away.
         changed: Its lock guards `core` and `intake`; notified when either changed.
         stopping: Set when nothing new is to be read.
@@ -77,6 +79,7 @@ class Shared:
         self.handlers = Handlers()
         self.tell: Callable[[Sequence[Outcome]], None] = self.handlers.tell
         self.member = 0
+        self.reach: Reach | None = None
         self.counts: defaultdict[str, TypeCounts] = defaultdict(TypeCounts)
         self.outages = Outages(logger, broker=broker, database=store.server)
         self.changed = Changed()
@@ -91,6 +94,11 @@ class Shared:
     def who(self, does: str) -> str:
         """Who does something, as the log names it where it has to wait."""
         return f"collector {self.store.name!r}, {does},"
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it does not reach the broker, as others may: they have what it would have to read."""
+        return self.reach is not None and self.reach.is_cut_off
 
     def notify(self) -> None:
         """Wake all who wait for a change."""

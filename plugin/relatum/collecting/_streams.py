@@ -18,6 +18,9 @@ from relatum.waiting import Pauses, ended
 AGAIN_S: Final = 0.05
 """Seconds until a stream is followed again where another member came between."""
 
+CUT_OFF_LOOK_S: Final = 1.0
+"""Seconds between two looks whether the broker is reached again, before which no stream is followed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Begin:
@@ -168,6 +171,8 @@ class CollectedStream:
         if self._phase is _Phase.RESTING:
             if shared.stopping.is_set():
                 self.due_at = math.inf
+            if shared.is_cut_off:
+                self.due_at = max(self.due_at, now + CUT_OFF_LOOK_S)
             if now < self.due_at:
                 return None
             return self._ask(Begin(shared.member, self._initial))
@@ -193,7 +198,8 @@ class CollectedStream:
 
     @property
     def _is_over(self) -> bool:
-        return self._shared.stopping.is_set() or self._shared.member != self._member
+        shared = self._shared
+        return shared.stopping.is_set() or shared.is_cut_off or shared.member != self._member
 
     def _ask(self, question: Question) -> Question:
         self._phase = _Phase.ASKED

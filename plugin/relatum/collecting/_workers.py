@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from relatum.collecting._bulk import Bulk, Executor
 from relatum.collecting._bulk_steps import (
@@ -26,7 +26,7 @@ from relatum.collecting._collector_options import ExecutorOptions
 from relatum.collecting._joined import JoinedRun, call
 from relatum.collecting._ports import Abandoned
 from relatum.collecting._shared import NAMED_MAX, Shared, log_defect
-from relatum.errors import AccessRefused, RelatumError
+from relatum.errors import AccessRefused, BrokerUnavailable, ReadTimeout, RelatumError
 from relatum.ids import MessageId
 from relatum.publishing import Burial, DeadLetters
 from relatum.reading import Result as Found
@@ -35,6 +35,8 @@ from relatum.steps import run
 
 WAIT_S = 1.0
 """How often a worker without a bulk looks up; nothing depends on it."""
+
+T = TypeVar("T")
 
 OpenReader = Callable[[], StreamReader]
 
@@ -119,7 +121,8 @@ class Worker:
         shared, member, doing = self._shared, self._shared.member, self._doing
         match step:
             case Load(places):
-                return shared.persist(lambda: self._load(places), doing("reading messages"))
+                load = partial(self._load, places)
+                return shared.persist(lambda: self._if_reached(load, places), doing("reading messages"))
             case Forward(bulk_id, places):
                 with shared.changed:
                     shared.core.loaded(bulk)
@@ -132,10 +135,21 @@ class Worker:
                 return shared.persist(run.run, doing("committing results"))
             case Bury(letters):
                 assert self._dead_letters is not None, "messages are dead only where there is a stream for them"
-                return shared.persist(Burial(self._dead_letters, letters).run, doing("publishing dead letters"))
+                bury, places = Burial(self._dead_letters, letters).run, [message.id for message, _ in letters]
+                return shared.persist(lambda: self._if_reached(bury, places), doing("publishing dead letters"))
             case Finish(bulk_id, results):
                 finish = partial(shared.store.finish, member, bulk_id, results)
                 return shared.persist(finish, doing("storing results"))
+
+    def _if_reached(self, ask: Callable[[], T], places: Sequence[MessageId]) -> T | None:
+        """Ask the broker; None where this member is cut off from it, and others have these messages instead."""
+        try:
+            return ask()
+        except (BrokerUnavailable, ReadTimeout):
+            shared = self._shared
+            if shared.is_cut_off and shared.store.give_back(shared.member, places):
+                return None
+            raise
 
     def _doing(self, what: str) -> str:
         return f"{what} of type {self._type!r}"
