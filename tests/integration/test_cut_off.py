@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from relatum.collecting import Bulk, ExecutorOptions, Failure, MessageCollector, OutcomeStatus
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
 from relatum.reading import StreamReader
+from relatum.store import serial_members
 from tests.support import declare_stream, delete_stream, publish_plain, wait_until
 from tests.support.collectors import AsyncCollectorFace, a_loop
 from tests.support.leases import LEASE_S
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_rhythm", "quick_cut")
 def quick_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that has not reached the broker for a second is cut off."""
     monkeypatch.setattr("relatum.following._reach.CUT_OFF_S", 1.0)
+    monkeypatch.setattr("relatum.following._reach.RETURN_S", 0.5)
 
 
 @pytest.fixture
@@ -175,6 +177,39 @@ def collectors(request: pytest.FixtureRequest) -> Iterator[Any]:
         return
     with a_loop() as loop:
         yield partial(AsyncCollectorFace, loop)
+
+
+def test_partitions_of_members_that_are_all_cut_off_stay_where_they_are(
+    bed: SerialBed, database_url: str, stream_url: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that was away for all is back: each has its own again, and nobody was told of a loss."""
+    monkeypatch.setattr("relatum.following._reach.RETURN_S", 600.0)
+    consumed, lost = Consumed(bed, database_url), []
+    with (
+        Proxy.to(stream_url) as proxy,
+        running(consumed, SerialConsumer, proxy.url(stream_url)) as first,
+        running(consumed, SerialConsumer, proxy.url(stream_url)) as second,
+    ):
+        wait_shares(first, second, of=[2, 2])
+        shares = first.partitions, second.partitions
+        for each in (first, second):
+            each._member._lost = lost.append
+        consumed.publish()
+        consumed.wait()
+        cut(proxy)
+        wait_until(lambda: not members(engine), what="none has a lease")
+        proxy.accepts = True
+        consumed.publish()
+        consumed.wait()
+        wait_until(lambda: len(members(engine)) == 2, what="both have a lease")
+        assert (first.partitions, second.partitions) == shares
+        assert lost == []
+
+
+def members(engine: sa.Engine) -> list[str]:
+    """The members that have a lease."""
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(serial_members.c.holder)))
 
 
 def order(message_id: str) -> pika.BasicProperties:

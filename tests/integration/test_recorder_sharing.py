@@ -149,6 +149,7 @@ def test_what_one_had_that_is_cut_off_from_the_broker_is_taken_over(
 ) -> None:
     """A member that lives, and reaches the database alone, keeps no stream from those who reach the broker, too."""
     monkeypatch.setattr("relatum.following._reach.CUT_OFF_S", 1.0)
+    monkeypatch.setattr("relatum.following._reach.RETURN_S", 0.5)
     del names[streams:]
     with Proxy.to(stream_url) as proxy, members_of(amqp_url, engine, names) as members:
         cut_off = members.join("a", proxy.url(stream_url))

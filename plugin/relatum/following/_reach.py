@@ -4,6 +4,7 @@ PostgreSQL may answer a member whose node of the broker is down, or whose line t
 nobody would read what it has.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -20,6 +21,10 @@ CUT_OFF_S: Final = 15.0
 _ASKS: Final = 3
 """How often the broker is asked in that time where nothing is followed by which it would be seen."""
 
+RETURN_S: Final = 5.0
+"""Seconds in which all come back who were cut off together, as by a broker's restart: so long is the pause between the
+tries of a follower."""
+
 _WHO: Final = "reaching the broker"
 
 
@@ -33,8 +38,8 @@ class Reach:
 
     Attributes:
         is_cut_off: Whether it has not been reached for so long that others may have its streams.
-        is_returning: Whether it was cut off, and reaches the broker again. All may come back at once, so each at first
-            takes nothing: `settled` says that it has its own again.
+        is_returning: Whether it was cut off, and reaches the broker again only just: it takes nothing yet, for others
+            come back to what is theirs.
     """
 
     def __init__(self, follower: Follower, outages: Outages, stream: Callable[[], str]) -> None:
@@ -44,6 +49,7 @@ class Reach:
         self._stream = stream
         self._helpers = Helpers(lambda told: told())
         self._is_asking = False
+        self._cut_off_at = -math.inf
         self._reached_at = self._asked_at = self._looked_at = time.monotonic()
 
     def look(self) -> None:
@@ -57,12 +63,10 @@ class Reach:
             stream = self._stream()
             self._is_asking, self._asked_at = True, now
             self._helpers.ask(lambda: self._follower.reader().bounds(stream), self._answered)
-        was_cut_off, self.is_cut_off = self.is_cut_off, now - self._reached_at >= CUT_OFF_S
-        self.is_returning = not self.is_cut_off and (was_cut_off or self.is_returning)
-
-    def settled(self) -> None:
-        """Note that a member that returned has what is its own still, and may take its share of all."""
-        self.is_returning = False
+        self.is_cut_off = now - self._reached_at >= CUT_OFF_S
+        if self.is_cut_off:
+            self._cut_off_at = now
+        self.is_returning = not self.is_cut_off and now - self._cut_off_at < RETURN_S
 
     def close(self) -> None:
         """Ask nothing more."""

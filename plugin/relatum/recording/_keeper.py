@@ -175,7 +175,6 @@ class Keeper:
             self._give_surplus(found.share.surplus)
         if not self._reach.is_returning:
             self._tell(found.share)
-        self._reach.settled()
 
     def _ask(self, new: Sequence[Track], ids: set[int], released: set[int]) -> _Found:
         with translated_errors(), self._engine.begin() as connection:

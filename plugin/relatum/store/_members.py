@@ -209,7 +209,7 @@ class Member:
         return alive
 
     def hold_on(self, connection: sa.Connection, wanted: Collection[int], *, leased: bool) -> Share:
-        """Keep what it has, and take nothing: it cannot do anything with it now, or returns from there.
+        """Keep what it has, and take nothing: it can do nothing with it now, or comes back from there.
 
         `leased`: Whether it keeps its lease. Without, others may take all, and what they do not take stays its own:
         it goes by the same name when it has a lease again, which fences what was taken and given back meanwhile.

@@ -203,7 +203,6 @@ class Member:
         reach = self._reach
         reach.look()
         share = self.store.share(reach, is_busy=self.shared.halt(reach.is_cut_off))
-        reach.settled()
         if share.holder != self._holder:
             self._holder = share.holder
             self._begin_anew()
