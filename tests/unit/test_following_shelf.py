@@ -3,7 +3,7 @@
 import threading
 
 from relatum.following import CaughtUp, Event, Records
-from relatum.following._followed import WINDOW_MAX, Followed
+from relatum.following._followed import WINDOW_BYTES, WINDOW_MAX, Followed
 from relatum.following._gathering import BYTES, STREAMS, Gathering
 from relatum.following._held import HeldDeliveries
 from relatum.following._shelf import TAKE_BYTES, Shelf, Shelves
@@ -179,3 +179,14 @@ def test_a_quiet_stream_is_granted_credit_when_half_of_it_is_used_up() -> None:
         granted.append(followed.credit())
     assert all(granted[:WINDOW_MAX])
     assert set(granted[WINDOW_MAX:]) == {0, WINDOW_MAX // 2}
+
+
+def test_what_came_says_at_once_how_much_may_be_under_way() -> None:
+    """Of small chunks as many as may be, of large ones as many as fit, of one that is larger still, the next."""
+    for size, granted in ((10, WINDOW_MAX), (WINDOW_BYTES // 4, 4), (2 * WINDOW_BYTES, 1)):
+        followed = Followed("s", 1, 0, None)
+        followed.begin()
+        item = held(0, size)
+        followed.came(item)
+        followed.free(item)
+        assert followed.credit() == granted

@@ -72,13 +72,11 @@ class Followed:
         self._begun_at = time.monotonic()
 
     def came(self, held: "Held") -> None:
-        """Something came that was under way; where there is more like it, more is let under way at once."""
+        """Something came that was under way; of what is like it, as many may be at once as fit."""
         held.round = self.round
         self._under_way -= 1
         self._held += 1
-        fitting = WINDOW_BYTES // (held.bytes or 1) or 1
-        if self._window < WINDOW_MAX or fitting < WINDOW_MAX:
-            self._window = min(WINDOW_MAX, self._window * 2, fitting)
+        self._window = min(WINDOW_MAX, WINDOW_BYTES // (held.bytes or 1) or 1)
 
     def gave(self) -> None:
         """Something was given to the taker: the next failure is a new one."""

@@ -1,4 +1,4 @@
-"""Streams over the stream protocol: 256 on a connection, and a connection for each node that has some.
+"""Streams over the stream protocol: up to 256 on a connection, and a connection for each node that has some.
 
 A stream is asked for where the follower is connected first. Only where it has no replica there, it is asked where it
 lies (many streams in one question), and read from a node that has one.
@@ -19,6 +19,9 @@ from relatum.wire import Chunk, Code, Event
 
 BEAT_S: Final = 1.0
 """Seconds between two looks at heartbeats: a tenth of one, at least, is what they are late."""
+
+SPREAD_MAX: Final = 6
+"""Connections that streams are spread over where those of one wait for each other: eight, with two to ask by."""
 
 FALLBACK_S: Final = 30.0
 """Seconds without the stream protocol after which it is asked anew which transport answers."""
@@ -61,6 +64,11 @@ class Lane:
         self.failing_since: float | None = None
         self.out_until = 0.0
 
+    def roomiest(self) -> Seat | None:
+        """The connection that has most room; None where none has any."""
+        seat = max(self.seats, key=lambda each: each.subscriptions.room, default=None)
+        return seat if seat is not None and seat.subscriptions.room > 0 else None
+
 
 class Links:
     """The stream protocol's `Transport`.
@@ -73,6 +81,7 @@ class Links:
     def __init__(self, desk: Desk, connections_max: int) -> None:
         self.desk = desk
         self._connections_max = connections_max
+        self._spread_most = self._spread_max = min(SPREAD_MAX, connections_max)
         self._lanes: dict[Broker | None, Lane] = {}
         self._home = self._lane(None)
         self._misplaced: dict[str, Followed] = {}
@@ -95,14 +104,14 @@ class Links:
     def seat(self, followed: Followed) -> None:
         """Subscribe, where there is room; else it waits for another connection."""
         lane = self._lane(followed.node)
-        for seat in lane.seats:
-            if seat.subscriptions.room > 0:
-                followed.seat = seat
-                seat.subscriptions.add(followed, self.desk.begins(followed))
-                self._touch(seat)
-                return
-        lane.waiting[followed] = None
-        self._open(lane)
+        seat = lane.roomiest()
+        if seat is None or (seat.subscriptions.is_crowded and self.connections < self._spread_max):
+            lane.waiting[followed] = None
+            self._open(lane)
+            return
+        followed.seat = seat
+        seat.subscriptions.add(followed, self.desk.begins(followed))
+        self._touch(seat)
 
     def unseat(self, followed: Followed) -> None:
         """Unsubscribe."""
@@ -191,10 +200,14 @@ class Links:
     def _use(self, lane: Lane, new: Seat) -> None:
         lane.seats.append(new)
         lane.failing_since = None
+        self._spread_max = self._spread_most
         self.desk.back()
         new.link.pause(self._is_paused)
         for seat in [each for each in lane.seats if each.subscriptions.is_worn]:
             self._retire(lane, seat)
+        self._seat_waiting(lane)
+
+    def _seat_waiting(self, lane: Lane) -> None:
         waiting, lane.waiting = list(lane.waiting), {}
         for followed in waiting:
             self.seat(followed)
@@ -215,6 +228,11 @@ class Links:
 
     def _not_opened(self, lane: Lane, error: Exception) -> None:
         now = time.monotonic()
+        if lane.roomiest() is not None:
+            # It was only to spread them, and the broker may let no more in.
+            self._spread_max = self.connections
+            self._seat_waiting(lane)
+            return
         if lane.node is not None:
             # It may advertise a name that only it knows: the streams are looked for elsewhere.
             lane.out_until = now + OUT_OF_REACH_S

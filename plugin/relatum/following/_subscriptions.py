@@ -6,7 +6,7 @@ present, at this node.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from relatum.errors import DataError, RelatumError, StreamUnavailable
 from relatum.following._followed import Followed
@@ -25,6 +25,13 @@ from relatum.wire import (
     frames,
     is_before,
 )
+
+WAITS_BEFORE: Final = (4, 2, 1)
+"""Version before which a connection waits two milliseconds, for all its streams, whenever one of them has no more: for
+each lone message. Source: rabbitmq-server, pull request 14766; `timer:sleep(1)` in `rabbit_stream_reader` of 3.10.8."""
+
+CROWD: Final = 64
+"""Streams whose messages wait for each other then, on one connection, for an eighth of a second at most."""
 
 
 class Quiet(NamedTuple):
@@ -75,14 +82,22 @@ class Subscriptions:
         return min(SUBSCRIPTIONS - self._session.subscription_count, self._attaches_left)
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether another stream is better read over another connection: its messages would wait for those of many."""
+        return len(self.followed) >= CROWD and is_before(self._version, WAITS_BEFORE)
+
+    @property
     def is_worn(self) -> bool:
         """Whether the connection is to be replaced when it has to take another: the broker leaks files for it."""
         return self._attaches_left <= 0
 
     @property
     def _attaches_left(self) -> int:
-        version = self._session.server_properties.get("version", "")
-        return ATTACHES_MAX - self._attaches if is_before(version, CLOSES_SINCE) else SUBSCRIPTIONS
+        return ATTACHES_MAX - self._attaches if is_before(self._version, CLOSES_SINCE) else SUBSCRIPTIONS
+
+    @property
+    def _version(self) -> str:
+        return self._session.server_properties.get("version", "")
 
     def add(self, followed: Followed, offset: int) -> None:
         """Subscribe, with one credit and a barrier."""
