@@ -2,18 +2,25 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from relatum.collecting import AsyncMessageCollector, MessageCollector
 from relatum.contexts import AsyncSerialConsumer, SerialConsumer, SerialOptions
+from relatum.recording import Recorder
+from tests.support import wait_until
 from tests.support.leases import LEASE_S
 from tests.support.proxy import Proxy
 from tests.support.serial_consuming import SerialBed, serial_bed
 from tests.support.standstill import in_time, locked
+
+WAITS = """
+SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
+"""
 
 
 @pytest.fixture
@@ -105,3 +112,51 @@ def test_a_serial_consumer_in_a_loop_stops_while_the_database_is_away(
     bed.publish(0, "a", "a1", "a2")
     with Proxy.to(database_url) as proxy:
         asyncio.run(main(proxy.url(database_url), proxy))
+
+
+def recorder(stream: str, amqp_url: str, database_url: str) -> Callable[[threading.Event], object]:
+    """Runs a recorder."""
+    return Recorder(amqp_url, database_url, [stream], keys=["order_id"]).run
+
+
+def collector(stream: str, amqp_url: str, database_url: str) -> Callable[[threading.Event], object]:
+    """Runs a collector with threads."""
+    made = MessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream])
+    made.register_executor("order", lambda bulk: None)
+    return made.run
+
+
+def collector_in_a_loop(stream: str, amqp_url: str, database_url: str) -> Callable[[threading.Event], object]:
+    """Runs a collector with asyncio."""
+
+    async def main(stop: threading.Event) -> None:
+        made = AsyncMessageCollector("billing", database=database_url, broker=amqp_url, streams=[stream])
+        made.register_executor("order", lambda bulk: None)
+        told = asyncio.Event()
+        running = asyncio.create_task(made.run(told))
+        await asyncio.to_thread(stop.wait)
+        told.set()
+        await running
+
+    return lambda stop: asyncio.run(main(stop))
+
+
+@pytest.mark.parametrize("made", [recorder, collector, collector_in_a_loop])
+def test_what_waits_for_a_database_to_start_stops(
+    made: Callable[..., Any], stream_name: str, amqp_url: str, database_url: str, engine: sa.Engine
+) -> None:
+    """A statement that PostgreSQL does not answer has half a minute, and a second where its owner is to stop."""
+    stop = threading.Event()
+
+    def waits() -> bool:
+        with engine.connect() as connection:
+            return connection.execute(sa.text(WAITS)).first() is not None
+
+    with locked(database_url, "keys", "collectors"):
+        thread = threading.Thread(target=made(stream_name, amqp_url, database_url), args=[stop], daemon=True)
+        thread.start()
+        wait_until(waits, what="it waits")
+        stop.set()
+        with in_time(2.0):
+            thread.join(90)
+        assert not thread.is_alive()

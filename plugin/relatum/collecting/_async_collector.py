@@ -18,7 +18,7 @@ from relatum.collecting._ports import Abandoned
 from relatum.errors import Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum.waiting import backoff
+from relatum.waiting import AfterStop, Deadline, backoff, within
 
 T = TypeVar("T")
 
@@ -123,8 +123,17 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor]):
 
     async def start(self) -> None:
         """Join the collector's members, and begin; see `MessageCollector.start`. Cancelled, it was not started."""
+        await self._start_within(None)
+
+    async def _start_within(self, deadline: Deadline | None) -> None:
         self._check_startable()
-        joining = self._in_thread(self._join_members)
+
+        def join() -> list[str]:
+            # In there alone: whatever begins with this collector is not to end with its beginning.
+            with within(deadline):
+                return self._join_members()
+
+        joining = self._in_thread(join)
         try:
             names = await asyncio.shield(joining)
         except asyncio.CancelledError:
@@ -200,7 +209,7 @@ class AsyncMessageCollector(CollectorLife[AsyncExecutor]):
         who = self._shared.who("starting")
         for pause in backoff():
             try:
-                await self.start()
+                await self._start_within(AfterStop(stop))
                 self._shared.outages.over(who)
                 break
             except Transient as error:

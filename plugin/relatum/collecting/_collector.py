@@ -13,7 +13,7 @@ from relatum.collecting._loop_calls import is_coroutine_function
 from relatum.errors import InvalidInput, Transient
 from relatum.outcomes import Outcome
 from relatum.reading import Message
-from relatum.waiting import backoff
+from relatum.waiting import AfterStop, backoff, within
 
 
 class MessageCollector(CollectorLife[Executor]):
@@ -169,7 +169,8 @@ class MessageCollector(CollectorLife[Executor]):
         who = self._shared.who("starting")
         for pause in backoff():
             try:
-                self.start()
+                with within(AfterStop(stop)):
+                    self.start()
                 self._shared.outages.over(who)
                 break
             except Transient as error:

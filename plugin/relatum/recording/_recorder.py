@@ -24,7 +24,7 @@ from relatum.reading import AuthMechanism, BrokerAddress, StreamReader
 from relatum.recording._group import RecorderGroup
 from relatum.recording._statistics import RecorderStatistics
 from relatum.store import LEASE_S, add_keys, close_engine, key_definitions, known_engine, make_engine, translated_errors
-from relatum.waiting import QUESTION_S, Server, backoff
+from relatum.waiting import QUESTION_S, AfterStop, Server, backoff, within
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -121,24 +121,28 @@ class Recorder:
         """
         checked_event("stop", stop)
         try:
-            self._define_keys(stop)
-            away, unknown = backoff(), backoff(QUESTION_S)
-            while not stop.is_set():
-                found = self._find_streams(stop)
-                if found is None:
-                    stop.wait(next(away))
-                elif not found:
-                    away = backoff()
-                    stop.wait(next(unknown))
-                else:
-                    away, unknown = backoff(), backoff(QUESTION_S)
-                    stop.wait(PARTITIONS_S if self._super else None)
+            with within(AfterStop(stop)):
+                self._define_keys(stop)
+                self._look_for_streams(stop)
         finally:
             self._group.stop()
             if self._owns_engine:
                 close_engine(self._engine)
             if stop.is_set():
                 logger.info("the recorder has ended, as it was told to")
+
+    def _look_for_streams(self, stop: threading.Event) -> None:
+        away, unknown = backoff(), backoff(QUESTION_S)
+        while not stop.is_set():
+            found = self._find_streams(stop)
+            if found is None:
+                stop.wait(next(away))
+            elif not found:
+                away = backoff()
+                stop.wait(next(unknown))
+            else:
+                away, unknown = backoff(), backoff(QUESTION_S)
+                stop.wait(PARTITIONS_S if self._super else None)
 
     def _define_keys(self, stop: threading.Event) -> None:
         """Define keys, if any, waiting for a database that is away; errors that waiting does not cure are raised."""

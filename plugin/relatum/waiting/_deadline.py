@@ -23,6 +23,9 @@ LOOK_S: Final = 0.1
 LEAST_S: Final = 0.5
 """Seconds for one question, at least, of who has less time or none: it is asked once all the same."""
 
+STOPPED_S: Final = 1.0
+"""Seconds a server has to answer what is to stop."""
+
 _Result = TypeVar("_Result")
 
 _current: "ContextVar[Deadline | None]" = ContextVar("relatum_deadline", default=None)
@@ -87,25 +90,23 @@ class Stopping(Protocol):
 
 
 class AfterStop(Deadline):
-    """The moment some seconds after something was told to stop: it is no time to wait for a server that is away.
+    """The moment `STOPPED_S` after something was told to stop: it is no time to wait for a server that is away.
 
     Args:
         stop: Says so.
-        seconds: For a server that answers.
     """
 
-    __slots__ = ("_grace_s", "_stop")
+    __slots__ = ("_stop",)
 
-    def __init__(self, stop: Stopping, seconds: float) -> None:
+    def __init__(self, stop: Stopping) -> None:
         super().__init__(None)
         self._stop = stop
-        self._grace_s = seconds
 
     @property
     def until(self) -> float:
         """The moment, from when it is seen that it is to stop; infinity before."""
         if self._stop.is_set():
-            self.end_in(self._grace_s)
+            self.end_in(STOPPED_S)
         return self._until
 
 

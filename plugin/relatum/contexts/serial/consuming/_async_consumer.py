@@ -20,9 +20,6 @@ from relatum.waiting import AfterStop, backoff, within
 LOOK_S: Final = 0.25
 """How often `run` looks whether it should stop while there is nothing to do."""
 
-ANSWER_S: Final = 1.0
-"""Seconds PostgreSQL has to answer once `run` is to stop."""
-
 
 class AsyncSerialConsumer(AsyncConsumerFace):
     # asyncio only:
@@ -142,7 +139,7 @@ class AsyncSerialConsumer(AsyncConsumerFace):
         """Acknowledge, waiting for PostgreSQL; a batch that is another member's now is that one's."""
         pauses, outages = backoff(), self._member.shared.outages
         who = f"acknowledging a batch of {batch.partition!r}"
-        deadline = None if stop is None else AfterStop(stop, ANSWER_S)
+        deadline = None if stop is None else AfterStop(stop)
         while not self._member.shared.stopping.is_set():
             try:
                 with within(deadline):
