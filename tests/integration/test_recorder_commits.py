@@ -13,7 +13,7 @@ from relatum.reading import RecordBatch
 from relatum.recording._batch import Batch
 from relatum.recording._commit import Share, commit_shares
 from relatum.recording._extract import Extractor
-from relatum.store import CoverageRow, add_keys, coverage_of, ensure_stream, open_range
+from relatum.store import CoverageRow, _tails, add_keys, coverage_of, ensure_stream, open_range
 from tests.support import (
     declare_stream,
     delete_stream,
@@ -145,3 +145,13 @@ def test_a_row_that_postgresql_refuses_holds_up_its_own_stream_alone(
 def _execute(engine: sa.Engine, statement: str, **parameters: Any) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text(statement), parameters)
+
+
+def test_what_moves_is_read_once_and_not_for_each_row(engine: sa.Engine) -> None:
+    """Where nothing is prepared, as behind PgBouncer, a text that is cast would be cast anew for each row."""
+    statement = "EXPLAIN (VERBOSE) " + str(_tails._ADVANCE_ALL.compile(dialect=engine.dialect))
+    given = dict.fromkeys(("ids", "expected", "ends", "offsets", "fingerprints", "chunks_ms"), "{1,2,NULL}")
+    with engine.begin() as connection:
+        plan = "\n".join(connection.exec_driver_sql(statement, given).scalars())
+    assert "coverage_id = ANY" in plan
+    assert "cstring" not in plan

@@ -89,7 +89,9 @@ def _array(values: Iterable[int | None]) -> str:
 
 
 def _written(name: str) -> sa.Cast[Any]:
-    return sa.cast(sa.bindparam(name, type_=sa.Text), sa.ARRAY(sa.BigInteger))
+    # Of no type: PostgreSQL reads it as what it is cast to, once. A text would be cast anew for each row it is compared
+    # with, where the statement is not prepared.
+    return sa.cast(sa.bindparam(name, type_=sa.types.NullType()), sa.ARRAY(sa.BigInteger))
 
 
 _moves: Final = (
