@@ -3,7 +3,8 @@
 from typing import Final
 
 TIME_HEADER: Final = "relatum_time"
-"""The message's time: an integer, microseconds since 1970, UTC. A caller may set it; the interceptor adds it.
+"""The message's time: an integer, microseconds since 1970, UTC. A caller may set it; the interceptor adds it to a
+message whose `message_id` is the caller's: its own say the time themselves.
 
 Not `x-…`: RabbitMQ 3.13 and later move headers of that form out of the application properties.
 """

@@ -1,52 +1,80 @@
-"""Ids for messages that have none. They stand on the publish path: made of parts that are ready."""
+"""Ids for messages that have none. They carry the time, and stand on the publish path: made of parts that are ready.
+
+An id ends with `MARK`, by which readers know that its time is the message's: a stranger's UUIDv7 may be of any moment.
+See docs/adr/0022-an-id-carries-the-time.md.
+"""
 
 import os
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
+from relatum.limits import TIME_US_MAX
 from relatum.processes import after_fork
 
-_COUNTERS: Final = tuple(f"7{count:03x}" for count in range(4096))
-"""The version and the 12 bits after it, counting."""
+MARK: Final = "c53a9e"
+"""How each id ends, and one in 16 million of others' that end at random. Drawn by lot, and part of the format."""
+
+_FRACTIONS: Final = tuple(f"7{fraction:03x}-" for fraction in range(4096))
+"""The version, and the 12 bits after it: the fraction of the millisecond."""
+
+_COUNTERS: Final = tuple(f"{count:03x}-" for count in range(4096))
 
 _moment: tuple[int, str] = (-1, "")
 """A millisecond, and how the ids of that millisecond begin."""
 
-_block: tuple[Iterator[str], str] = (iter(()), "")
-"""The counters not used yet, and the random end of the ids that go with them."""
+_block: tuple[str, Iterator[str], str] = ("", iter(()), "")
+"""The variant with two random bits, the counters not used yet, and how the ids that go with them end."""
 
 
 def uuid7(time_ns: int) -> str:
-    """A version 7 UUID as its 36 characters: 48 bits of Unix milliseconds, a 12-bit counter, 62 random bits.
+    """A version 7 UUID as its 36 characters, whose time `time_us_of` gives back.
 
-    The random bits are new for every 4,096 ids, and in a child process: the kernel's call for them would cost more
-    than all the rest. Safe in threads: taking from an iterator and replacing a tuple are single steps.
+    48 bits of Unix milliseconds, 12 of their fraction, a counter of 12 between 26 random bits, and the mark. The random
+    bits are new for every 4,096 ids, and in a child process: the kernel's call for them would cost more than all the
+    rest. Safe in threads: taking from an iterator and replacing a tuple are single steps.
 
     Args:
         time_ns: Now, as `time.time_ns()` gives it.
 
-    Source: RFC 9562, sections 5.7 and 6.2 (method 1).
+    Source: RFC 9562, sections 5.7 and 6.2 (methods 1 and 3).
     """
     global _moment
-    milliseconds = time_ns // 1_000_000
+    milliseconds, rest = divmod(time_ns, 1_000_000)
     known, head = _moment
     if known != milliseconds:
         text = f"{milliseconds:012x}"
         head = f"{text[:8]}-{text[8:]}-"
         _moment = (milliseconds, head)
-    counters, tail = _block
+    fraction = _FRACTIONS[(rest << 12) // 1_000_000]
+    first, counters, tail = _block
     try:
-        return head + next(counters) + tail
+        return f"{head}{fraction}{first}{next(counters)}{tail}"
     except StopIteration:
         _begin_block()
-        counters, tail = _block
-        return head + next(counters) + tail
+        first, counters, tail = _block
+        return f"{head}{fraction}{first}{next(counters)}{tail}"
+
+
+def time_us_of(message_id: Any) -> int | None:
+    """When the id was made, microseconds since 1970, UTC: up to 1.25 us early. None where `uuid7` did not make it."""
+    if type(message_id) is not str or not message_id.endswith(MARK) or len(message_id) != _LENGTH:
+        return None
+    try:
+        digits = int(message_id[:18].replace("-", ""), 16)
+    except ValueError:
+        return None
+    time_us = (digits >> 16) * 1000 + ((digits & 0xFFF) * 1000 >> 12)
+    return time_us if digits >> 12 & 0xF == _VERSION and 0 <= time_us <= TIME_US_MAX else None
+
+
+_LENGTH: Final = 36
+_VERSION: Final = 7
 
 
 def _begin_block() -> None:
     global _block
-    digits = f"{int.from_bytes(os.urandom(8)) & ~(0x3 << 62) | 0x2 << 62:016x}"
-    _block = (iter(_COUNTERS), f"-{digits[:4]}-{digits[4:]}")
+    random = int.from_bytes(os.urandom(4))
+    _block = (f"{random >> 24 & 0x3 | 0x8:x}", iter(_COUNTERS), f"{random & 0xFFFFFF:06x}{MARK}")
 
 
 # A child that went on with the parent's block would make the parent's ids.

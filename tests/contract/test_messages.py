@@ -11,6 +11,7 @@ import pytest
 from rstream import AMQPMessage, Producer
 
 from relatum.reading import Message, Properties, StreamReader, TimeSource
+from relatum.uuid7 import uuid7
 from tests.contract._faces import FACES, Face, open_face
 from tests.support import publish_plain, wait_until
 
@@ -90,7 +91,7 @@ def test_pika_messages(amqp_url: str, stream_name: str) -> None:
 
 
 def test_times(amqp_url: str, stream_name: str) -> None:
-    """A message's time is the microsecond header's, else the property's, else the chunk's."""
+    """A message's time is the microsecond header's, else the property's, else an id's of ours, else the chunk's."""
     publish_plain(
         amqp_url,
         stream_name,
@@ -100,11 +101,14 @@ def test_times(amqp_url: str, stream_name: str) -> None:
             (b"", {"relatum_time": True}),
             (b"", {"relatum_time": "1"}),
             (b"", {"relatum_time": 2**62}),
+            (b"", pika.BasicProperties(message_id=uuid7(1_700_000_000_123_456_789))),
+            (b"", pika.BasicProperties(message_id="018bcfe5-687b-7000-8000-000000000000")),
         ],
     )
     times = [(message.time_us, message.time_source) for message in through_all_faces(amqp_url, stream_name)]
     assert times[:2] == [(1_700_000_000_123_456, TimeSource.HEADER), (SECONDS * 10**6, TimeSource.PROPERTY)]
-    assert [source for _, source in times[2:]] == [TimeSource.CHUNK] * 3
+    assert times[5] == (1_700_000_000_123_456, TimeSource.MESSAGE_ID)
+    assert [source for _, source in (*times[2:5], times[6])] == [TimeSource.CHUNK] * 4
 
 
 def test_aio_pika_messages(amqp_url: str, stream_name: str) -> None:

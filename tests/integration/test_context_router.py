@@ -27,7 +27,7 @@ from relatum.errors import (
     SuperStreamNotFound,
 )
 from relatum.headers import PLACED_HEADER
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message, StreamReader, TimeSource
 from relatum.superstreams import Layout
 from tests.support import broker_connection, unique_name
 from tests.support.proxy import Proxy
@@ -196,7 +196,8 @@ def test_it_takes_an_exchanges_place_on_intercepted_channels(
         channel.basic_publish(exchange=router, routing_key="", body=b"2", properties=of_context("x"), mandatory=True)
     messages = in_partitions(amqp_url, layout)[layout.route("x").stream]
     assert [each.body for each in messages] == [b"1", b"2"]
-    assert all({"relatum_time", PLACED_HEADER} <= set(each.headers) for each in messages)
+    assert all(PLACED_HEADER in each.headers for each in messages)
+    assert all(each.time_source is TimeSource.MESSAGE_ID for each in messages)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, assess, membership, parse_value
-from relatum.reading import Message, StreamReader
+from relatum.reading import Message, StreamReader, TimeSource
 from tests.support import (
     broker_connection,
     declare_stream,
@@ -136,7 +136,8 @@ def test_a_group_gets_its_id_and_numbers(channel: BlockingChannel, stream_url: s
     assert properties == before
     assert messages[1].headers["order_id"] == "1"
     assert (messages[1].properties.type, messages[1].properties.message_id) == ("line", "mine")
-    assert all("relatum_time" in message.headers for message in messages)
+    sources = [message.time_source for message in messages]
+    assert sources == [TimeSource.MESSAGE_ID, TimeSource.HEADER, TimeSource.MESSAGE_ID]
 
 
 def test_a_group_may_lie_in_several_streams(

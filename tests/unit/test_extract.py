@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from relatum.keys import InvalidValue, KeyDefinition, SkipReason
 from relatum.reading import Message, TimeSource
 from relatum.recording._extract import Extractor
+from relatum.uuid7 import uuid7
 
 DEFINITIONS = [
     KeyDefinition("order_id", key_id=1),
@@ -76,7 +77,7 @@ scalars = (
     | st.floats(allow_nan=False)
     | st.datetimes(datetime(1970, 1, 2), datetime(2100, 1, 1), timezones=st.just(UTC))
     | st.binary(max_size=40)
-    | st.sampled_from(["42", "", "a|b", "\0", "/queues/a%20b"])
+    | st.sampled_from(["42", "", "a|b", "\0", "/queues/a%20b", uuid7(7_000_500), uuid7(9_000_500).encode()])
 )
 values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
 maps = st.dictionaries(st.sampled_from(NAMES), values, max_size=6).map(encode)
@@ -130,14 +131,21 @@ def test_the_recorder_sees_what_a_reader_sees(raw: bytes, chunk_ms: int | None) 
     assert extracted == extractor.from_message(message)
 
 
-def test_times_come_from_the_header_then_the_property_then_the_chunk() -> None:
-    """The most exact one a message has is its time."""
+def test_times_come_from_header_property_id_and_chunk() -> None:
+    """In this order; an id that was not made by us says none."""
     at = datetime(2020, 1, 1, tzinfo=UTC)
     properties = section(0x73, encode([None] * 9 + [at]))
     header = section(0x74, encode({"relatum_time": 5}))
     extractor = Extractor([])
     assert extractor.from_record(properties + header, 9)[:2] == (5, TimeSource.HEADER)
     assert extractor.from_record(properties, 9)[:2] == (int(at.timestamp()) * 10**6, TimeSource.PROPERTY)
+    ours = section(0x73, encode([uuid7(7_000_500), *[None] * 12]))
+    assert extractor.from_record(ours, 9)[:2] == (7_000, TimeSource.MESSAGE_ID)
+    assert extractor.from_record(ours + header, 9)[:2] == (5, TimeSource.HEADER)
+    dated = section(0x73, encode([uuid7(7_000_500), *[None] * 8, at]))
+    assert extractor.from_record(dated, 9)[:2] == (int(at.timestamp()) * 10**6, TimeSource.PROPERTY)
+    strange = section(0x73, encode(["0192f000-0000-7000-8000-000000000000"]))
+    assert extractor.from_record(strange, 9)[:2] == (9_000, TimeSource.CHUNK)
     assert extractor.from_record(section(0x75, encode(b"")), 9)[:2] == (9_000, TimeSource.CHUNK)
     assert extractor.from_record(b"not AMQP", None)[:2] == (None, TimeSource.UNKNOWN)
 

@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from relatum.errors import InvalidInput
 from relatum.keys import InvalidValue, KeyDefinition, KeyType, canonical
 from relatum.reading import Message, RecordBatch
+from relatum.uuid7 import uuid7
 from relatum.wire import Opaque
 from relatum_spark.source._columns import ColumnBuilder
 from relatum_spark.source._header_text import header_text
@@ -42,7 +43,9 @@ NEW = (
     b'\x81\0\6\n$\x18 "@\0Su\xa0\1y'
 )
 BARE = b"\0St\xc1\x1a\4\xa1\x08order_id\xa1\2o1\xa1\4host\xa1\1h\0Su\xb0\0\0\0\3abc"
-SAMPLES = [OLD, NEW, BARE, b"\0Su\xa0\0", b"\0SwA", b"\0Sw\xa1\2ab", b"\0Su\xa0\1a\0Su\xa0\1b", b"", b"plain"]
+ID = uuid7(1_600_000_000_123_456_789)
+STAMPED = b"\0Ss\xc0\x33\r\xa1\x24" + ID.encode() + b"@" * 12 + b"\0Su\xa0\1y"
+SAMPLES = [OLD, NEW, BARE, STAMPED, b"\0Su\xa0\0", b"\0SwA", b"\0Sw\xa1\2ab", b"\0Su\xa0\1a\0Su\xa0\1b", b"", b"plain"]
 
 
 def sized(small: int, items: int, content: bytes) -> bytes:
@@ -66,7 +69,7 @@ NAMES = ["order_id", "n", "x-device", "x-basic-type", "x-basic-app-id", "x-excha
 numbers = st.integers(-(2**63), 2**63 - 1).map(lambda value: b"\x81" + struct.pack(">q", value))
 moments = st.integers(-(2**47), 2**48).map(lambda value: b"\x83" + struct.pack(">q", value))
 floats = st.floats().map(lambda value: b"\x82" + struct.pack(">d", value))
-texts = st.text(max_size=300).map(text) | st.sampled_from([text("o1"), text("/queues/a%20b"), text("42"), text("\0")])
+texts = st.text(max_size=300).map(text) | st.sampled_from([text("o1"), text("/queues/a%20b"), text("42"), text("\0"), text(ID)])
 scalars = (
     texts
     | numbers
@@ -76,6 +79,7 @@ scalars = (
     | st.sampled_from([b"\x80" + b"\xff" * 8, b"\0\xa3\1d\xa1\1v", b"\x74" + bytes(4)])
     | st.binary(max_size=20).map(partial(text, kind=0xA0))
     | st.binary(max_size=9).map(text)
+    | st.just(text(ID.encode(), 0xA0))
 )
 lists = st.lists(scalars, max_size=3).map(lambda items: sized(0xC0, len(items), b"".join(items)))
 values = scalars | lists | st.tuples(scalars, scalars).map(lambda pair: sized(0xC1, 2, b"".join(pair)))

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from relatum.limits import (
     TIME_US_MIN,
 )
 from relatum.publishing._stamp import Stamp, Stamper
+from relatum.uuid7 import time_us_of, uuid7
 
 
 def stamp(stamper: Stamper, headers: dict[str, Any] | None = None, body: Any = b"", **properties: Any) -> Stamp:
@@ -45,13 +47,28 @@ def nested(levels: int) -> dict[str, Any]:
 
 
 def test_a_bare_message_gets_an_id_and_a_time() -> None:
-    """What is missing is added, and named as added."""
+    """The id says the time; headers stay as they are, be there none."""
+    before_us = time.time_ns() // 1000
     got = stamp(stamper())
-    assert got.added == ("relatum_time",)
-    assert got.names_message
-    assert list(got.headers) == ["relatum_time"]
-    assert abs(got.headers["relatum_time"] - datetime.now(UTC).timestamp() * 1e6) < 10e6
-    assert len(got.message_id) == 36
+    assert before_us - 2 <= time_us_of(got.message_id) <= time.time_ns() // 1000
+    assert (got.headers, got.added, got.names_message) == (None, (), True)
+    assert stamp(stamper(), {}).headers == {}
+    assert stamp(stamper(), {"a": 1}).headers == {"a": 1}
+
+
+def test_a_message_with_an_id_gets_a_time() -> None:
+    """Whoever made the id: the caller may have taken it from another message."""
+    for message_id in ("mine", uuid7(1)):
+        got = stamp(stamper(), message_id=message_id)
+        assert (got.message_id, got.added, got.names_message) == (message_id, ("relatum_time",), False)
+        assert abs(got.headers["relatum_time"] - time.time() * 1e6) < 60e6
+
+
+def test_a_message_that_is_stamped_twice_is_stamped_once() -> None:
+    """As those with a receipt are: what the first stamp gave is not changed by the second."""
+    first = stamp(stamper(), {"a": "b"}, ask=True)
+    second = stamp(stamper(), first.headers, message_id=first.message_id)
+    assert (second.headers, second.message_id, second.added) == (first.headers, first.message_id, ())
 
 
 def test_message_ids_are_uuid7_and_differ() -> None:
@@ -65,8 +82,8 @@ def test_nothing_is_added_that_is_there() -> None:
     """The caller's own id and time stay, in either form."""
     got = stamp(stamper(), {"relatum_time": 5}, message_id="mine")
     assert (got.message_id, got.headers, got.added, got.names_message) == ("mine", {"relatum_time": 5}, (), False)
-    assert "relatum_time" not in stamp(stamper(), {}, timestamp=1_700_000_000).headers
-    assert "relatum_time" not in stamp(stamper(), {}, timestamp=datetime(2024, 1, 1, tzinfo=UTC)).headers
+    for timestamp in (1_700_000_000, datetime(2024, 1, 1, tzinfo=UTC)):
+        assert stamp(stamper(), {}, timestamp=timestamp, message_id="mine").headers == {}
 
 
 def test_a_receipt_is_asked_for_by_a_header() -> None:
@@ -158,7 +175,7 @@ def test_a_key_of_the_body_sees_bytes_and_yields_to_the_caller() -> None:
     """The callable gets bytes even of a text body, and is not called where the header is given."""
     seen: list[Any] = []
     lifted = KeyDefinition("order", lambda body: seen.append(body))
-    assert "order" not in stamp(stamper(lifted), None, "ü").headers
+    assert stamp(stamper(lifted), None, "ü").headers is None
     assert stamp(stamper(lifted), {"order": "mine"}, b"").headers["order"] == "mine"
     assert seen == ["ü".encode()]
 
@@ -174,7 +191,7 @@ def test_a_key_of_the_body_that_fails_is_refused_with_its_cause() -> None:
     assert caught.value.reason == "source_failed"
     assert isinstance(caught.value.__cause__, KeyError)
     tolerant = stamper(KeyDefinition("order", broken), KeyDefinition("bad", lambda body: 1.5), on_invalid="skip")
-    assert "order" not in stamp(tolerant).headers
+    assert stamp(tolerant).headers is None
     assert tolerant.skipped == {("order", "source_failed"): 1, ("bad", "float"): 1}
 
 
@@ -264,7 +281,7 @@ def test_any_headers_are_stamped_or_refused_and_never_changed(headers: dict[str,
     except HeadersRefused:
         pass
     else:
-        ours = {name: value for name, value in got.headers.items() if name not in got.added}
+        ours = {name: value for name, value in (got.headers or {}).items() if name not in got.added}
         assert repr(ours) == repr(before)
     assert repr(headers) == repr(before)
 

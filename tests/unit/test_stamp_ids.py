@@ -4,7 +4,12 @@ import threading
 import time
 import uuid
 
-from relatum.uuid7 import uuid7
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relatum.limits import TIME_US_MAX
+from relatum.uuid7 import MARK, time_us_of, uuid7
 
 
 def test_ids_are_uuids_of_version_7() -> None:
@@ -21,7 +26,7 @@ def test_ids_of_one_moment_differ_and_ascend() -> None:
     assert len(set(ids)) == len(ids)
     blocks: dict[str, list[str]] = {}
     for one in ids:
-        blocks.setdefault(one[19:], []).append(one)
+        blocks.setdefault(one[19] + one[23:], []).append(one)
     assert all(block == sorted(block) for block in blocks.values())
 
 
@@ -38,3 +43,42 @@ def test_threads_do_not_share_an_id() -> None:
     for thread in threads:
         thread.join()
     assert len({one for into in made for one in into}) == 80_000
+
+
+@given(st.integers(0, TIME_US_MAX * 1000))
+def test_an_id_says_when_it_was_made(time_ns: int) -> None:
+    """To the microsecond or the one before, for any moment; later ids do not say earlier times."""
+    time_us = time_us_of(uuid7(time_ns))
+    assert time_us is not None
+    assert time_ns - 1250 <= time_us * 1000 <= time_ns
+    assert time_us_of(uuid7(time_ns + 1)) >= time_us
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,
+        7,
+        "",
+        MARK,
+        uuid7(1).encode(),
+        "0" * 30 + MARK,
+        "mine-0000-0000-8000-8000000000" + MARK,
+        uuid7(1)[:14] + "4" + uuid7(1)[15:],
+        uuid7(1)[:-1],
+        uuid7(1).upper(),
+        "f" * 8 + uuid7(1)[8:],
+        uuid7(1)[:-6] + "c53a9f",
+    ],
+)
+def test_other_ids_say_nothing(other: object) -> None:
+    """No id, of another version, of a time that is none, of another end: no time is read out of those."""
+    assert time_us_of(other) is None
+
+
+@given(st.uuids())
+def test_ids_of_others_say_nothing(other: uuid.UUID) -> None:
+    """Neither random ones nor UUIDv7 of any time."""
+    as_v7 = uuid.UUID(int=other.int & ~(0xF << 76) | 0x7 << 76)
+    for text in (str(other), str(as_v7)):
+        assert text.endswith(MARK) or time_us_of(text) is None

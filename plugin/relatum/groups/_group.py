@@ -247,4 +247,4 @@ def _grouped(given: BasicProperties | None, place: Membership) -> BasicPropertie
         return OwnProperties(headers=place.headers)
     headers = dict(given.headers) if given.headers else {}
     headers[GROUP_ID_HEADER], headers[GROUP_SEQUENCE_HEADER], headers[GROUP_LAST_HEADER] = place
-    return copy_with(given, headers, given.message_id, OwnProperties)
+    return copy_with(given, headers, given.message_id)

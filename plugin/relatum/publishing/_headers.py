@@ -48,6 +48,8 @@ class HeaderLimits:
         if frame_bytes_max:
             sure = min(sure, frame_bytes_max - _FRAME_BYTES - _PROPERTIES_BYTES_MAX - _ADDED_BYTES)
         self._sure_bytes = sure
+        self.sure_characters = (sure - _VALUE_BYTES - 1) // (_VALUE_BYTES + 5)
+        """Characters of text, names and values, that are within every limit, be each a header of its own."""
 
     def check(self, headers: Mapping[str, Any], read_property: Callable[[Any, str], Any], properties: Any) -> None:
         """Return where the headers can be sent safely.

@@ -82,7 +82,7 @@ class Sent:
         exchange: Any,
         routing_key: Any,
         message_id: str,
-        headers: dict[str, Any],
+        headers: dict[str, Any] | None,
         body: Any,
         *,
         monotonic_s: float | None = None,
@@ -96,6 +96,7 @@ class Sent:
         at = datetime.now(UTC) - timedelta(seconds=now - before_s)
         content = body.encode() if isinstance(body, str) else bytes(body)
         exchange, routing_key = _name(exchange), _name(routing_key)
+        headers = headers or {}
         asked = headers.get(RECEIPT_HEADER)
         receipt = asked if isinstance(asked, str) else message_id if asked is True else None
         return cls(exchange, routing_key, message_id, receipt, headers.get(TIME_HEADER), content, at, before_s)

@@ -34,22 +34,25 @@ _TIME_ADDED: Final = (TIME_HEADER,)
 _LAST_ADDED: Final = (GROUP_LAST_HEADER,)
 _GROUP_HEADERS: Final = frozenset((GROUP_ID_HEADER, GROUP_SEQUENCE_HEADER, GROUP_LAST_HEADER))
 
-_SURE_LENGTH: Final = KEY_VALUE_BYTES_MAX // 4
+_SURE_CHARACTERS: Final = KEY_VALUE_BYTES_MAX // 4
 """Characters of a text that cannot be over the limit: UTF-8 takes at most four bytes for one."""
+
+
+_new_tuple: Final = tuple.__new__
 
 
 class Stamp(NamedTuple):
     """What one message is sent with.
 
     Attributes:
-        headers: All headers: a new dictionary, the caller's first.
+        headers: All headers: a new dictionary, the caller's first. None where the caller gave none, and none is added.
         message_id: The property `message_id` to send: the caller's, or a new UUIDv7.
         added: Names of the headers that are not the caller's.
         names_message: True where the `message_id` is not the caller's.
         had_headers: Whether the caller gave any headers, be it none in an empty dictionary.
     """
 
-    headers: dict[str, Any]
+    headers: dict[str, Any] | None
     message_id: str
     added: tuple[str, ...]
     names_message: bool
@@ -87,10 +90,11 @@ class Stamper:
         self._integer = integer
         self._read_property = read_property
         self._limits = HeaderLimits(frame_bytes_max)
+        self._sure_characters = min(_SURE_CHARACTERS, self._limits.sure_characters)
         self._raises = on_invalid == "raise"
         self._agreement = KeyAgreement() if agreement is None else agreement
-        # (header, definition): a text key of one header, the usual kind, is mostly decided by looking at the header.
-        self._keys: list[tuple[str | None, KeyDefinition]] = []
+        self._text_keys: list[tuple[str, KeyDefinition]] = []
+        self._other_keys: list[KeyDefinition] = []
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
         self._checks_groups = False
         for definition in definitions:
@@ -100,7 +104,11 @@ class Stamper:
             elif definition.from_body is not None:
                 self._lifted.append((definition.from_body, definition))
             else:
-                self._keys.append((_plain_text_header(definition), definition))
+                header = _plain_text_header(definition)
+                if header is None:
+                    self._other_keys.append(definition)
+                else:
+                    self._text_keys.append((header, definition))
         self.skipped: Counter[tuple[str, str]] = Counter() if skipped is None else skipped
         """Values published but not to be recorded, by (key, reason); only with `on_invalid="skip"`."""
 
@@ -130,32 +138,39 @@ class Stamper:
         out = dict(headers) if headers else {}
         added = self._lift(out, body) if self._lifted else ()
         if out:
-            self._limits.check(out, self._read_property, properties)
+            # Most headers are short printable texts: without NUL, or half of a surrogate pair. Nothing refuses those.
+            try:
+                values = "".join(out.values())
+                is_sure = values.isprintable() and len(values) + len("".join(out)) <= self._sure_characters
+            except TypeError:
+                is_sure = False
+            if not is_sure:
+                self._limits.check(out, self._read_property, properties)
+                self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
                 added += self._check_group(out)
-        for header, definition in self._keys:
-            if header is not None:
-                value = out.get(header)
-                # Printable: no NUL and no half of a surrogate pair.
-                if value is None or (type(value) is str and len(value) <= _SURE_LENGTH and value.isprintable()):
-                    continue
+        for definition in self._other_keys:
             self._check(definition, out, partial(self._read_property, properties))
         now = time_ns()
+        names_message = message_id is None
         if TIME_HEADER in out:
             self._check_time(out[TIME_HEADER])
         elif timestamp is None:
-            out[TIME_HEADER] = self._integer(now // 1000)
-            added += _TIME_ADDED
+            # An id of ours says the time itself; one with a receipt comes here twice, the second time as the caller's.
+            if not names_message or receipt is not None:
+                out[TIME_HEADER] = self._integer(now // 1000)
+                added += _TIME_ADDED
         elif type(timestamp) is int and not 0 <= timestamp <= _TIMESTAMP_MAX:
             self._invalid("timestamp", SkipReason.OUT_OF_RANGE, None)
         if receipt is not None:
             out[RECEIPT_HEADER] = receipt
             added += (RECEIPT_HEADER,)
-        names_message = message_id is None
         if message_id is None:
             message_id = uuid7(now)
+        if not out and headers is None:
+            out = None
         # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
-        return tuple.__new__(Stamp, (out, message_id, added, names_message, headers is not None))
+        return _new_tuple(Stamp, (out, message_id, added, names_message, headers is not None))
 
     def _lift(self, out: dict[str, Any], body: Any) -> tuple[str, ...]:
         """Write the keys that come from the body into `out`; a header the caller gave stays as it is."""
@@ -171,6 +186,14 @@ class Stamper:
                 continue
             self._check(definition, out, _no_property)
         return tuple(added)
+
+    def _check_texts(self, out: dict[str, Any]) -> None:
+        """Check the keys that are a text of one header; most are decided by looking at it."""
+        for header, definition in self._text_keys:
+            value = out.get(header)
+            is_sure = type(value) is str and len(value) <= _SURE_CHARACTERS and value.isprintable()
+            if value is not None and not is_sure:
+                self._check(definition, out, _no_property)
 
     def _check(self, definition: KeyDefinition, out: dict[str, Any], read_property: Callable[[str], Any]) -> None:
         """Refuse a value that cannot be recorded, or that another one would be recorded for."""

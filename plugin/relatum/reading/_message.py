@@ -17,6 +17,7 @@ from relatum.headers import TIME_HEADER
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading._message_values import Properties, TimeSource
+from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -159,7 +160,7 @@ class Message:
 
     def _timed(self) -> tuple[int | None, TimeSource]:
         headers, properties, _, _ = self._parts()
-        return message_time(headers.get(TIME_HEADER), properties.timestamp, self.chunk_ms)
+        return message_time(headers.get(TIME_HEADER), properties.timestamp, properties.message_id, self.chunk_ms)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A message does not change; {name!r} can't be set.")
@@ -183,18 +184,23 @@ class Message:
         return f"<Message {self.stream}@{self.offset}>"
 
 
-def message_time(stamped: Any, timestamp: Any, chunk_ms: int | None) -> tuple[int | None, TimeSource]:
+def message_time(
+    stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | None
+) -> tuple[int | None, TimeSource]:
     """A message's time, in microseconds, and whose it is.
 
     Args:
         stamped: The header `relatum_time`; anything but a moment's microseconds counts as none.
         timestamp: The property `timestamp`; it counts in whole seconds, all that AMQP 0.9.1 shows of it.
+        message_id: The property `message_id`; one that no intercepted connection made counts as none.
         chunk_ms: When the chunk was written; None where that is not known.
     """
     if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
         return stamped, TimeSource.HEADER
     if timestamp is not None and (second := _whole_second(timestamp)) is not None:
         return (second - _EPOCH) // _MICROSECOND, TimeSource.PROPERTY
+    if (time_us := time_us_of(message_id)) is not None:
+        return time_us, TimeSource.MESSAGE_ID
     if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX:
         return chunk_ms * 1000, TimeSource.CHUNK
     return None, TimeSource.UNKNOWN

@@ -6,12 +6,14 @@ from enum import Enum
 
 
 class TimeSource(Enum):
-    """Where a message's time comes from, most exact first."""
+    """Where a message's time comes from, the first that there is."""
 
     HEADER = "header"
     """The header `relatum_time`, microseconds."""
     PROPERTY = "property"
     """The property `timestamp`, seconds."""
+    MESSAGE_ID = "message_id"
+    """The property `message_id`, where an intercepted connection made it: microseconds, up to 1.25 too few."""
     CHUNK = "chunk"
     """When the broker wrote the chunk, milliseconds; AMQP 0.9.1 does not show it."""
     UNKNOWN = "unknown"

@@ -17,6 +17,7 @@ from relatum.wire import Head, TooManyValues, find_head, pick, pick_list
 _PROPERTY_PLACES: Final = {"message_id": 0, "user_id": 1, "reply_to": 4, "correlation_id": 5, "app_id": 10}
 """Places in AMQP 1.0's properties list. `type` has none: RabbitMQ keeps it under `x-basic-type`."""
 
+_ID: Final = 0
 _CREATION_TIME: Final = 9
 
 RECEIPT_NAME_LENGTH_MAX: Final = 64
@@ -62,6 +63,7 @@ class Extractor:
         self._receipt = self._slot(Component("header", RECEIPT_HEADER))
         self._created = len(self._slots)
         self._message_id = self._created + 1
+        self._id_and_created = {_ID: self._message_id, _CREATION_TIME: self._created}
         self._blank: list[Any] = [None] * (self._created + 2)
         self._application: dict[bytes, int] = {}
         self._annotations: dict[bytes, int] = {}
@@ -107,7 +109,7 @@ class Extractor:
         try:
             head = find_head(raw)
         except UndecodableMessage:
-            time_us, source = message_time(None, None, chunk_ms)
+            time_us, source = message_time(None, None, None, chunk_ms)
             return Extracted(time_us, source, [], [(0, SkipReason.UNDECODABLE)], None)
         found = self._blank.copy()
         try:
@@ -132,9 +134,9 @@ class Extractor:
         if properties >= 0:
             stamped = found[self._time]
             if type(stamped) is not int or not TIME_US_MIN <= stamped <= TIME_US_MAX:
-                pick_list(raw, properties, {_CREATION_TIME: self._created}, found)
-            if found[self._receipt] is not None:
-                pick_list(raw, properties, {0: self._message_id}, found)
+                pick_list(raw, properties, self._id_and_created, found)
+            elif found[self._receipt] is not None:
+                pick_list(raw, properties, {_ID: self._message_id}, found)
 
     def _pick_each(self, raw: bytes, head: tuple[int, int, int]) -> tuple[list[Any], bool]:
         """`_pick` for a message with a broken section: that one counts as absent, the others still serve.
@@ -190,20 +192,23 @@ class Extractor:
                 continue
             if canonical is not None:
                 values.append((key_id, canonical))
-        time_us, source = message_time(found[self._time], found[self._created], chunk_ms)
+        message_id = found[self._message_id]
+        if type(message_id) is not str:
+            message_id = property_text(message_id)
+        time_us, source = message_time(found[self._time], found[self._created], message_id, chunk_ms)
         asked = found[self._receipt]
-        receipt = None if asked is None else _receipt_name(header_value(asked), found[self._message_id])
+        receipt = None if asked is None else _receipt_name(header_value(asked), message_id)
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
 
 
-def _receipt_name(asked: Any, message_id: Any) -> str | None:
+def _receipt_name(asked: Any, message_id: str | None) -> str | None:
     """What a receipt goes by: the `message_id` where the header is only True, or the name the header holds.
 
     The interceptor gives a name where the `message_id` is the caller's own, which may have been used before.
     """
     if isinstance(asked, str) and len(asked) > RECEIPT_NAME_LENGTH_MAX:
         return None
-    name = property_text(message_id) if asked is True else asked
+    name = message_id if asked is True else asked
     try:
         # Anybody may set the header: a name that no row or index entry can hold would stop the recorder for ever.
         return checked_text(name) if isinstance(name, str) else None

@@ -36,6 +36,7 @@ each of which is an object of 64."""
 SECTIONS_MAX: Final = 4096
 """Sections a message may have; RabbitMQ writes six at most, other publishers a data section for each part of a body."""
 
+_NULL: Final = 0x40
 _U32: Final = Struct(">I").unpack_from
 _SECTION_NAMES: Final = {
     b"amqp:header:list": HEADER,
@@ -354,10 +355,12 @@ def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any
     """Read some items of a list by their places; slots past its end, or past a broken one, stay as they are."""
     count, at, _ = entries_of(raw, position, "list")
     last = max(wanted, default=-1)
-    with suppress(UndecodableMessage):
+    with suppress(UndecodableMessage, IndexError):
         for place in range(min(count, last + 1)):
             slot = wanted.get(place)
-            if slot is None:
+            if raw[at] == _NULL:
+                at += 1
+            elif slot is None:
                 at = end_of_value(raw, at)
             else:
                 found[slot], at = decode_value(raw, at)

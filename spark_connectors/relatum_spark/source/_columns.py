@@ -14,6 +14,7 @@ from relatum.keys import KeyDefinition
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message, RecordBatch, property_text
 from relatum.recording import Extractor
+from relatum.uuid7 import time_us_of
 from relatum_spark.source._header_text import header_text
 from relatum_spark.source._records import (
     HeaderReader,
@@ -137,7 +138,9 @@ class ColumnBuilder:
         body = body_at(raw, data, data_end)
         lead = self._reader.lead(raw[:lead_end])
         found = properties_at(raw, listed) if listed >= 0 else {}
-        time_us = found.get("timestamp", chunk_us)
+        time_us = found.get("timestamp")
+        if time_us is None and (time_us := time_us_of(found.get("message_id"))) is None:
+            time_us = chunk_us
         if application >= 0:
             basic: dict[str, Any] = {}
             headers = self._reader.headers(raw, application, basic)

@@ -16,6 +16,7 @@ from relatum.errors import UndecodableMessage
 from relatum.headers import TIME_HEADER
 from relatum.limits import TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, Properties, header_value, is_header, property_text, reply_to_text
+from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
 from relatum_spark.source._header_text import header_text
 from relatum_spark.source._schema import PROPERTY_NAMES
@@ -122,7 +123,7 @@ def body_at(raw: bytes, data: int, data_end: int) -> bytes:
 
 
 def time_at(raw: bytes, properties: int, application: int) -> int | None:
-    """The message's own time, as of `message_time`: of the header, else of the property; None where it has none.
+    """The message's own time, as of `message_time`: header, property, or an id that says it; None where it has none.
 
     Raises:
         UnusualRecord: a section is broken inside.
@@ -134,7 +135,10 @@ def time_at(raw: bytes, properties: int, application: int) -> int | None:
             amqp10.pick(raw, application, _TIME_SLOT, found)
             if is_time(found[0]):
                 return found[0]  # type: ignore[no-any-return]
-        return _created_at(raw, properties) if properties >= 0 else None
+        if properties < 0:
+            return None
+        created = _created_at(raw, properties)
+        return _identified_at(raw, properties) if created is None else created
     except (UndecodableMessage, IndexError):
         raise UnusualRecord from None
 
@@ -157,6 +161,13 @@ def _created_at(raw: bytes, position: int) -> int | None:
     if raw[at] == 0x40:
         return None
     return moment_us(amqp10.decode_value(raw, at)[0])
+
+
+def _identified_at(raw: bytes, position: int) -> int | None:
+    """The time that the property `message_id` says, in the list at a position."""
+    if not raw[position + 2] or raw[position + 3] == 0x40:
+        return None
+    return time_us_of(property_text(amqp10.decode_value(raw, position + 3)[0]))
 
 
 def is_time(stamped: Any) -> bool:

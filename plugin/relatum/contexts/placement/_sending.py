@@ -67,7 +67,7 @@ class Sending:
     def send_named(self, core: RouterCore, placement: Placement, headers: dict[str, Any]) -> Any:
         """Publish it under a placement, with these headers; gives what the client gives."""
         own = (
-            copy_with(self.properties, headers, self.properties.message_id, OwnProperties)
+            copy_with(self.properties, headers, self.properties.message_id)
             if self.properties
             else OwnProperties(headers=headers)
         )

@@ -30,6 +30,7 @@ from relatum.publishing._publish_errors import outcome
 from relatum.publishing._refusals import BLOCKING, MALFORMED, refuses_message
 from relatum.publishing._settle import Unsettled, final_at
 from relatum.publishing._stamp import Stamp
+from relatum.publishing.clients._pika_properties import OwnProperties, copy_with
 from relatum.publishing.clients._pika_returns import Returns, strip_returned
 from relatum.superstreams import Target
 
@@ -38,15 +39,6 @@ NAME: Final = "pika"
 
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
-
-_ARGUMENTS: Final = ("exchange", "routing_key", "body", "properties", "mandatory")
-"""The arguments of `basic_publish` in their order."""
-
-_NOTHING: Final = object()
-
-
-class OwnProperties(BasicProperties):  # type: ignore[misc]
-    """Properties that were made here, for one message: what is missing is added to them, not to a copy."""
 
 
 class Publisher:
@@ -65,6 +57,8 @@ class Publisher:
         self.__doc__ = wrapped.__doc__
         self._stamper = interception.stamper(connection.params.frame_max, integer=long)
         self._watches = interception.watches
+        self.delivery_tag: int | None = None
+        """The last delivery tag of a callback channel in confirm mode; else None."""
         of_one_process(self, "an intercepted connection")
 
     @property
@@ -78,64 +72,50 @@ class Publisher:
         publisher.__wrapped__ = inner
         return publisher
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, exchange: Any, routing_key: Any, body: Any, properties: Any = None, mandatory: Any = None
+    ) -> Any:
         """Publish with what is missing added. Arguments, result and what is raised before sending are pika's.
 
         A target in the exchange's place chooses the exchange and calls again.
         """
-        count = len(args)
-        exchange = args[0] if count else kwargs.get("exchange")
         if type(exchange) is not str and isinstance(exchange, Target):
-            return self._publish_to(args, kwargs)
-        return self._publish(args, kwargs)
-
-    def _publish_to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Leave it to a target where a message goes."""
-        given = dict(zip(_ARGUMENTS, args, strict=False)) | kwargs
-        if len(given) < len(args) + len(kwargs):
-            raise TypeError(f"basic_publish takes each of {', '.join(_ARGUMENTS)} once; nothing was sent")
-        target: Target = given.pop("exchange")
-        return target.publish(self.channel, **given)
-
-    def _publish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            chosen = {} if mandatory is None else {"mandatory": mandatory}
+            return exchange.publish(self.channel, body, properties, routing_key=routing_key, **chosen)
         interception = self.interception
-        if not interception.active:
-            return self.__wrapped__(*args, **kwargs)
-        count = len(args)
-        given = args[3] if count > 3 else kwargs.get("properties")
-        body = args[2] if count > 2 else kwargs.get("body", _NOTHING)
-        if body is _NOTHING or not _is_stampable(given):
-            # Not a call pika takes: let pika say so.
-            return self.__wrapped__(*args, **kwargs)
-        properties, stamp = self.stamp(given or None, body)
-        if count > 3:
-            args = (*args[:3], properties, *args[4:])
-        else:
-            kwargs["properties"] = properties
-        if args[4] if count > 4 else kwargs.get("mandatory"):
+        if not interception.active or not _is_stampable(properties):
+            # Released; or not a call pika takes: let pika say so.
+            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory or False)
+            if self.delivery_tag is not None:
+                self.delivery_tag += 1
+            return result
+        properties, stamp = self.stamp(properties or None, body)
+        if mandatory:
             self.expect_return(stamp)
         if self._watches:
-            interception.watch(*_destination(args, kwargs))
+            interception.watch(exchange, routing_key)
         frames = self.connection.frames_sent
         began_s = monotonic()
         try:
-            result = self.__wrapped__(*args, **kwargs)
+            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory or False)
         except Exception as error:
             # pika encodes all of a message before it hands over the first frame: no frame, nothing sent.
             if self.connection.frames_sent == frames:
                 raise
-            ended = self._outcome(error, args, kwargs, stamp, began_s)
+            ended = self._outcome(error, exchange, routing_key, body, stamp, began_s)
             interception.counts.published += 1
             interception.counts.failed(ended)
             raise ended from error
         interception.counts.published += 1
+        if self.delivery_tag is not None:
+            self.delivery_tag += 1
         return result
 
     def stamp(self, given: Any, body: Any, receipt: str | bool | None = None) -> tuple[BasicProperties, Stamp]:
         """A copy of the caller's properties with what is missing added."""
         if given is None:
             stamp = self._stamper.stamp(None, None, None, None, body, receipt)
-            return BasicProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
+            return OwnProperties(headers=stamp.headers, message_id=stamp.message_id), stamp
         stamp = self._stamper.stamp(given.headers, given.message_id, given.timestamp, given, body, receipt)
         if type(given) is OwnProperties:
             given.headers, given.message_id = stamp.headers, stamp.message_id
@@ -147,10 +127,9 @@ class Publisher:
         Returns.of(implementation_of(self.channel)).expect(stamp)
 
     def _outcome(
-        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], stamp: Stamp, began_s: float
+        self, error: Exception, exchange: Any, routing_key: Any, body: Any, stamp: Stamp, began_s: float
     ) -> PublishError:
         """The error of a publish that was sent, as what it says about the message."""
-        exchange, routing_key = _destination(args, kwargs)
         if isinstance(error, UnroutableError):
             strip_returned(error, stamp)
             return outcome(PublishUnroutable, error, in_stream=False)
@@ -160,7 +139,6 @@ class Publisher:
             return outcome(PublishNacked, error, in_stream=False if exchange == "" else None)
         if _is_refusal(error):
             return outcome(PublishRejected, error, in_stream=False)
-        body = args[2] if len(args) > 2 else kwargs["body"]
         sent = Sent.of(exchange, routing_key, stamp.message_id, stamp.headers, body, monotonic_s=began_s)
         return self.unknown(error, sent)
 
@@ -182,24 +160,12 @@ class CountingPublisher(Publisher):
     The tags can only be counted, so the channel's `confirm_delivery` is watched too.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.delivery_tag: int | None = None
-        """The last delivery tag; None while the channel is not in confirm mode."""
-
     def take_over(self, earlier: "CountingPublisher") -> None:
         """Go on counting where the publisher of an earlier interception, which is still there, has come to."""
         self.delivery_tag = earlier.delivery_tag
         if self.__wrapped__ is earlier:
             self.__wrapped__ = earlier.__wrapped__
             self.replaced = earlier.replaced
-
-    def _publish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Publish as `Publisher` does, and count."""
-        result = super()._publish(args, kwargs)
-        if self.delivery_tag is not None:
-            self.delivery_tag += 1
-        return result
 
 
 class _Wrapper:
@@ -245,37 +211,6 @@ def release(connection: "BlockingConnection | Connection") -> None:
         vars(channel).pop(PUBLISHER, None)
     _put_back(connection, "channel")
     delattr(connection, ATTRIBUTE)
-
-
-def copy_with(
-    given: BasicProperties,
-    headers: dict[str, Any],
-    message_id: str | None,
-    kind: type[BasicProperties] = BasicProperties,
-) -> BasicProperties:
-    """A copy of the properties with other headers and another `message_id`; of `kind`, unless they have their own."""
-    if type(given) is not BasicProperties:
-        copied = copy.copy(given)
-        copied.headers = headers
-        copied.message_id = message_id
-        return copied
-    # Through the initialiser: an object whose dictionary was filled otherwise is slower to encode.
-    return kind(
-        given.content_type,
-        given.content_encoding,
-        headers,
-        given.delivery_mode,
-        given.priority,
-        given.correlation_id,
-        given.reply_to,
-        given.expiration,
-        message_id,
-        given.timestamp,
-        given.type,
-        given.user_id,
-        given.app_id,
-        given.cluster_id,
-    )
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -363,11 +298,6 @@ def _put_back(owner: Any, name: str) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, present.replaced)
-
-
-def _destination(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    exchange = args[0] if args else kwargs.get("exchange")
-    return exchange, args[1] if len(args) > 1 else kwargs.get("routing_key")
 
 
 def _is_stampable(properties: Any) -> bool:

@@ -52,9 +52,9 @@ class Returns:
         """Remember what was added to a message that may come back."""
         if not (stamp.added or stamp.names_message):
             return  # It was stamped before, by who publishes with a receipt.
-        key = stamp.message_id, stamp.headers.get(TIME_HEADER)
+        key = stamp.message_id, (stamp.headers or {}).get(TIME_HEADER)
         self._stamps.pop(key, None)
-        self._stamps[key] = stamp._replace(headers={})
+        self._stamps[key] = stamp._replace(headers=None)
         if len(self._stamps) > REMEMBERED_MAX:
             self._stamps.popitem(last=False)
 
