@@ -69,7 +69,9 @@ NAMES = ["order_id", "n", "x-device", "x-basic-type", "x-basic-app-id", "x-excha
 numbers = st.integers(-(2**63), 2**63 - 1).map(lambda value: b"\x81" + struct.pack(">q", value))
 moments = st.integers(-(2**47), 2**48).map(lambda value: b"\x83" + struct.pack(">q", value))
 floats = st.floats().map(lambda value: b"\x82" + struct.pack(">d", value))
-texts = st.text(max_size=300).map(text) | st.sampled_from([text("o1"), text("/queues/a%20b"), text("42"), text("\0"), text(ID)])
+texts = st.text(max_size=300).map(text) | st.sampled_from(
+    [text("o1"), text("/queues/a%20b"), text("42"), text("\0"), text(ID)]
+)
 scalars = (
     texts
     | numbers

@@ -30,9 +30,10 @@ def intercept(
 ) -> _Connection:
     """The same connection, publishing messages that Relatum can relate.
 
-    Each message gets what it lacks: a `message_id` (UUIDv7) and the header `relatum_time` (microseconds since 1970,
-    UTC; not where the property `timestamp` is given). Its keys' values are checked. Bodies are not touched, and the
-    caller's properties and headers are not changed. All channels publish so, those open already too.
+    Each message gets what it lacks: a `message_id`, a UUIDv7 that says the message's time. One that has an id, or is to
+    have a receipt, gets the header `relatum_time` instead (microseconds since 1970, UTC; not where the property
+    `timestamp` is given). Its keys' values are checked. Bodies are not touched, and the caller's properties and headers
+    are not changed. All channels publish so, those open already too.
 
     After sending, an error is of the client's class and of ours at once: `PublishUnroutable`, `PublishNacked`, or
     `PublishOutcomeUnknown`, whose `settle(timeout_s)` finds out by reading the streams (to be awaited where it came

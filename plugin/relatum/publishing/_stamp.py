@@ -138,13 +138,7 @@ class Stamper:
         out = dict(headers) if headers else {}
         added = self._lift(out, body) if self._lifted else ()
         if out:
-            # Most headers are short printable texts: without NUL, or half of a surrogate pair. Nothing refuses those.
-            try:
-                values = "".join(out.values())
-                is_sure = values.isprintable() and len(values) + len("".join(out)) <= self._sure_characters
-            except TypeError:
-                is_sure = False
-            if not is_sure:
+            if not self._is_short_text(out):
                 self._limits.check(out, self._read_property, properties)
                 self._check_texts(out)
             if self._checks_groups and not _GROUP_HEADERS.isdisjoint(out):
@@ -167,10 +161,18 @@ class Stamper:
             added += (RECEIPT_HEADER,)
         if message_id is None:
             message_id = uuid7(now)
-        if not out and headers is None:
-            out = None
+        had_headers = headers is not None
         # Not `Stamp(...)`: that is a function of its own, and this is the publish path.
-        return _new_tuple(Stamp, (out, message_id, added, names_message, headers is not None))
+        return _new_tuple(Stamp, (out if out or had_headers else None, message_id, added, names_message, had_headers))
+
+    def _is_short_text(self, headers: dict[str, Any]) -> bool:
+        """Whether all headers are short printable texts, as most are: no limit and no key of text refuses such."""
+        try:
+            values = "".join(headers.values())
+            # Printable: no NUL and no half of a surrogate pair.
+            return values.isprintable() and len(values) + len("".join(headers)) <= self._sure_characters
+        except TypeError:
+            return False
 
     def _lift(self, out: dict[str, Any], body: Any) -> tuple[str, ...]:
         """Write the keys that come from the body into `out`; a header the caller gave stays as it is."""

@@ -184,9 +184,7 @@ class Message:
         return f"<Message {self.stream}@{self.offset}>"
 
 
-def message_time(
-    stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | None
-) -> tuple[int | None, TimeSource]:
+def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | None) -> tuple[int | None, TimeSource]:
     """A message's time, in microseconds, and whose it is.
 
     Args:

@@ -101,7 +101,7 @@ class Outgoing:
         message_id = properties.get("message_id") or numbering.next_message_id()
         stamp = self._stamper.stamp(headers, message_id, properties.get("timestamp"), properties, body)
         content = encode_content(body, headers, properties, new=self._shape.new_layout)
-        message = content.message(message_id, {name: stamp.headers[name] for name in stamp.added})
+        message = content.message(message_id, {name: (stamp.headers or {})[name] for name in stamp.added})
         if len(message) > self._shape.message_bytes_max > 0:
             raise InvalidInput(
                 f"a message has {len(message)} bytes; the broker takes {self._shape.message_bytes_max} by the stream"
