@@ -40,6 +40,9 @@ NAME: Final = "pika"
 PUBLISHER: Final = "_relatum_publisher"
 """Where an intercepted channel keeps its publisher: `basic_publish` itself may have been wrapped by others."""
 
+_NOTHING: Final = object()
+"""In the place of an argument that was not given."""
+
 
 class Publisher:
     """Stands in for `basic_publish` on one channel."""
@@ -73,19 +76,30 @@ class Publisher:
         return publisher
 
     def __call__(
-        self, exchange: Any, routing_key: Any, body: Any, properties: Any = None, mandatory: Any = None
+        self,
+        exchange: Any,
+        routing_key: Any = _NOTHING,
+        body: Any = _NOTHING,
+        properties: Any = None,
+        mandatory: Any = _NOTHING,
     ) -> Any:
         """Publish with what is missing added. Arguments, result and what is raised before sending are pika's.
 
         A target in the exchange's place chooses the exchange and calls again.
         """
         if type(exchange) is not str and isinstance(exchange, Target):
-            chosen = {} if mandatory is None else {"mandatory": mandatory}
-            return exchange.publish(self.channel, body, properties, routing_key=routing_key, **chosen)
+            given = {"routing_key": routing_key, "body": body, "properties": properties, "mandatory": mandatory}
+            return exchange.publish(
+                self.channel, **{name: value for name, value in given.items() if value is not _NOTHING}
+            )
+        if routing_key is _NOTHING or body is _NOTHING:
+            raise TypeError("basic_publish takes an exchange, a routing_key and a body; nothing was sent")
+        if mandatory is _NOTHING:
+            mandatory = False
         interception = self.interception
         if not interception.active or not _is_stampable(properties):
             # Released; or not a call pika takes: let pika say so.
-            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory or False)
+            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
             if self.delivery_tag is not None:
                 self.delivery_tag += 1
             return result
@@ -97,7 +111,7 @@ class Publisher:
         frames = self.connection.frames_sent
         began_s = monotonic()
         try:
-            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory or False)
+            result = self.__wrapped__(exchange, routing_key, body, properties, mandatory)
         except Exception as error:
             # pika encodes all of a message before it hands over the first frame: no frame, nothing sent.
             if self.connection.frames_sent == frames:
