@@ -42,6 +42,12 @@ def text(value: str) -> bytes:
     return b"\xa1" + bytes([len(data)]) + data if len(data) < 256 else b"\xb1" + struct.pack(">I", len(data)) + data
 
 
+def short_list(message_id: str, nulls: int) -> bytes:
+    """Properties as RabbitMQ writes them: an id, and nothing else in more places or fewer."""
+    content = text(message_id) + b"@" * nulls
+    return bytes([0xC0, len(content) + 1, nulls + 1]) + content
+
+
 def encode(value: Any) -> bytes:
     """AMQP 1.0's encoding of a value."""
     if value is None or isinstance(value, bool):
@@ -80,10 +86,13 @@ scalars = (
     | st.sampled_from(["42", "", "a|b", "\0", "/queues/a%20b", uuid7(7_000_500), uuid7(9_000_500).encode()])
 )
 values = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
+ids = st.sampled_from([uuid7(7_000_500), "0192f000-0000-7000-8000-000000000000", "ü" * 18, "short"])
 maps = st.dictionaries(st.sampled_from(NAMES), values, max_size=6).map(encode)
 sections = st.tuples(
     st.none() | maps.map(lambda value: section(0x72, value)),
-    st.none() | st.lists(values, max_size=12).map(lambda value: section(0x73, encode(value))),
+    st.none()
+    | st.lists(values, max_size=12).map(lambda value: section(0x73, encode(value)))
+    | st.tuples(ids, st.integers(0, 13)).map(lambda value: section(0x73, short_list(*value))),
     st.none() | maps.map(lambda value: section(0x74, value)),
     st.none() | st.binary(max_size=20).map(lambda value: section(0x75, encode(value))),
 )

@@ -20,6 +20,16 @@ _PROPERTY_PLACES: Final = {"message_id": 0, "user_id": 1, "reply_to": 4, "correl
 _ID: Final = 0
 _CREATION_TIME: Final = 9
 
+_SHORT_TEXT: Final = 0xA1
+_SHORT_LIST_OF_ID: Final = b"\xc0\x24"
+"""The constructor of a list in its short form, and the length of the id that comes first: 36 characters."""
+
+_ID_END: Final = 5 + 36
+"""Where that id ends, from where the list begins: constructor, size and count, then the id's constructor and length."""
+
+_NOTHING_ELSE: Final = b"@" * _CREATION_TIME
+"""Nulls in the places after the id up to the moment of creation."""
+
 RECEIPT_NAME_LENGTH_MAX: Final = 64
 """Characters of a receipt's name; the interceptor's have 36. Other publishers' headers may hold anything."""
 
@@ -134,7 +144,10 @@ class Extractor:
         if properties >= 0:
             stamped = found[self._time]
             if type(stamped) is not int or not TIME_US_MIN <= stamped <= TIME_US_MAX:
-                pick_list(raw, properties, self._id_and_created, found)
+                if (message_id := _lone_id(raw, properties)) is not None:
+                    found[self._message_id] = message_id
+                else:
+                    pick_list(raw, properties, self._id_and_created, found)
             elif found[self._receipt] is not None:
                 pick_list(raw, properties, {_ID: self._message_id}, found)
 
@@ -199,6 +212,17 @@ class Extractor:
         asked = found[self._receipt]
         receipt = None if asked is None else _receipt_name(header_value(asked), message_id)
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
+
+
+def _lone_id(raw: bytes, properties: int) -> str | None:
+    """The `message_id` where the list has no more, up to the moment of creation, as it is with most; else None."""
+    end = properties + _ID_END
+    if raw[properties : properties + 5 : 4] != _SHORT_LIST_OF_ID or raw[properties + 3] != _SHORT_TEXT:
+        return None
+    count, message_id = raw[properties + 2], raw[properties + 5 : end]
+    if not count or end > len(raw) or not message_id.isascii():
+        return None
+    return str(message_id, "ascii") if count == 1 or raw[end : end + _CREATION_TIME] == _NOTHING_ELSE else None
 
 
 def _receipt_name(asked: Any, message_id: str | None) -> str | None:
