@@ -60,7 +60,7 @@ class Following:
         self._wake = threading.Event()
         self._follower = Follower(address, ready=self._wake.set)
         self._helpers = Helpers(self._tell, f"relatum-{shared.store.name}-asks")
-        self.reach = Reach(self._follower, shared.outages, lambda: next(iter(self._streams)), asks_idle=True)
+        self.reach = Reach(self._follower, shared.outages, lambda: next(iter(self._streams)))
         self._told: deque[Callable[[], None]] = deque()
         self._streams: dict[str, CollectedStream] = {}
         self._stirred: set[CollectedStream] = set()

@@ -34,9 +34,8 @@ class Reach:
     Args:
         follower: Follows its streams: while any is attached, the broker is reached.
         outages: Where to tell that the broker is away.
-        stream: One of the streams that members share, of which the broker is asked while none is attached.
-        asks_idle: Whether it is asked also while none is followed, and nobody waits for it: for members that read in
-            other ways, too. The others, of which there may be many, notice it as they follow a stream.
+        stream: One of the streams that members share, of which the broker is asked while somebody waits for it, and
+            none is attached. A member for which all is well asks nothing: there may be many that stand by.
 
     Attributes:
         is_cut_off: Whether it has not been reached for so long that others may have its streams.
@@ -44,14 +43,11 @@ class Reach:
             come back to what is theirs.
     """
 
-    def __init__(
-        self, follower: Follower, outages: Outages, stream: Callable[[], str], *, asks_idle: bool = False
-    ) -> None:
+    def __init__(self, follower: Follower, outages: Outages, stream: Callable[[], str]) -> None:
         self.is_cut_off = self.is_returning = False
         self._follower = follower
         self._outages = outages
         self._stream = stream
-        self._asks_idle = asks_idle
         self._helpers = Helpers(lambda told: told())
         self._is_asking = False
         self._cut_off_at = -math.inf
@@ -62,7 +58,8 @@ class Reach:
         now = time.monotonic()
         # One that stood still itself knows nothing of that time.
         stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
-        if self._follower.statistics().attached or (not self.is_cut_off and (stood_still or self._is_idle())):
+        is_up = stood_still or self._outages.is_up(Server.BROKER)
+        if self._follower.statistics().attached or (is_up and not self.is_cut_off):
             self._reached_at = now
         elif not self._is_asking and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
             stream = self._stream()
@@ -72,10 +69,6 @@ class Reach:
         if self.is_cut_off:
             self._cut_off_at = now
         self.is_returning = not self.is_cut_off and now - self._cut_off_at < RETURN_S
-
-    def _is_idle(self) -> bool:
-        is_up = self._outages.is_up(Server.BROKER)
-        return is_up and not self._asks_idle and not self._follower.statistics().followed
 
     def close(self) -> None:
         """Ask nothing more."""
