@@ -132,9 +132,14 @@ class Interception:
         if self.options.on_invalid == "raise":
             self.agreement.check()
 
+    @property
+    def has_agreed(self) -> bool:
+        """Whether no publish need wait to hear of that."""
+        return not self._waiting_to_agree and (self.agreement.is_asked or monotonic() >= self._agree_until)
+
     async def agreed(self) -> None:
         """Wait likewise, in the first second of the interception alone; publishes keep their order."""
-        if not self._waiting_to_agree and (self.agreement.is_asked or monotonic() >= self._agree_until):
+        if self.has_agreed:
             return
         self._waiting_to_agree += 1
         try:

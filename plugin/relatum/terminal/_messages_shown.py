@@ -2,23 +2,25 @@
 
 import base64
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from relatum.reading import Message, Properties
 from relatum.terminal._output import console, plain_text
+
+if TYPE_CHECKING:
+    from relatum.reading import Message, Properties
 
 BODY_CHARACTERS_SHOWN: Final = 80
 """Characters of a body in a table; `--json` and `relatum read` have all of it."""
 
 
-def _properties(properties: Properties) -> dict[str, Any]:
+def _properties(properties: "Properties") -> dict[str, Any]:
     values = {name: getattr(properties, name) for name in properties.__dataclass_fields__}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def message_document(message: Message) -> dict[str, Any]:
+def message_document(message: "Message") -> dict[str, Any]:
     """A message for `--json`: a body that is UTF-8 as `body`, any other as `body_base64`."""
     document: dict[str, Any] = {
         "stream": message.stream,
@@ -35,16 +37,16 @@ def message_document(message: Message) -> dict[str, Any]:
     return document
 
 
-def _body_text(message: Message) -> str:
+def _body_text(message: "Message") -> str:
     text = message.body.decode("utf-8", "backslashreplace")
     return text if len(text) <= BODY_CHARACTERS_SHOWN else text[: BODY_CHARACTERS_SHOWN - 1] + "…"
 
 
-def _headers_text(message: Message) -> str:
+def _headers_text(message: "Message") -> str:
     return "\n".join(f"{name}={value}" for name, value in message.headers.items())
 
 
-def print_messages(messages: Iterable[Message]) -> None:
+def print_messages(messages: "Iterable[Message]") -> None:
     """Print messages as a table for people; long bodies are cut."""
     table = Table("stream", "offset", "time", "headers", "body")
     for message in messages:

@@ -6,12 +6,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Annotated, Any, Final, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_type_hints
 
 import typer
 
 from relatum.errors import ConfigurationError
-from relatum.reading import BrokerAddress
+
+if TYPE_CHECKING:
+    from relatum.reading import BrokerAddress
 
 BROKER_VARIABLE = "RELATUM_BROKER_URL"
 STREAM_VARIABLE = "RELATUM_STREAM_URL"
@@ -91,8 +93,11 @@ class BrokerOptions:
         return require_broker(self.broker)
 
     @property
-    def address(self) -> BrokerAddress:
+    def address(self) -> "BrokerAddress":
         """The broker's address; `ConfigurationError` where none was given, or it cannot be one."""
+        # Not with the application: `relatum --help` reads nothing.
+        from relatum.reading import BrokerAddress
+
         return BrokerAddress.parse(self.broker_url, self.stream_url)
 
 
