@@ -112,6 +112,12 @@ def kills(is_long: bool) -> int:
     return 50 if is_long else 3
 
 
+@pytest.fixture(scope="session")
+def replays(is_long: bool) -> int:
+    """How often it is done again what must not count twice."""
+    return 20 if is_long else 3
+
+
 @pytest.fixture
 def chance(request: pytest.FixtureRequest) -> random.Random:
     """What decides who dies, and when: of the run's seed and the test's name, so that it can be had again."""

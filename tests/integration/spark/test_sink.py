@@ -202,12 +202,12 @@ def test_super_streams_are_routed_as_by_other_clients(
 
 
 def test_a_write_repeated_publishes_nothing_twice(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str
+    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str, replays: int
 ) -> None:
-    """A batch written 20 times under one `writeId` is there once; under another, or none, once more."""
+    """A batch written again and again under one `writeId` is there once; under another, or none, once more."""
     df = spark.range(ROWS, numPartitions=3).select(F.col("id").cast("string").alias("value"))
     writer = df.write.format("rabbitmq_streams").options(**sink, stream=stream_name).mode("append")
-    for _ in range(20):
+    for _ in range(1 + replays):
         writer.option("writeId", "one").save()
     assert sorted(map(int, bodies(amqp_url, stream_name))) == list(range(ROWS))
     writer.option("writeId", "two").save()
@@ -228,15 +228,15 @@ def _streamed(spark: SparkSession, sink: dict[str, str], stream: str, source: Pa
 
 
 def test_a_micro_batch_replayed_publishes_nothing_twice(
-    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str, tmp_path: Path
+    spark: SparkSession, sink: dict[str, str], amqp_url: str, stream_name: str, tmp_path: Path, replays: int
 ) -> None:
-    """A query whose last commit is lost 20 times publishes each row once, and goes on with the next batch."""
+    """A query whose last commit is lost several times publishes each row once, and goes on with the next batch."""
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
     for number in range(2):
         (source / f"{number}.txt").write_text("".join(f"{number}-{line}\n" for line in range(100)))
     _streamed(spark, sink, stream_name, source, checkpoint)
-    for _ in range(20):
+    for _ in range(replays):
         (checkpoint / "commits" / "1").unlink()
         (checkpoint / "commits" / ".1.crc").unlink()
         _streamed(spark, sink, stream_name, source, checkpoint)
