@@ -4,7 +4,9 @@ import socket
 import stat
 from pathlib import Path
 
-from relatum.local._identity import Identity, free_port, ports_free
+import pytest
+
+from relatum.local._identity import Identity, claim, free_port, ports_free
 
 
 def test_an_identity_stays_the_same(tmp_path: Path) -> None:
@@ -33,3 +35,15 @@ def test_a_free_port_is_free_with_its_neighbours() -> None:
     for offset in (0, -120, 1):
         with socket.create_server(("127.0.0.1", port + offset)):
             assert not ports_free(port, (0, -120, 1))
+
+
+def test_claimed_ports_are_nobody_elses_though_nothing_listens(tmp_path: Path) -> None:
+    """A server that was killed comes back to its ports: others choose none of them meanwhile, nor the same at once."""
+    file = tmp_path / "identity.json"
+    first = Identity.of(file, offsets=(0, -120))
+    with claim(first.port, (0, -120)):
+        assert ports_free(first.port, (0, -120))
+        assert Identity.of(file, offsets=(0, 1)).port != first.port
+        with pytest.raises(OSError, match="in use"):
+            claim(first.port - 120, (0,))
+    claim(first.port, (0, -120)).close()

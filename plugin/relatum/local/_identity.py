@@ -4,6 +4,7 @@ import json
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -40,7 +41,7 @@ class Identity:
                 f"{file} does not hold what an earlier start wrote there: the port and the password. Choose another "
                 "directory, or put the file back."
             ) from error
-        if kept is not None and ports_free(kept.port, offsets):
+        if kept is not None and _is_anybodys(kept.port, offsets):
             return kept
         identity = cls(free_port(offsets), kept.password if kept else secrets.token_hex(16))
         write_private(file, json.dumps(asdict(identity)))
@@ -52,17 +53,40 @@ def ports_free(port: int, offsets: Sequence[int]) -> bool:
     return all(_port_free(port + offset) for offset in offsets)
 
 
+def claim(port: int, offsets: Sequence[int]) -> ExitStack:
+    """Keep others from choosing the ports `port + offset` while nothing listens there; until this is closed.
+
+    A server that was stopped or killed comes back to its ports. A name in Linux's abstract namespace is one process's,
+    reaches as far as the loopback interface does, and ends with the process.
+
+    Raises:
+        OSError: Another has one of them.
+    """
+    with ExitStack() as claims:
+        for offset in set(offsets):
+            claims.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0relatum port {port + offset}")
+        return claims.pop_all()
+
+
 def free_port(offsets: Sequence[int]) -> int:
-    """Return a port so that `port + offset` is free on loopback for each offset.
+    """Return a port so that `port + offset` is free on loopback, and nobody's, for each offset.
 
     Raises:
         ServerStartFailed: None was found.
     """
     for _ in range(PORT_TRIES_MAX):
         port = PORT_MIN + secrets.randbelow(PORT_MAX - PORT_MIN)
-        if ports_free(port, offsets):
+        if _is_anybodys(port, offsets):
             return port
     raise ServerStartFailed(f"No free ports on 127.0.0.1 between {PORT_MIN} and {PORT_MAX}.")
+
+
+def _is_anybodys(port: int, offsets: Sequence[int]) -> bool:
+    try:
+        claim(port, offsets).close()
+    except OSError:
+        return False
+    return ports_free(port, offsets)
 
 
 def _port_free(port: int) -> bool:

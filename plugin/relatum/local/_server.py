@@ -6,15 +6,16 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
 from relatum.checks import checked_count, checked_seconds
+from relatum.closing import close_when_dropped
 from relatum.errors import ServerStartFailed
 from relatum.local._files import checked_directory
-from relatum.local._identity import Identity, ports_free
+from relatum.local._identity import Identity, claim, ports_free
 from relatum.local._process import SupervisedProcess, lock_directory
 from relatum.processes import of_one_process
 
@@ -52,6 +53,8 @@ class LocalServer(ABC):
         of_one_process(self, "a private server")
         self._kept: Identity | None = None
         self._process: SupervisedProcess | None = None
+        self._claims = ExitStack()
+        close_when_dropped(self, self._claims.close)
 
     def __enter__(self) -> Self:
         self.start()
@@ -64,6 +67,7 @@ class LocalServer(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+        self._claims.close()
 
     def __repr__(self) -> str:
         state = "running" if self.running else "stopped"
@@ -208,10 +212,14 @@ class LocalServer(ABC):
         return self._kept
 
     def _choose_ports(self) -> None:
-        if self._kept is None:
-            self._kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
-        elif not ports_free(self._kept.port, self._port_offsets):
+        if self._kept is not None and not ports_free(self._kept.port, self._port_offsets):
             raise ServerStartFailed(f"Something else took port {self._kept.port} or one of its neighbours.")
+        while self._kept is None:
+            self._claims.close()
+            kept = Identity.of(self.directory / "identity.json", offsets=self._port_offsets)
+            with suppress(OSError):  # Another chose them at the same moment.
+                self._claims.enter_context(claim(kept.port, self._port_offsets))
+                self._kept = kept
 
     def _failed(self, what: str) -> ServerStartFailed:
         lines = self._last_words() or "(it wrote nothing)"

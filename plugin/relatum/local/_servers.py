@@ -47,7 +47,9 @@ class LocalServers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        with ExitStack() as both:
+            both.push(self.postgresql)
+            both.push(self.rabbitmq)
 
     @property
     def broker_url(self) -> str:
