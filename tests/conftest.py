@@ -31,6 +31,7 @@ from tests.support import START_S, make_streams_survive, server_version, unique_
 from tests.support.cluster import Cluster, newer_server
 from tests.support.leases import LEASE_S
 from tests.support.sharing_out import BySharedFixtures, longest_first
+from tests.support.threads import Threads
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("relatum", deadline=None)
@@ -122,6 +123,19 @@ def replays(is_long: bool) -> int:
 def chance(request: pytest.FixtureRequest) -> random.Random:
     """What decides who dies, and when: of the run's seed and the test's name, so that it can be had again."""
     return random.Random(f"{request.config.getoption('--seed')} {request.node.name}")
+
+
+@pytest.fixture(autouse=True)
+def earlier() -> Threads:
+    """What runs as the test begins: what earlier ones left, which may still end, or tell of its own servers."""
+    return Threads()
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, earlier: Threads) -> pytest.LogCaptureFixture:
+    """Takes the lines of this test alone, of all threads that it began."""
+    caplog.handler.addFilter(earlier.told)
+    return caplog
 
 
 @dataclass(frozen=True)

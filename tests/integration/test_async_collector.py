@@ -17,6 +17,7 @@ from relatum.collecting import Bulk, ExecutorOptions
 from relatum.errors import ConfigurationError
 from relatum.reading import Message
 from tests.support import LIMIT_S, publish_plain, wait_until
+from tests.support.threads import Threads
 
 
 def messages(count: int, type_: str = "order") -> list[Message]:
@@ -302,7 +303,7 @@ async def _started(collector: AsyncMessageCollector) -> bool:
 
 
 def test_a_loop_that_ends_first_leaves_messages_as_they_are(
-    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str
+    amqp_url: str, database_url: str, engine: sa.Engine, stream_name: str, earlier: Threads
 ) -> None:
     """Whoever ends a loop cancels what runs in it: that is no failed attempt, and all threads of the collector end."""
     publish_plain(amqp_url, stream_name, [(b"x", pika.BasicProperties(type="order", message_id="a"))])
@@ -318,9 +319,11 @@ def test_a_loop_that_ends_first_leaves_messages_as_they_are(
         await collector.start()
         await begun.wait()
 
-    before = set(threading.enumerate())
     asyncio.run(main())
-    wait_until(lambda: not set(threading.enumerate()) - before, what="the collector's threads ended")
+    wait_until(
+        lambda: not [each for each in earlier.begun() if each.name != "relatum-heartbeats"],
+        what="the collector's threads ended",
+    )
     with engine.connect() as connection:
         row = connection.execute(sa.text("SELECT state, attempts, reason FROM relatum.collected_messages")).one()
     assert tuple(row) == ("forwarded", 1, None)

@@ -14,6 +14,7 @@ from relatum.collecting._collector_store import CollectorStore
 from tests.integration.test_collector import publish, read_all
 from tests.support import declare_stream, delete_stream, unique_name, wait_until
 from tests.support.leases import LEASE_S
+from tests.support.threads import Threads
 
 COLLECTED, SUCCEEDED = OutcomeStatus.COLLECTED, OutcomeStatus.SUCCEEDED
 
@@ -150,13 +151,13 @@ def test_streams_have_no_threads_of_their_own(amqp_url: str, database_url: str) 
         collector = MessageCollector(what, database=database_url, broker=amqp_url, streams=streams)
         collector.register_executor("order", lambda bulk: None, ExecutorOptions(max_age_s=0.05))
         collector.register_result_handler(lambda outcome: told.append(f"{outcome.message_id} {outcome.status.value}"))
-        before = threading.active_count()
+        before = Threads()
         with collector:
             wait_until(lambda: {f"{name} succeeded" for name in streams} <= set(told), what="all consumed")
-            # Those who ask end when there is nothing to ask.
-            asking = [each for each in threading.enumerate() if each.name.endswith("-asks")]
+            # Those who ask end when there is nothing to ask; the one for readers' idle connections is the process's.
+            asking = [each for each in before.begun() if each.name.endswith("-asks")]
             wait_until(lambda: not any(each.is_alive() for each in asking), what="nothing asked any more")
-            return threading.active_count() - before
+            return sum(each.name != "relatum-heartbeats" for each in before.begun())
 
     try:
         assert threads(names[:1], "few") == threads(names, "many")

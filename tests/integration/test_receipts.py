@@ -26,6 +26,7 @@ from relatum.reading import StreamReader
 from tests.support import broker_connection, declare_stream, delete_stream, unique_name
 from tests.support.callbacks import open_channel, running
 from tests.support.proxy import Proxy
+from tests.support.threads import Threads
 
 
 @pytest.fixture
@@ -341,20 +342,21 @@ def test_over_amqp_alone_receipts_come_too(amqp_url: str, database_url: str, str
         relatum.release(connection)
 
 
-def test_connections_share_one_recorder(amqp_url: str, stream_url: str, database_url: str, stream_name: str) -> None:
+def test_connections_share_one_recorder(
+    amqp_url: str, stream_url: str, database_url: str, stream_name: str, earlier: Threads
+) -> None:
     """Two connections of one process to the same servers have one recorder, which goes with the last of them."""
-    before = set(threading.enumerate())
     connections = [BlockingConnection(pika.URLParameters(amqp_url)) for _ in range(2)]
     for connection in connections:
         relatum.intercept(connection, database=database_url, stream_url=stream_url)
-    assert sum(thread.name == "relatum-embedded" for thread in set(threading.enumerate()) - before) == 1
+    assert sum(thread.name == "relatum-embedded" for thread in earlier.begun()) == 1
     relatum.release(connections[0])
     assert relatum.publish(connections[1].channel(), "", stream_name, b"").wait()
     relatum.release(connections[1])
     for connection in connections:
         connection.close()
     # The thread that keeps readers' idle connections alive belongs to the process, and ends when it finds none.
-    left = {thread.name for thread in set(threading.enumerate()) - before} - {"relatum-heartbeats"}
+    left = {thread.name for thread in earlier.begun()} - {"relatum-heartbeats"}
     assert not [name for name in left if name.startswith("relatum-")]
 
 

@@ -33,6 +33,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
+from tests.support.threads import Threads
 
 STREAMS = 60
 MANY_STREAMS = 300
@@ -78,7 +79,12 @@ def rest(seconds: float) -> float:
 
 @pytest.mark.parametrize("connections_max", [1, DATABASE_CONNECTIONS_MAX])
 def test_many_streams_need_few_connections(
-    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], connections_max: int
+    amqp_url: str,
+    database_url: str,
+    engine: sa.Engine,
+    many_streams: list[str],
+    connections_max: int,
+    earlier: Threads,
 ) -> None:
     """Whatever the number of streams, a recorder opens as many connections as it may and waits for a free one."""
     role = unique_name("few").replace("-", "_")
@@ -87,7 +93,6 @@ def test_many_streams_need_few_connections(
         administrator.execute(f"GRANT relatum_recorder TO {role}")
     parts = urlsplit(database_url)
     url = parts._replace(netloc=f"{role}:p@{parts.netloc.rpartition('@')[2]}").geturl()
-    before = threading.active_count()
     options = {} if connections_max == DATABASE_CONNECTIONS_MAX else {"database_connections_max": connections_max}
     recorder = Recorder(amqp_url, url, many_streams, **options)  # type: ignore[arg-type]
     try:
@@ -95,7 +100,7 @@ def test_many_streams_need_few_connections(
             wait_until(
                 lambda: all(recorded_to(engine, name) == 1 for name in many_streams), limit_s=120, what="all recorded"
             )
-            assert threading.active_count() - before <= THREADS_MAX
+            assert len(earlier.begun()) <= THREADS_MAX
         reconnects = [
             recorder.metrics.get_sample_value("relatum_reconnects_total", {"stream": name}) for name in many_streams
         ]
@@ -107,10 +112,9 @@ def test_many_streams_need_few_connections(
 
 @pytest.mark.parametrize("many_streams", [MANY_STREAMS], indirect=True)
 def test_hundreds_of_streams_take_a_dozen_threads_and_a_handful_of_connections(
-    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str]
+    amqp_url: str, database_url: str, engine: sa.Engine, many_streams: list[str], earlier: Threads
 ) -> None:
     """Threads, and connections to both servers, at work and at rest; all is recorded, and nothing failed."""
-    before = threading.active_count()
     recorder = Recorder(amqp_url, database_url, many_streams, keys=["k"])
     with running(recorder):
         wait_until(lambda: recorded(engine, many_streams) == MANY_STREAMS, what="all recorded")
@@ -119,7 +123,7 @@ def test_hundreds_of_streams_take_a_dozen_threads_and_a_handful_of_connections(
             for name in many_streams:
                 channel.basic_publish("", name, b"m")
         wait_until(lambda: recorded(engine, many_streams) == 2 * MANY_STREAMS, what="all recorded again")
-        assert threading.active_count() - before <= THREADS_MAX
+        assert len(earlier.begun()) <= THREADS_MAX
         pool: Any = recorder._engine.pool
         assert pool.checkedin() + pool.checkedout() <= DATABASE_CONNECTIONS_MAX
         follower, reader = recorder._group.follower.statistics(), recorder._group.reader().statistics()
