@@ -57,7 +57,7 @@ def test_deleting_asks(relatum: Relatum, amqp_url: str, stream_url: str, name: s
 
     def answered(answer: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            command, env=relatum.environment, input=answer, capture_output=True, text=True, timeout=60, check=False
+            command, env=relatum.environment, input=answer, capture_output=True, text=True, timeout=90, check=False
         )
 
     for answer in ("n\n", ""):

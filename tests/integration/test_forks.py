@@ -301,7 +301,7 @@ def test_all_workers_of_a_pre_fork_server_record(
         def ask() -> bool:
             assert server.poll() is None, server.stdout and server.stdout.read()
             try:
-                with urlopen(f"http://127.0.0.1:{port}/?r{len(published)}", timeout=30) as answer:
+                with urlopen(f"http://127.0.0.1:{port}/?r{len(published)}", timeout=90) as answer:
                     workers.add(answer.read().decode())
             except OSError:
                 return False

@@ -353,7 +353,7 @@ def test_a_robust_connection_comes_back_intercepted(amqp_url: str, stream_name: 
             await queue.bind(exchange, "key")
             proxy.mode = "blackhole_replies"
             flying = [
-                asyncio.create_task(exchange.publish(aio_pika.Message(b"lost"), "key", timeout=20)) for _ in range(10)
+                asyncio.create_task(exchange.publish(aio_pika.Message(b"lost"), "key", timeout=90)) for _ in range(10)
             ]
             underlay = await channel.get_underlay_channel()
             await until(lambda: len(underlay.confirmations) == 10)

@@ -74,7 +74,7 @@ def test_up_says_which_directory_cannot_be_used(tmp_path: Path, where: str) -> N
         "not for anybody": Path("/sys/relatum"),
         "a directory in a file's place": tmp_path / "odd",
     }[where]
-    ended = subprocess.run([RELATUM, "up", "-d", directory], capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run([RELATUM, "up", "-d", directory], capture_output=True, text=True, check=False, timeout=90)
     assert ended.returncode == 3
     assert str(directory) in ended.stderr
     assert "cannot be used" in ended.stderr
@@ -85,6 +85,6 @@ def test_up_says_that_a_servers_identity_cannot_be_read(tmp_path: Path) -> None:
     """A file of an earlier start that was damaged is named."""
     (tmp_path / "rabbitmq").mkdir()
     (tmp_path / "rabbitmq" / "identity.json").write_text("no JSON")
-    ended = subprocess.run([RELATUM, "up", "-d", tmp_path], capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run([RELATUM, "up", "-d", tmp_path], capture_output=True, text=True, check=False, timeout=90)
     assert ended.returncode == 3
     assert "identity.json does not hold" in ended.stderr

@@ -302,7 +302,7 @@ def test_aio_pika_publishes_to_a_super_stream(
             await exchange.publish(aio_pika.Message(b"hello2", headers={"tail": "hello2"}), mandatory=False)
             await orders.publish_async(channel, aio_pika.Message(b"hello3", headers={"tail": "hello3"}))
             await orders.publish_async(
-                channel.default_exchange, aio_pika.Message(b"hello4", headers={"tail": "hello4"}), timeout=5
+                channel.default_exchange, aio_pika.Message(b"hello4", headers={"tail": "hello4"}), timeout=90
             )
             by_body = relatum.SuperStream(orders.name, route_by=lambda made: made.body, partitions=3)
             await by_body.exchange(channel).publish(aio_pika.Message(b"hello5"))

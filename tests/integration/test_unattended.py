@@ -158,7 +158,7 @@ def test_a_process_says_what_it_leaves_unrecorded(
 
     def publish(ending: str) -> str:
         command = [sys.executable, "-c", _PUBLISHER, amqp_url, database_url, stream_name, ending]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stderr
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=90).stderr
 
     with engine.begin() as connection:
         # Nothing can be recorded meanwhile.

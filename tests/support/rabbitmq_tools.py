@@ -19,6 +19,6 @@ def run_tool(server: LocalRabbitMQ, name: str, *arguments: str) -> str:
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "",
     }
     command = [str(script), "--node", "relatum@localhost", *arguments]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -43,7 +43,7 @@ def test_a_command_imports_what_it_needs_and_no_more() -> None:
         ("read", "--help", needless),
     ):
         ended = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=90, check=True
         )
         assert ended.stderr.strip() == "", arguments
 

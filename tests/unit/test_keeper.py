@@ -66,13 +66,13 @@ def test_a_thread_ends_with_its_owner() -> None:
 async def _in_task() -> None:
     owner = _Owner()
     keeper = AsyncKeeper(owner, _Owner.call_in_task, every_s=EVERY_S, name="again")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         await owner.thrice.wait()
     await keeper.end()
     assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "again"] == []
     forgotten = AsyncKeeper(owner, _Owner.call_in_task, every_s=EVERY_S, name="alone")
     del owner
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         await asyncio.wait([forgotten._task])
 
 

@@ -15,7 +15,7 @@ def test_each_message_is_followed_by_a_look() -> None:
     looks = Looks(looked.release, 0.002)
     for _ in range(3):
         looks.want()
-        assert looked.acquire(timeout=10)
+        assert looked.acquire(timeout=90)
     looks.close()
     assert not looked.acquire(blocking=False)
 

@@ -204,6 +204,6 @@ def test_what_ends_while_others_are_told_waits_for_nobody(things: list[Thing], n
     with _reporting._registry._lock:
         ending = threading.Thread(target=metrics.retire, args=[things[0]], daemon=True)
         ending.start()
-        ending.join(10)
+        ending.join(90)
         assert not ending.is_alive()
     assert page()[f"relatum_tried_done_total{{name={name}}}"] == 7.0
