@@ -43,10 +43,10 @@ test: $(classes) rabbitmq java pgbouncer
 	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
 test-long: $(classes) rabbitmq java pgbouncer
-	$(bin)/python -m pytest --long --override-ini timeout=14400 $(TEST)
+	$(bin)/python -m pytest --long --override-ini timeout=21600 --override-ini faulthandler_timeout=0 $(TEST)
 
 test-docker: $(classes) java pgbouncer
-	$(bin)/python -m pytest --docker $(TEST)
+	$(bin)/python -m pytest --docker --override-ini timeout=900 $(TEST)
 
 check: $(spark)
 	$(bin)/ruff check .

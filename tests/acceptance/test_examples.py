@@ -85,13 +85,14 @@ def test_example_prints_what_it_should(name: str, environment: dict[str, str]) -
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=90,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == PRINTED[name]
 
 
+@pytest.mark.timeout(900)
 def test_spark_agrees_with_pandas(environment: dict[str, str], tmp_path: Path) -> None:
     """The flights' example joins as pandas' `merge` and `merge_asof` do, and draws its two plots."""
     ended = subprocess.run(

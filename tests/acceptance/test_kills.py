@@ -161,7 +161,6 @@ def test_a_recorder_killed_at_random_moments_loses_and_doubles_nothing(
     assert assert_equal(servers) >= min(load.published, 500 * kills)
 
 
-@pytest.mark.timeout(900)
 def test_a_broker_killed_again_and_again_loses_and_doubles_no_row(servers: LocalServers, kills: int) -> None:
     """The recorder reconnects and goes on; whatever the broker kept is recorded, once."""
     engine = make_engine(servers.database_url)

@@ -129,6 +129,7 @@ def test_a_plane_keeps_its_order_as_shown(environment: dict[str, str], amqp_url:
     assert [line.partition(" ")[0] for line in flown[2:]] == ["flights-2"] * 2
 
 
+@pytest.mark.timeout(900)
 def test_spark_works_as_shown(environment: dict[str, str]) -> None:
     """Spark shows the stream's message, finds all recorded already, and gives each order with its invoice."""
     run_example("publisher", environment)

@@ -21,7 +21,7 @@ from tests.support.spark_gateway import spark_gateway
 LIMIT_S = 840
 LEFT, RIGHT = 6, 4
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Spark:

@@ -26,6 +26,8 @@ from tests.support import (
 from tests.support.spark import JDBC_JAR
 from tests.support.spark_cluster import HOST, SPARK_HOME
 
+pytestmark = pytest.mark.timeout(900)
+
 CLIENT = Path(__file__).with_name("_spark_connect_client.py")
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 LEFT, RIGHT = 60, 40

@@ -29,7 +29,7 @@ from tests.support import (
 from tests.support.cluster import NODES, Cluster, on_each_cluster
 from tests.support.relations import FACES, open_relations
 
-pytestmark = [on_each_cluster, pytest.mark.timeout(0)]
+pytestmark = on_each_cluster
 
 SHARED = 4
 """Messages that share a value."""

@@ -16,7 +16,7 @@ from tests.contract._faces import open_face
 from tests.support import publish_plain, unique_name, wait_until
 from tests.support.cluster import NODES, Cluster, on_each_cluster
 
-pytestmark = [on_each_cluster, pytest.mark.timeout(6 * 3600)]
+pytestmark = on_each_cluster
 
 STREAM_FACES = ["blocking-stream", "asyncio-stream"]
 

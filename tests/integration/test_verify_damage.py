@@ -334,7 +334,6 @@ CONSEQUENCES = {"coverage_tail", "coverage_position", "coverage_overlap", "time_
 a block with other offsets may hold what another one does."""
 
 
-@pytest.mark.timeout(14_400)
 def test_every_kind_of_damage_is_found_named_and_mended(world: World, is_long: bool) -> None:
     """Chance damages one row at a time; what is mended is what was there, and nothing is found in it any more."""
     rounds = ROUNDS_LONG if is_long else ROUNDS
