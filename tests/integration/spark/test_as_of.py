@@ -47,7 +47,7 @@ def _pandas(left: list[Relation], right: list[Relation], tolerance: int | None, 
     return found
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 20, suppress_health_check=list(HealthCheck))
 @given(
     cases=st.lists(st.tuples(MESSAGES, MESSAGES), min_size=30, max_size=60),
     direction=DIRECTIONS,

@@ -30,7 +30,7 @@ def _near(left: Relation, right: Relation, span: Span | None) -> bool:
     return left[3] is not None and right[3] is not None and -span[0] <= right[3] - left[3] <= span[1]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 20, suppress_health_check=list(HealthCheck))
 @given(
     left=RELATIONS,
     right=RELATIONS,
