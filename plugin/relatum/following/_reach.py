@@ -59,7 +59,11 @@ class Reach:
         # One that stood still itself knows nothing of that time.
         stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
         is_up = stood_still or self._outages.is_up(Server.BROKER)
-        if self._follower.statistics().attached or (is_up and not self.is_cut_off):
+        is_attached = bool(self._follower.statistics().attached)
+        if is_attached:
+            # Nobody asks any more, so no answer says that it is back.
+            self._outages.over(_WHO)
+        if is_attached or (is_up and not self.is_cut_off):
             self._reached_at = now
         elif not self._is_asking and (self.is_cut_off or now - self._asked_at >= CUT_OFF_S / _ASKS):
             stream = self._stream()
