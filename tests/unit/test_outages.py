@@ -12,6 +12,7 @@ from relatum.errors import (
     ReadTimeout,
     RelatumError,
     StreamNotFound,
+    StreamNotHere,
     StreamUnavailable,
 )
 from relatum.waiting import ANSWER_S, Outages, Server
@@ -81,6 +82,19 @@ def test_a_stream_that_starts_after_its_broker_is_no_news_to_those_who_did_not_w
         outages.failed("recording of stream 's'", starts)
     assert texts(caplog.records[2:]) == [
         ("WARNING", "recording of stream 's' waits, and is tried again: StreamUnavailable: starts")
+    ]
+
+
+def test_a_stream_that_is_not_there_while_others_still_wait_for_the_broker_is_no_news(
+    outages: Outages, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that comes anew meets a broker that answers before its streams do, though nobody has said that it is back."""
+    outages.failed("the members", BrokerUnavailable("gone"))
+    outages.failed("reading of partition 's'", StreamNotHere("no replica", stream="s"))
+    outages.over("the members")
+    assert texts(caplog.records) == [
+        ("WARNING", "RabbitMQ amqp://u@b:1 is away, and is waited for: BrokerUnavailable: gone"),
+        ("INFO", "RabbitMQ amqp://u@b:1 is back, after 0 s"),
     ]
 
 

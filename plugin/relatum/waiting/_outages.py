@@ -141,8 +141,8 @@ class Outages:
         self._say_back(back)
 
     def _is_starting(self) -> bool:
-        """Whether the broker is back only just: its streams start behind it."""
-        return time.monotonic() < self._broker_back_at + STARTING_S
+        """Whether the broker is back only just, or not yet for all who wait: its streams start behind it."""
+        return Server.BROKER in self._since or time.monotonic() < self._broker_back_at + STARTING_S
 
     def _back(self, what: "Server | str | None") -> tuple[Server, float] | None:
         """The server, and since when it was away, if nobody waits for it any more; the lock is held."""
