@@ -39,8 +39,8 @@ class Reach:
 
     Attributes:
         is_cut_off: Whether it has not been reached for so long that others may have its streams.
-        is_returning: Whether it was cut off, and reaches the broker again only just: it takes nothing yet, for others
-            come back to what is theirs.
+        is_returning: Whether it was cut off, and reaches the broker again only just; or does not now, and may be cut
+            off soon. It takes nothing: all may be cut off, and come back to what is theirs.
     """
 
     def __init__(self, follower: Follower, outages: Outages, stream: Callable[[], str]) -> None:
@@ -56,9 +56,11 @@ class Reach:
     def look(self) -> None:
         """See how it is now; to be called several times a second, or every few."""
         now = time.monotonic()
-        # One that stood still itself knows nothing of that time.
         stood_still, self._looked_at = now - self._looked_at > CUT_OFF_S / 2, now
-        is_up = stood_still or self._outages.is_up(Server.BROKER)
+        if stood_still and not self.is_cut_off:
+            # It knows nothing of that time.
+            self._reached_at = max(self._reached_at, now - CUT_OFF_S / _ASKS)
+        is_up = self._outages.is_up(Server.BROKER)
         is_attached = bool(self._follower.statistics().attached)
         if is_attached:
             # Nobody asks any more, so no answer says that it is back.
@@ -72,7 +74,8 @@ class Reach:
         self.is_cut_off = now - self._reached_at >= CUT_OFF_S
         if self.is_cut_off:
             self._cut_off_at = now
-        self.is_returning = not self.is_cut_off and now - self._cut_off_at < RETURN_S
+        is_unsure = now - min(self._reached_at, now) >= CUT_OFF_S / _ASKS
+        self.is_returning = not self.is_cut_off and (is_unsure or now - self._cut_off_at < RETURN_S)
 
     def close(self) -> None:
         """Ask nothing more."""
