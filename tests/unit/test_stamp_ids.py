@@ -52,7 +52,9 @@ def test_an_id_says_when_it_was_made(time_ns: int) -> None:
     time_us = time_us_of(uuid7(time_ns))
     assert time_us is not None
     assert time_ns - 1250 <= time_us * 1000 <= time_ns
-    assert time_us_of(uuid7(time_ns + 1)) >= time_us
+    later_us = time_us_of(uuid7(time_ns + 1))
+    assert later_us is not None
+    assert later_us >= time_us
 
 
 OURS: Final = f"00000000-0000-7000-8000-000000{MARK}"
