@@ -17,11 +17,11 @@ from relatum.reading._message import (
     Message,
     header_value,
     is_header,
-    message_time,
     property_text,
     reply_to_text,
     type_and_id_of,
 )
+from relatum.reading._message_time import message_time
 from relatum.reading._message_values import Properties, TimeSource
 from relatum.reading._opening import HEARTBEAT_S, SILENCE_HEARTBEATS, login_for
 from relatum.reading._operations import ATTACHES_MAX, CLOSES_SINCE, PLACES_AT_ONCE

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Self
 from urllib.parse import unquote
@@ -15,14 +15,10 @@ from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, UndecodableMessage
 from relatum.headers import TIME_HEADER
 from relatum.ids import MessageId
-from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.limits import INTEGER_MAX, TIME_US_MAX
+from relatum.reading._message_time import EPOCH, MICROSECOND, SECOND, message_time, whole_second
 from relatum.reading._message_values import Properties, TimeSource
-from relatum.uuid7 import time_us_of
 from relatum.wire import amqp10
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SECOND: Final = timedelta(seconds=1)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 _NOT_HEADERS: Final = frozenset({"x-exchange", "x-routing-key", "x-stream-offset", "x-death", "x-cc"})
 _NOT_HEADERS_PREFIX: Final = "x-basic-"
@@ -142,7 +138,7 @@ class Message:
     def time(self) -> datetime | None:
         """Its time as an aware datetime."""
         time_us = self._timed()[0]
-        return None if time_us is None else _EPOCH + time_us * _MICROSECOND
+        return None if time_us is None else EPOCH + time_us * MICROSECOND
 
     @property
     def time_source(self) -> TimeSource:
@@ -182,26 +178,6 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.stream}@{self.offset}>"
-
-
-def message_time(stamped: Any, timestamp: Any, message_id: Any, chunk_ms: int | None) -> tuple[int | None, TimeSource]:
-    """A message's time, in microseconds, and whose it is.
-
-    Args:
-        stamped: The header `relatum_time`; anything but a moment's microseconds counts as none.
-        timestamp: The property `timestamp`; it counts in whole seconds, all that AMQP 0.9.1 shows of it.
-        message_id: The property `message_id`; one that no intercepted connection made counts as none.
-        chunk_ms: When the chunk was written; None where that is not known.
-    """
-    if type(stamped) is int and TIME_US_MIN <= stamped <= TIME_US_MAX:
-        return stamped, TimeSource.HEADER
-    if timestamp is not None and (second := _whole_second(timestamp)) is not None:
-        return (second - _EPOCH) // _MICROSECOND, TimeSource.PROPERTY
-    if (time_us := time_us_of(message_id)) is not None:
-        return time_us, TimeSource.MESSAGE_ID
-    if chunk_ms is not None and 0 <= chunk_ms * 1000 <= TIME_US_MAX:
-        return chunk_ms * 1000, TimeSource.CHUNK
-    return None, TimeSource.UNKNOWN
 
 
 def _rebuilt(stream: str, offset: int, raw: bytes | None, chunk_ms: int | None, content: _Parts | None) -> Message:
@@ -301,7 +277,7 @@ def _properties(
         reply_to=reply_to_text(at[4]),
         expiration=property_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
         message_id=property_text(at[0]),
-        timestamp=_whole_second(at[9]),
+        timestamp=whole_second(at[9]),
         type=property_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
         user_id=property_text(at[1]),
         app_id=property_text(applied.get("x-basic-app-id", at[10])),
@@ -359,14 +335,6 @@ def reply_to_text(value: Any) -> str | None:
     return text
 
 
-def _whole_second(value: Any) -> datetime | None:
-    """AMQP 0.9.1 knows whole seconds only; both transports must say the same."""
-    if not isinstance(value, datetime):
-        return None
-    moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-    return _EPOCH + (moment - _EPOCH) // _SECOND * _SECOND
-
-
 # --- out of an AMQP 0.9.1 delivery ------------------------------------------------------------------------
 
 
@@ -375,12 +343,12 @@ def _from_basic(properties: Any, body: bytes) -> _Parts:
     stamp = given["timestamp"]
     if isinstance(stamp, int):
         # Past the year 9999 there is no moment; the broker passes such seconds on all the same.
-        given["timestamp"] = _EPOCH + stamp * _SECOND if 0 <= stamp <= TIME_US_MAX // 1_000_000 else None
+        given["timestamp"] = EPOCH + stamp * SECOND if 0 <= stamp <= TIME_US_MAX // 1_000_000 else None
     if given["type"] == _AMQP_BODY:
         with suppress(UndecodableMessage):
             body = amqp10.body_of(body, amqp10.find_sections(body))
             given["type"] = None
-    given["timestamp"] = _whole_second(given["timestamp"])
+    given["timestamp"] = whole_second(given["timestamp"])
     given["delivery_mode"] = 2 if given["delivery_mode"] == 2 else 1
     given["priority"] = _integer(given["priority"])
     for name, value in given.items():
@@ -394,7 +362,7 @@ _CONVERSIONS: Final[dict[type, Callable[[Any], Any]]] = {
     bytes: _utf8,
     bytearray: _utf8,
     UUID: lambda value: f"urn:uuid:{value}",
-    datetime: _whole_second,
+    datetime: whole_second,
     dict: lambda value: {name: header_value(each) for name, each in value.items()},
     list: lambda value: [header_value(each) for each in value],
     # pika's own type for 64-bit numbers.
