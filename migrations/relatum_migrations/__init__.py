@@ -4,6 +4,7 @@ The version table is `relatum.alembic_version`, the schema's own: an application
 """
 
 import io
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,9 @@ LOCK_S: Final = 30.0
 _STATEMENT_S: Final = 3600.0
 """Seconds for one statement: indexes of large tables take their time."""
 
+_APART: Final = ("0010",)
+"""Revisions that end a transaction: the next one reads a large table, which a lock of theirs would close meanwhile."""
+
 
 def _config(connection: Connection | None = None) -> Config:
     config = Config()
@@ -50,10 +54,14 @@ def upgrade(database: str | Engine, revision: str = "head", *, lock_timeout_s: f
         lock_timeout_s: Seconds to wait for each lock that other sessions hold. Default 30.
 
     Raises:
-        DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long: nothing was changed.
+        DatabaseUnavailable: PostgreSQL does not answer, or a lock was held for too long: the schema is at the revision
+            that `current` tells, whole, and it is safe to repeat.
         AccessRefused: the user may not create the schema.
     """
-    _migrate(database, alembic_command.upgrade, revision, lock_timeout_s, with_roles=revision in ("head", head()))
+    newest = head()
+    wanted = newest if revision == "head" else revision
+    steps = [step for step in _APART if step < wanted] + [wanted]
+    _migrate(database, alembic_command.upgrade, steps, lock_timeout_s, with_roles=wanted == newest)
 
 
 def downgrade(database: str | Engine, revision: str) -> None:
@@ -62,19 +70,27 @@ def downgrade(database: str | Engine, revision: str) -> None:
     What is recorded can be rebuilt from the streams. What consumers of groups (before "0002") and collectors (before
     "0003") keep cannot: it is lost.
     """
-    _migrate(database, alembic_command.downgrade, revision)
+    _migrate(database, alembic_command.downgrade, [revision])
 
 
 def _migrate(
-    database: str | Engine, run: object, revision: str, lock_timeout_s: float = LOCK_S, *, with_roles: bool = False
+    database: str | Engine,
+    run: object,
+    steps: Sequence[str],
+    lock_timeout_s: float = LOCK_S,
+    *,
+    with_roles: bool = False,
 ) -> None:
-    with as_engine(database, statement_s=_STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
-        # Another migration is waited for: it ends.
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
-        run(_config(connection), revision)  # type: ignore[operator]
-        if with_roles:
-            _roles.grant_roles(connection)
+    """Go to revisions, one after the other, each in a transaction of its own."""
+    with as_engine(database, statement_s=_STATEMENT_S) as engine, translated_errors():
+        for step in steps:
+            with engine.begin() as connection:
+                # Another migration is waited for: it ends.
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(lock_timeout_s * 1000)}")
+                run(_config(connection), step)  # type: ignore[operator]
+                if with_roles and step == steps[-1]:
+                    _roles.grant_roles(connection)
 
 
 def missing_roles(database: str | Engine) -> list[str]:

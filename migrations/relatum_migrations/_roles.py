@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 __all__ = ["ROLES", "grant_roles", "missing_roles"]
 
 _RECORDED: Final = (
-    "streams, recorder_members, keys, coverage, relationships, time_blocks, checkpoints, receipts, skips, events"
+    "streams, recorder_members, keys, coverage, relationships, table_parts, part_streams, part_keys, time_blocks, "
+    "checkpoints, receipts, skips, events"
 )
 _GROUPS: Final = "group_consumers, group_scans, group_states"
 _COLLECTED: Final = "collectors, collector_members, collector_sources, collected_messages"
@@ -22,6 +23,11 @@ _CONSUMED: Final = "serial_consumers, serial_members, serial_positions, serial_h
 
 _ALL: Final = "SELECT, INSERT, UPDATE, DELETE"
 
+_FUNCTIONS: Final = (
+    "make_part(), analyze_part(integer), close_part(integer), finish_part(integer), empty_part(integer), "
+    "drop_part(integer)"
+)
+
 # Identity columns ask for no right on their sequences.
 _GRANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "relatum_recorder": (
@@ -29,6 +35,7 @@ _GRANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("SELECT", f"alembic_version, {_SUPER_STREAMS}, {_CONSUMED}"),
         ("SELECT, DELETE", f"{_COLLECTED}, {_PLACED}"),
         ("UPDATE (floor)", "super_streams"),
+        ("EXECUTE", _FUNCTIONS),
     ),
     "relatum_consumer": (
         (_ALL, f"{_GROUPS}, {_CONSUMED}, settlements, serial_checkpoints"),
@@ -40,6 +47,8 @@ _GRANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("USAGE", "placement_epochs"),
     ),
 }
+
+_KINDS: Final = {"USAGE": "SEQUENCE", "EXECUTE": "FUNCTION"}
 
 ROLES: Final = tuple(_GRANTS)
 """Their names."""
@@ -58,9 +67,11 @@ def grant_roles(connection: Connection) -> None:
             continue
         connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA relatum TO {role}")
         for rights, names in grants:
-            kind = "SEQUENCE" if rights == "USAGE" else "TABLE"
+            kind = _KINDS.get(rights, "TABLE")
             objects = ", ".join(f"relatum.{name}" for name in names.split(", "))
             connection.exec_driver_sql(f"GRANT {rights} ON {kind} {objects} TO {role}")
+    # Rows are written into parts of the table, which have its rights.
+    connection.exec_driver_sql("SELECT relatum.grant_part(part) FROM relatum.table_parts")
 
 
 def missing_roles(connection: Connection) -> list[str]:

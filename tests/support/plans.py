@@ -10,6 +10,30 @@ from psycopg.sql import SQL, Literal
 
 from tests.support._streams import unique_name
 
+PARTS = 30
+"""Parts of `relationships` that plans are looked at with."""
+
+MAKE_PARTS = f"""
+DO $$ BEGIN
+  FOR part IN 2..{PARTS - 1} LOOP
+    PERFORM relatum.make_part();
+    UPDATE relatum.table_parts SET opened_at = now();
+  END LOOP;
+END $$;
+"""
+
+CLOSE_PARTS = f"""
+SELECT relatum.close_part(part) FROM generate_series(1, {PARTS - 2}) AS part;
+SELECT relatum.finish_part(part) FROM generate_series(1, {PARTS - 2}) AS part;
+"""
+"""All that can be: not part 0, and not the last."""
+
+CATALOG = {"table_parts", "part_streams", "part_keys"}
+"""Tables of a few rows for each part, which say what may be left out."""
+
+_PART = re.compile(r"^relationships_\d+")
+_NAMES = ("Relation Name", "Index Name")
+
 
 @contextmanager
 def filled_database(server_url: str, template: str, fill: str) -> Iterator[psycopg.Connection[Any]]:
@@ -43,7 +67,13 @@ def plan_of(connection: psycopg.Connection[Any], mode: str, sql: str, parameters
 
 
 def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A plan's node and all below it."""
-    yield plan
+    """A plan's node and all below it. A part of `relationships` goes by the table's name, as its indexes do."""
+    yield {key: _PART.sub("relationships", value) if key in _NAMES else value for key, value in plan.items()}
     for inner in plan.get("Plans", ()):
         yield from nodes_of(inner)
+
+
+def scanned_in(plan: dict[str, Any]) -> set[str]:
+    """The tables of which a plan read all pages. A part that is empty has none."""
+    scans = (node for node in nodes_of(plan) if node["Node Type"] == "Seq Scan")
+    return {node["Relation Name"] for node in scans if node["Shared Hit Blocks"] + node["Shared Read Blocks"]}

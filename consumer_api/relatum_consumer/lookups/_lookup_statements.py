@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import RECORDERS, compiled, coverage, keys, relationships, streams, time_blocks
+from relatum.store import RECORDERS, compiled, coverage, keys, may_hold_values, relationships, streams, time_blocks
 
 Order = Literal["oldest", "newest", "offset"]
 Direction = Literal["after", "before"]
@@ -25,6 +25,9 @@ WIDTHS_US: Final = tuple(4**width_class for width_class in WIDTH_CLASSES)
 
 BLOCK_PAGE: Final = 16
 """Blocks asked for at once beyond those that hold the moment itself; one is nearly always enough."""
+
+FEW_STREAMS: Final = 4
+"""Streams up to which each is asked for a value, in each part of the table; of more, those are found that have it."""
 
 
 _VHOST: Final = sa.bindparam("vhost", type_=sa.Text)
@@ -109,11 +112,12 @@ def coverage_rows() -> str:
 
 
 @lru_cache(maxsize=512)
-def probe(order: Order, *, keys: int, names: int | None, bounded: bool, floored: bool) -> str:
+def probe(order: Order, *, keys: int, names: int | None, bounded: bool, floored: bool, many: bool = False) -> str:
     """Rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
 
-    One probe of the index `relationships_lookup` for each key and stream, which stops at the limit: a value that a
-    million messages share costs no more than any other. Ordering by offset must sort what one value has in a stream.
+    One probe of each part's index for each key and stream, which stops at the limit: a value that a million messages
+    share costs no more than any other.
+    Ordering by offset must sort what one value has in a stream.
 
     The text depends on how many keys and names there are. With arrays as parameters PostgreSQL would not know, expect
     ten of each, and plan anew each time, which takes as long as the probe.
@@ -124,11 +128,16 @@ def probe(order: Order, *, keys: int, names: int | None, bounded: bool, floored:
         names: How many streams and super streams `name_…` are meant, else (None) every recorded one.
         bounded: Only times from `since` to before `until`; either may be NULL.
         floored: Only offsets from `floors` on, one for each of `floor_names`.
+        many: Find first which streams have the value. It answers the same.
     """
     key_id, value, wanted = _wanted(keys)
     rows = relationships
+    meant = sa.select(streams.c.stream_id, streams.c.name).where(*_meant(names)).cte("meant")
     inner = sa.select(rows.c.stream_offset, rows.c.time_us).where(
-        rows.c.key_id == key_id, rows.c.value == value, rows.c.stream_id == streams.c.stream_id
+        rows.c.key_id == key_id,
+        rows.c.value == value,
+        rows.c.stream_id == meant.c.stream_id,
+        may_hold_values(key_id, value, value),
     )
     if bounded:
         # A bound that is not given is the end of the range, so that one text with an index range serves both.
@@ -136,16 +145,37 @@ def probe(order: Order, *, keys: int, names: int | None, bounded: bool, floored:
             rows.c.time_us >= sa.func.coalesce(_big("since"), sa.literal_column(str(INTEGER_MIN + 1))),
             rows.c.time_us < sa.func.coalesce(_big("until"), sa.literal_column(str(INTEGER_MAX))),
         )
-    source: Any = streams
+    source: Any = meant
     if wanted is not None:
         source = source.join(wanted, sa.true())
     if floored:
         floors = _floors()
-        source = source.outerjoin(floors, floors.c.name == streams.c.name)
+        source = source.outerjoin(floors, floors.c.name == meant.c.name)
         inner = inner.where(rows.c.stream_offset >= sa.func.coalesce(floors.c.floor, sa.literal_column("0")))
     found = inner.order_by(*_ordering(order)).limit(_big("limit")).lateral("found")
-    statement = sa.select(streams.c.name, found.c.stream_offset, found.c.time_us, key_id)
-    return compiled(statement.select_from(source.join(found, sa.true())).where(*_meant(names)))
+    statement = sa.select(meant.c.name, found.c.stream_offset, found.c.time_us, key_id)
+    statement = statement.select_from(source.join(found, sa.true()))
+    if many:
+        statement = statement.where(sa.tuple_(key_id, value, meant.c.stream_id).in_(_lying(key_id, value, wanted)))
+    return compiled(statement)
+
+
+def _lying(key_id: Any, value: Any, wanted: Any) -> sa.Select[Any]:
+    """Which streams have rows of the values, in order, from one to the next: two probes a part for each."""
+    rows = relationships.c
+
+    def least(of_key: Any, of_value: Any, *behind: sa.ColumnElement[bool]) -> Any:
+        held = may_hold_values(of_key, of_value, of_value)
+        found = sa.select(rows.stream_id).where(rows.key_id == of_key, rows.value == of_value, held, *behind)
+        return found.order_by(rows.stream_id).limit(sa.literal_column("1")).scalar_subquery()
+
+    first = sa.select(key_id.label("key_id"), value.label("value"), least(key_id, value).label("stream_id"))
+    if wanted is not None:
+        first = first.select_from(wanted)
+    lying = first.cte("lying", recursive=True)
+    behind = least(lying.c.key_id, lying.c.value, rows.stream_id > lying.c.stream_id)
+    lying = lying.union_all(sa.select(lying.c.key_id, lying.c.value, behind).where(lying.c.stream_id.is_not(None)))
+    return sa.select(lying.c.key_id, lying.c.value, lying.c.stream_id).where(lying.c.stream_id.is_not(None))
 
 
 def _wanted(keys: int) -> tuple[Any, Any, Any]:
@@ -213,10 +243,12 @@ def keyed_between() -> str:
 
 def _one_value() -> sa.Select[Any]:
     rows = relationships.c
+    key_id, value = sa.bindparam("key_id", type_=sa.SmallInteger), sa.bindparam("value", type_=sa.Text)
     return sa.select(rows.stream_offset, rows.time_us).where(
-        rows.key_id == sa.bindparam("key_id", type_=sa.SmallInteger),
-        rows.value == sa.bindparam("value", type_=sa.Text),
+        rows.key_id == key_id,
+        rows.value == value,
         rows.stream_id == _STREAM_ID,
+        may_hold_values(key_id, value, value),
     )
 
 

@@ -185,6 +185,7 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
         names=None if names is None else len(names),
         bounded=question.is_bounded,
         floored=bool(floors),
+        many=len(catalog.known(names)) > statements.FEW_STREAMS,
     )
     return sql, parameters
 

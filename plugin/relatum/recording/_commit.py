@@ -18,6 +18,7 @@ from relatum.store import (
     advance_all,
     copy_lines,
     copy_number,
+    copy_rows,
     copy_text,
     count_skips,
     translated_errors,
@@ -95,7 +96,7 @@ def write_rows(connection: sa.Connection, batches: Sequence[tuple[Batch, int | N
     Returns:
         The greatest time recorded of each stream now.
     """
-    copy_lines(connection, "relationships", Batch.lines([batch for batch, _ in batches]))
+    copy_rows(connection, Batch.lines([batch for batch, _ in batches]))
     blocks: list[str] = []
     receipts: list[str] = []
     highest: list[int | None] = []

@@ -49,7 +49,7 @@ def delete_between(
         deleted = delete_batch(engine, column.table, of_stream & (column >= start) & (column < end), batch_rows)
         if deleted:
             tell(deleted)
-        if deleted == batch_rows:
+        if deleted >= batch_rows:
             width = max(1, width // 2)  # There may be more in this window.
             continue
         start = end

@@ -20,6 +20,7 @@ from relatum.recording._batch import Batch, readable
 from relatum.recording._commit import write_rows
 from relatum.recording._extract import Extractor
 from relatum.recording._losing import is_same, note
+from relatum.recording._part_tender import TURN_S
 from relatum.recording._ranges import Segment, unrecorded
 from relatum.store import (
     TIME,
@@ -34,6 +35,7 @@ from relatum.store import (
     merged,
     missing,
     translated_errors,
+    turn_parts,
 )
 
 CONFLICTS_MAX: Final = 20
@@ -112,6 +114,7 @@ class Filler:
         self._stop = stop or threading.Event()
         self._pace = pace or Pace(None, self._stop)
         self._has_covered = False
+        self._turned_at = time.monotonic()
 
     @property
     def key_ids(self) -> frozenset[int]:
@@ -301,6 +304,10 @@ class Filler:
             count_skips(connection, batch.skips)
         self._has_covered = True
         work.skip_to(to_offset)
+        if time.monotonic() - self._turned_at >= TURN_S:
+            # No recorder may be up to do it, and a back-fill may write more than any of them.
+            self._turned_at = time.monotonic()
+            turn_parts(self._engine)
         if self._on_commit is not None:
             self._on_commit(batch.messages, batch.rows, to_offset)
 

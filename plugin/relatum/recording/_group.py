@@ -20,6 +20,7 @@ from relatum.recording._keeper import Keeper
 from relatum.recording._metrics import RecorderMetrics
 from relatum.recording._opener import Opener
 from relatum.recording._opening import Opened
+from relatum.recording._part_tender import PartTender
 from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._track import Missing, State, Then, Track, Tracks
 from relatum.recording._writer import RecordedListener, Writer
@@ -90,6 +91,7 @@ class RecorderGroup:
         self._keeper = Keeper(engine, address.vhost, member, self._tracks, self.follower, self._opener, self.outages)
         self._intake = Intake(self.follower, self._tracks, self._committer, self.outages, self._stop)
         self._gaps = GapCloser(engine, self.follower, self._tracks, self.outages, self._stop)
+        self._parts = PartTender(engine, self._tracks, self.outages, self._stop)
         self._tracks.closed, self._tracks.woken = self._closed, self._keeper.wake
         self._has_begun = False
         metrics.report(self)
@@ -122,7 +124,7 @@ class RecorderGroup:
                 return
             self._has_begun = True
         self.follower.open()
-        for part in (self._intake, self._opener, self._keeper, self._gaps):
+        for part in (self._intake, self._opener, self._keeper, self._gaps, self._parts):
             part.start()
 
     # --- writers --------------------------------------------------------------------------------------------------
@@ -224,6 +226,7 @@ class RecorderGroup:
                 part.join(max(0.0, until - time.monotonic()))
             self._committer.stop(max(0.0, until - time.monotonic()))
             self._gaps.join(max(0.0, until - time.monotonic()))
+            self._parts.join(max(0.0, until - time.monotonic()))
             self._keeper.stop()
         metrics.retire(self)
 

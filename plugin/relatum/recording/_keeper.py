@@ -22,8 +22,10 @@ from relatum.store import (
     StreamRow,
     ensure_streams,
     key_definitions,
+    retain_from,
     streams,
     streams_named,
+    table_parts_of,
     translated_errors,
 )
 from relatum.waiting import Outages, Server, backoff, ended
@@ -267,16 +269,25 @@ class Keeper:
         """Delete some rows of messages that retention has dropped, and old receipts."""
         until = time.monotonic() + PRUNE_S
         recorded = self._tracks.recorded()
-        for track, row, writer in recorded:
-            while writer.first_offset > track.pruned_to:
-                first = writer.first_offset
-                if prune_expired(self._engine, row, first) == 0:
-                    track.pruned_to = first
+        due = [(track, row, writer.first_offset) for track, row, writer in recorded]
+        due = [(track, row, first) for track, row, first in due if first > track.pruned_to]
+        parts = self._retain(due) if due else []
+        for track, row, first in due:
+            while prune_expired(self._engine, row, first, parts=parts):
                 if time.monotonic() >= until:
                     return
+            track.pruned_to = first
+            if time.monotonic() >= until:
+                return
         if time.monotonic() - self._receipts_at >= RECEIPTS_S and recorded:
             self._receipts_at = time.monotonic()
             prune_receipts(self._engine)
+
+    def _retain(self, due: Sequence[tuple[Track, StreamRow, int]]) -> list[int]:
+        """Say what is retained, by which closed parts are dropped whole; gives the parts that are not closed."""
+        with translated_errors(), self._engine.begin() as connection:
+            retain_from(connection, {row.stream_id: first for _, row, first in due})
+            return [part.part for part in table_parts_of(connection) if part.is_opened and not part.is_closed]
 
 
 def _is_shared(track: Track) -> bool:

@@ -19,9 +19,11 @@ from relatum.store import (
     check_recorded,
     checkpoints,
     coverage,
+    drop_parts,
     keys,
     receipts,
     relationships,
+    retain_from,
     streams,
     streams_named,
     time_blocks,
@@ -83,11 +85,15 @@ def prune(
         with translated_errors(), engine.begin() as connection:
             check_recorded(connection, address.vhost, names or ())
             known = streams_named(connection, address.vhost, names)
-        floors: dict[int, int] = {}
-        for stream in known:
-            first = _first_retained(reader, stream.name, report)
-            if first is not None:
-                floors[stream.stream_id] = first
+        found = {stream: _first_retained(reader, stream.name, report) for stream in known}
+        floors = {stream.stream_id: first for stream, first in found.items() if first is not None}
+        with translated_errors(), engine.begin() as connection:
+            retain_from(connection, floors)
+        # Whole parts first: what is left of closed ones then lies beside rows of messages that are retained.
+        names_of = {stream.stream_id: stream.name for stream in known}
+        for stream_id, rows in drop_parts(engine).items():
+            _tell(report, names_of.get(stream_id, ""), rows, progress)
+        for stream, first in found.items():
             while first is not None and (deleted := prune_expired(engine, stream, first, batch_rows)):
                 _tell(report, stream.name, deleted, progress)
         if names is None:
@@ -121,10 +127,21 @@ def _tell(report: PruneReport, stream: str, rows: int, progress: Callable[[Prune
         progress(report)
 
 
-def prune_expired(engine: sa.Engine, stream: StreamRow, first: int, batch_rows: int = BATCH_ROWS) -> int:
-    """Delete one batch of rows below the first retained offset; 0 where there are none left."""
+def prune_expired(
+    engine: sa.Engine,
+    stream: StreamRow,
+    first: int,
+    batch_rows: int = BATCH_ROWS,
+    *,
+    parts: Sequence[int] | None = None,
+) -> int:
+    """Delete one batch of rows below the first retained offset; 0 where there are none left.
+
+    `parts`: Of `relationships` only in these; None: in all.
+    """
+    of_parts = sa.true() if parts is None else relationships.c.part.in_(parts)
     for table, gone in (
-        (relationships, relationships.c.stream_offset < first),
+        (relationships, (relationships.c.stream_offset < first) & of_parts),
         (time_blocks, time_blocks.c.last_offset < first),
         (checkpoints, checkpoints.c.last_offset < first),
         (receipts, receipts.c.stream_offset < first),

@@ -24,6 +24,7 @@ from relatum.store import (
     StreamRow,
     checkpoints,
     copy_lines,
+    copy_rows,
     copy_text,
     coverage,
     coverage_of,
@@ -159,7 +160,7 @@ class WindowRepair:
                 for offset, key_id, value, time_us in expected.rows(message):
                     shown = "\\N" if time_us is None else time_us
                     lines.append(f"{offset}\t{shown}\t{self._stream.stream_id}\t{key_id}\t{copy_text(value)}\n")
-        copy_lines(connection, "relationships", lines)
+        copy_rows(connection, lines)
 
     def _write_blocks(
         self,

@@ -153,7 +153,8 @@ def _events(connection: sa.Connection, stream_id: int) -> list[StreamEvent]:
 
 
 def _bytes_of_a_row(connection: sa.Connection, rows: int) -> float:
-    size = connection.execute(sa.text("SELECT pg_total_relation_size('relatum.relationships')")).scalar_one()
+    parts = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('relatum.relationships')"
+    size = connection.execute(sa.text(parts)).scalar_one()
     return float(size) / rows if rows else 0.0
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.keys import KeyDefinition
+from relatum.limits import INTEGER_MAX
 from relatum.recording._compare import Block, Row
 from relatum.store import (
     CoverageRow,
@@ -16,6 +17,7 @@ from relatum.store import (
     coverage_of,
     key_definitions,
     keys,
+    may_hold_offsets,
     relationships,
     time_blocks,
 )
@@ -44,7 +46,8 @@ def stored_of(connection: sa.Connection, stream_id: int, window: Range) -> Store
     """
     start, end = window
     of_window = _within(relationships.c.stream_id, stream_id, relationships.c.stream_offset, window)
-    rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window).group_by(*_ROW)).all()
+    held = may_hold_offsets(stream_id, start, end)
+    rows = connection.execute(sa.select(*_ROW, sa.func.count()).where(of_window, held).group_by(*_ROW)).all()
     blocks = connection.execute(
         sa.select(*_BLOCK).where(
             time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset < end, time_blocks.c.last_offset >= start
@@ -75,7 +78,9 @@ def known_key_ids(connection: sa.Connection) -> frozenset[int]:
 def last_stored(connection: sa.Connection, stream_id: int, offset: int) -> int | None:
     """The greatest offset from one on of which the table holds a row or a block; None where there is none."""
     row = sa.select(sa.func.max(relationships.c.stream_offset)).where(
-        relationships.c.stream_id == stream_id, relationships.c.stream_offset >= offset
+        relationships.c.stream_id == stream_id,
+        relationships.c.stream_offset >= offset,
+        may_hold_offsets(stream_id, offset, INTEGER_MAX),
     )
     block = sa.select(sa.func.max(time_blocks.c.last_offset)).where(
         time_blocks.c.stream_id == stream_id, time_blocks.c.first_offset >= offset

@@ -64,7 +64,7 @@ def delete_strays(engine: sa.Engine) -> None:
     for table, _ in _PLACES:
         place: sa.ColumnElement[Any] = sa.literal_column("ctid")
         deleted = STRAYS_BATCH
-        while deleted == STRAYS_BATCH:
+        while deleted >= STRAYS_BATCH:
             with translated_errors(), engine.begin() as connection:
                 gone = _unknown(table, _known(connection))
                 chosen = sa.select(place).select_from(table).where(gone).limit(STRAYS_BATCH)

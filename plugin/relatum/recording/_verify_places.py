@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from relatum.errors import NotFound, OffsetExpired
 from relatum.ids import MessageId
+from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.membership import GROUP_KEY, value_bounds
 from relatum.reading import Message, StreamReader
 from relatum.recording._compare import DIFFERENCES_MAX, Difference
@@ -21,6 +22,8 @@ from relatum.store import (
     group_states,
     key_definitions,
     keys,
+    may_hold_offsets,
+    may_hold_values,
     merged,
     missing,
     receipts,
@@ -41,9 +44,11 @@ def rows_behind(engine: sa.Engine, stream_id: int, end: int) -> Iterator[Differe
     A recorder may have moved the coverage since: rows and end are of one statement.
     """
     covered = sa.select(sa.func.coalesce(sa.func.max(coverage.c.to_offset), 0)).where(coverage.c.stream_id == stream_id)
+    stop = sa.func.greatest(covered.scalar_subquery(), end)
+    held = may_hold_offsets(stream_id, INTEGER_MIN, -1) | may_hold_offsets(stream_id, stop, INTEGER_MAX)
     for table, place in _BEHIND:
-        outside = (place < 0) | (place >= sa.func.greatest(covered.scalar_subquery(), end))
-        behind = [table.c.stream_id == stream_id, outside]
+        outside = (place < 0) | (place >= stop)
+        behind = [table.c.stream_id == stream_id, outside, held if table is relationships else sa.true()]
         columns = [relationships.c[name] for name in ("key_id", "value", "time_us")] if table is relationships else []
         query = sa.select(place, *columns).where(*behind).order_by(place).limit(DIFFERENCES_MAX)
         with translated_errors(), engine.connect() as connection:
@@ -228,12 +233,14 @@ def _group_key_id(connection: sa.Connection) -> int | None:
 
 
 def _wrong_groups(connection: sa.Connection, stream_id: int, first: int) -> sa.Select[Any]:
-    states, low, high = group_states.c, *value_bounds("")
+    states, key_id = group_states.c, _group_key_id(connection) or 0
+    low, high = ((states.group_id + bound).collate("C") for bound in value_bounds(""))
     of_group = (
-        relationships.c.key_id == (_group_key_id(connection) or 0),
-        relationships.c.value >= (states.group_id + low).collate("C"),
-        relationships.c.value < (states.group_id + high).collate("C"),
+        relationships.c.key_id == key_id,
+        relationships.c.value >= low,
+        relationships.c.value < high,
         relationships.c.stream_id == stream_id,
+        may_hold_values(key_id, low, high),
     )
     named = sa.exists().where(*of_group)
     begins = sa.exists().where(*of_group, relationships.c.stream_offset == states.first_offset)

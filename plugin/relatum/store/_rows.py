@@ -9,16 +9,11 @@ from sqlalchemy.dialects.postgresql import insert
 
 from relatum.store._tables import skips
 
-_COPY: Final = {
-    "relationships": "COPY relatum.relationships (stream_offset, time_us, stream_id, key_id, value) FROM STDIN",
-    "time_blocks": (
-        "COPY relatum.time_blocks (min_us, max_us, first_offset, last_offset, stream_id, width_class) FROM STDIN"
-    ),
-    "receipts": "COPY relatum.receipts (message_id, stream_id, stream_offset) FROM STDIN",
-    "collected_messages": (
-        "COPY relatum.collected_messages (source_id, stream_offset, member_id, size, message_id, type) FROM STDIN"
-    ),
-    "checkpoints": "COPY relatum.checkpoints (stream_id, last_offset, fingerprint, chunk_ms) FROM STDIN",
+_COLUMNS: Final = {
+    "time_blocks": "(min_us, max_us, first_offset, last_offset, stream_id, width_class)",
+    "receipts": "(message_id, stream_id, stream_offset)",
+    "collected_messages": "(source_id, stream_offset, member_id, size, message_id, type)",
+    "checkpoints": "(stream_id, last_offset, fingerprint, chunk_ms)",
 }
 _SPECIAL: Final = re.compile(r"[\\\t\n\r\x08\x0b\x0c]")
 _ESCAPES: Final = str.maketrans(
@@ -47,11 +42,15 @@ def copy_lines(connection: sa.Connection, table: str, lines: Iterable[str]) -> N
     `lines`: Each ends with a newline; values went through `copy_text`.
     """
     data = "".join(lines).encode()
-    if not data:
-        return
+    if data:
+        copy_into(connection, f"relatum.{table} {_COLUMNS[table]}", data)
+
+
+def copy_into(connection: sa.Connection, place: str, data: bytes) -> None:
+    """Write what COPY takes into a table with its columns."""
     driver = connection.connection.driver_connection
     assert driver is not None, "the transaction is open"
-    with driver.cursor() as cursor, cursor.copy(_COPY[table]) as copy:
+    with driver.cursor() as cursor, cursor.copy(f"COPY {place} FROM STDIN") as copy:
         copy.write(data)
 
 

@@ -8,7 +8,10 @@ The streams are the truth and these tables are derived from them: they can be dr
 - `keys`: the key definitions in force, and those removed.
 - `coverage`: the offset ranges of a stream that are recorded, each with the keys it holds; holes that retention tore.
   What was recorded `over_amqp` holds what it found, but proves nothing absent: it is read again by the stream protocol.
-- `relationships`: one row for each value of each message. Its one index answers every look-up by key.
+- `relationships`: one row for each value of each message. Its one index answers every look-up by key. It is in parts,
+  each a table `relationships_<part>` with its own index: see ADR 0023.
+- `table_parts`: the parts of `relationships`: made ahead of time, opened for new rows, closed, made compact.
+- `part_streams`: which offsets of which streams a closed part holds rows of.
 - `time_blocks`: the sparse index of times, one row for up to 128 messages. See ADR 0003.
 - `checkpoints`: what lay at some recorded offsets, to find how far back a stream that lost its tail still agrees.
 - `receipts`: offsets of the messages whose publishers wait for them; short-lived.
@@ -75,6 +78,8 @@ streams = Table(
     Column("lease_holder", Text),
     # Not used any more: the lease is the holder's own.
     moment("lease_expires_at"),
+    # Rows of offsets before it are of messages that retention has dropped.
+    Column("retained_from", BigInteger),
     Index("streams_current", "vhost", "name", unique=True, postgresql_where=text("replaced_at IS NULL")),
     Index("streams_super_stream", "vhost", "super_stream", postgresql_where=text("replaced_at IS NULL")),
 )
@@ -139,15 +144,52 @@ relationships = Table(
     Column("stream_id", Integer, nullable=False),
     Column("key_id", SmallInteger, nullable=False),
     Column("value", Text(collation="C"), nullable=False),
-    Index("relationships_lookup", "key_id", "value", "stream_id", "time_us", "stream_offset"),
-    # Rows arrive in offset order: block ranges are enough for pruning and verifying, at 0.01 byte a row.
-    Index(
-        "relationships_offsets",
-        "stream_id",
-        "stream_offset",
-        postgresql_using="brin",
-        postgresql_with={"pages_per_range": "32"},
-    ),
+    # Rows are written into the open part itself, where its number is the default. 0: those of the release before.
+    Column("part", Integer, nullable=False, server_default="0"),
+    postgresql_partition_by="RANGE (part)",
+)
+"""Each part has two indexes of its own, made by `make_part` in the database:
+
+- `…_lookup` (key_id, value, stream_id, time_us, stream_offset);
+- `…_offsets`, BRIN (stream_id, stream_offset): rows arrive in offset order, so block ranges are enough for pruning and
+  verifying, at 0.01 byte a row.
+"""
+
+table_parts = Table(
+    "table_parts",
+    metadata,
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    made_at("made_at"),
+    moment("opened_at"),
+    moment("closed_at"),
+    moment("compact_at"),
+    # Few of its rows are retained: a day later they are moved, and another day later it is dropped.
+    moment("leaving_at"),
+    moment("emptied_at"),
+    # Each commit locks one row of it.
+    postgresql_with={"fillfactor": "50"},
+)
+
+part_streams = Table(
+    "part_streams",
+    metadata,
+    Column("first_offset", BigInteger, nullable=False),
+    Column("last_offset", BigInteger, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("part", Integer, nullable=False),
+    Column("stream_id", Integer, nullable=False),
+    PrimaryKeyConstraint("part", "stream_id", name="part_streams_place"),
+    Index("part_streams_stream", "stream_id", "part"),
+)
+
+part_keys = Table(
+    "part_keys",
+    metadata,
+    Column("part", Integer, nullable=False),
+    Column("key_id", SmallInteger, nullable=False),
+    Column("low", Text(collation="C"), nullable=False),
+    Column("high", Text(collation="C"), nullable=False),
+    PrimaryKeyConstraint("key_id", "part", name="part_keys_place"),
 )
 
 time_blocks = Table(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from relatum.store import compiled, relationships
+from relatum.store import compiled, may_hold_offsets, may_hold_values, relationships
 
 FIRST_SEQUENCE: Final = "1"
 
@@ -31,11 +31,13 @@ _BY_ITSELF: Final[Any] = sa.literal_column("0")
 def rows_between(*, firsts_only: bool) -> str:
     """Rows of the key `key_id` in one stream from offset `low` to before `high`: value, offset, time, by offset."""
     rows = relationships.c
+    low, high = sa.bindparam("low", type_=sa.BigInteger), sa.bindparam("high", type_=sa.BigInteger)
     statement = sa.select(rows.value, rows.stream_offset, rows.time_us).where(
         rows.stream_id == _STREAM_ID,
-        rows.stream_offset >= sa.bindparam("low", type_=sa.BigInteger),
-        rows.stream_offset < sa.bindparam("high", type_=sa.BigInteger),
+        rows.stream_offset >= low,
+        rows.stream_offset < high,
         rows.key_id == _KEY_ID,
+        may_hold_offsets(_STREAM_ID, low, high),
     )
     if firsts_only:
         sequence = sa.func.split_part(rows.value, _BAR, sa.literal_column("2"))
@@ -47,17 +49,20 @@ def rows_between(*, firsts_only: bool) -> str:
 def members() -> str:
     """Rows of the groups `group_ids` in the streams `stream_ids`: value, stream id, offset, time, in no order.
 
-    One probe of `relationships_lookup` a group, for the range of values that begin with its id.
+    One probe a group, for the range of values that begin with its id, of each part that may hold it: one or two, where
+    ids are in the order of time.
     """
     rows = relationships.c
     ids = sa.bindparam("group_ids", type_=postgresql.ARRAY(sa.Text))
     wanted = sa.func.unnest(ids).table_valued(sa.column("group_id", sa.Text)).render_derived("wanted")
+    low, high = (wanted.c.group_id.concat(end).collate("C") for end in (_BAR, _BEHIND_ID))
     found = (
         sa.select(rows.value, rows.stream_id, rows.stream_offset, rows.time_us)
         .where(
             rows.key_id == _KEY_ID,
-            rows.value >= wanted.c.group_id.concat(_BAR).collate("C"),
-            rows.value < wanted.c.group_id.concat(_BEHIND_ID).collate("C"),
+            rows.value >= low,
+            rows.value < high,
+            may_hold_values(_KEY_ID, low, high),
             # Of a stream that was never analyzed PostgreSQL expects no row: for each group it would look through all of
             # the stream, by the index of offsets, which cannot be used for this expression.
             rows.stream_id + sa.literal_column("0") == sa.any_(_STREAM_IDS),

@@ -11,7 +11,7 @@ from relatum.errors import NotFound, PredecessorNotFound
 from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message, StreamReader
-from relatum.store import key_definitions, relationships, streams, translated_errors
+from relatum.store import key_definitions, may_hold_values, relationships, streams, translated_errors
 
 SOURCE: Final = ("property:message_id",)
 """The sources of the key by which messages are found under their `message_id`."""
@@ -117,6 +117,7 @@ def recorded_places(key_id: int, value: str, partitions: Collection[str], vhost:
         .where(
             relationships.c.key_id == key_id,
             relationships.c.value == value,
+            may_hold_values(key_id, value, value),
             streams.c.vhost == vhost,
             streams.c.name.in_(partitions),
             streams.c.replaced_at.is_(None),
