@@ -1,5 +1,6 @@
 """What Spark's JDBC reads are made of: URLs, jars, cuts."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,14 +129,35 @@ def test_each_place_is_in_exactly_one_range(
     assert len(conditions) <= parts
 
 
-def test_ranges_of_blocks_are_open_at_both_ends() -> None:
-    """Pages that are added while tasks run belong to the last part."""
-    assert block_ranges([]) == ["true"]
-    assert block_ranges([7, 9]) == [
-        "place < '(7,0)'::tid",
-        "place >= '(7,0)'::tid AND place < '(9,0)'::tid",
-        "place >= '(9,0)'::tid",
+def test_ranges_of_blocks_are_of_one_part_where_they_can_be() -> None:
+    """Pages that are added to a part while tasks run belong to its last range."""
+    assert block_ranges([], []) == ["true"]
+    assert block_ranges([(3, 10)], [7, 9]) == [
+        "part = 3 AND place < '(7,0)'::tid",
+        "part = 3 AND place >= '(7,0)'::tid AND place < '(9,0)'::tid",
+        "part = 3 AND place >= '(9,0)'::tid",
     ]
+    assert block_ranges([(0, 4), (1, 4), (5, 4)], [2, 8, 10]) == [
+        "part = 0 AND place < '(2,0)'::tid",
+        "part = 0 AND place >= '(2,0)'::tid OR part = 1",
+        "part = 5 AND place < '(2,0)'::tid",
+        "part = 5 AND place >= '(2,0)'::tid",
+    ]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    numbers=st.sets(st.integers(0, 40), max_size=8),
+    looked_for=st.tuples(st.integers(0, 4), st.integers(0, 20)),
+)
+def test_each_page_is_in_exactly_one_range(sizes: list[int], numbers: set[int], looked_for: tuple[int, int]) -> None:
+    """Also those behind the last one that a part had when the cuts were made."""
+    extents = [(2 * at, size) for at, size in enumerate(sizes)]
+    conditions = block_ranges(extents, sorted(number for number in numbers if 0 < number < sum(sizes)))
+    part, page = 2 * (looked_for[0] % len(sizes)), looked_for[1]
+    texts = [re.sub(r"'\((\d+),0\)'::tid", r"\1", text).replace(" = ", " == ") for text in conditions]
+    names = {"part": part, "place": page, "true": True}
+    assert sum(eval(text.replace("AND", "and").replace("OR", "or"), names) for text in texts) == 1
 
 
 def test_places_are_spread_over_what_is_recorded() -> None:

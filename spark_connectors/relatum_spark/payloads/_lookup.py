@@ -12,7 +12,7 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField
 from sqlalchemy.dialects import postgresql
 
 from relatum.keys import InvalidValue, KeyDefinition
-from relatum.store import as_engine, relationships, streams, translated_errors
+from relatum.store import as_engine, may_hold_values, relationships, streams, translated_errors
 
 PROBED_ROWS: Final = 1000
 """Rows looked up by one statement: with up to the limit of relata each, what a task holds."""
@@ -157,15 +157,17 @@ class Lookup:
 def probes(is_bounded: bool) -> sa.Select[Any]:
     """Where the relata of many rows lie: row, stream, offset; the oldest first, at most `limit` of each stream.
 
-    One probe of the index `relationships_lookup` for each row and stream, which stops at the limit.
+    One probe for each row and stream, of each part of the table that may hold the value, which stops at the limit.
     """
     wanted = _wanted(is_bounded)
-    rows = relationships.c
+    rows, key_id = relationships.c, sa.bindparam("key_id", type_=sa.SmallInteger)
+    # A function's column has the database's collation; the column's own is needed to use its index.
+    value = wanted.c.value.collate("C")
     inner = sa.select(rows.stream_offset, rows.time_us).where(
-        rows.key_id == sa.bindparam("key_id", type_=sa.SmallInteger),
-        # A function's column has the database's collation; the column's own is needed to use its index.
-        rows.value == wanted.c.value.collate("C"),
+        rows.key_id == key_id,
+        rows.value == value,
         rows.stream_id == streams.c.stream_id,
+        may_hold_values(key_id, value, value),
     )
     if is_bounded:
         inner = inner.where(rows.time_us >= wanted.c.low, rows.time_us <= wanted.c.high)

@@ -16,6 +16,7 @@ from relatum.store import (
     covered,
     current_stream,
     last_position,
+    may_hold_offsets,
     missing,
     relationships,
 )
@@ -105,6 +106,7 @@ def look_up(connection: sa.Connection, reader: StreamReader, wanted: Slice, only
             relationships.c.stream_id == row.stream_id,
             relationships.c.stream_offset >= wanted.start,
             relationships.c.stream_offset < wanted.stop,
+            may_hold_offsets(row.stream_id, wanted.start, wanted.stop),
         )
         .order_by(relationships.c.stream_offset)
     )

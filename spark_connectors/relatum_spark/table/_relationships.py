@@ -13,7 +13,7 @@ from relatum.errors import InvalidInput, StreamNotFound
 from relatum.store import as_engine, coverage_of, covered, streams, translated_errors
 from relatum_spark._broker import database_url
 from relatum_spark._definitions import definitions_in
-from relatum_spark.table._cuts import Bound, block_predicates, offset_predicates
+from relatum_spark.table._cuts import Bound, offset_predicates, predicates_of
 from relatum_spark.table._jdbc import jdbc_options, require_driver
 from relatum_spark.table._snapshot import Snapshot
 
@@ -39,7 +39,8 @@ def relationships(
 
     Without a snapshot the rows are those recorded when this is called, whenever the DataFrame is used and however
     often: later ones are left out by their offsets. No transaction stays open. Rows that are pruned meanwhile, since
-    retention took their messages, may be missing in some tasks and not in others; with a snapshot they are not.
+    retention took their messages, may be missing in some tasks and not in others; with a snapshot they are not. It is
+    good for a day: by then PostgreSQL may have rows of streams that are kept for long in another part of the table.
 
     Args:
         spark: The session; it needs PostgreSQL's JDBC driver (`jdbc_jar`).
@@ -78,7 +79,8 @@ def relationships(
         key_ids = [definition.key_id for definition in definitions]
         bounds = _bounds(connection, stream_ids, key_ids)
         if split == "blocks":
-            predicates = block_predicates(connection, stream_ids, key_ids, partitions)
+            steady = snapshot is not None
+            predicates = predicates_of(connection, stream_ids, key_ids, bounds, partitions, is_steady=steady)
         else:
             predicates = offset_predicates(connection, stream_ids, key_ids, bounds, partitions)
     options["sessionInitStatement"] = "; ".join(_session_statements(snapshot))
@@ -168,7 +170,7 @@ def _table(bounds: Sequence[Bound]) -> str:
 
 _TABLE: Final = (
     "(SELECT k.name AS key, r.value, s.vhost, s.name AS stream, r.stream_offset, "
-    "r.time_us, r.stream_id, r.ctid AS place "
+    "r.time_us, r.stream_id, r.part, r.ctid AS place "
     "FROM relatum.relationships r "
     "JOIN (unnest({arrays}) c (stream_id, key_id, from_offset, to_offset) "
     "JOIN relatum.streams s ON s.stream_id = c.stream_id JOIN relatum.keys k ON k.key_id = c.key_id) "
