@@ -12,6 +12,7 @@ from benchmarks import (
     following,
     group_reading,
     grouping,
+    growth,
     lag,
     lookups,
     many,
@@ -44,6 +45,7 @@ GROUPS: Final = {
         lag,
         recorders,
         sizes,
+        growth,
     )
 }
 

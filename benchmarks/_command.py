@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from rich.console import Console
 
-from benchmarks._context import QUICK_MESSAGES, Context, opened
+from benchmarks._context import QUICK_MESSAGES, QUICK_ROWS, Context, opened
 from benchmarks._results import Row, attempted, load, markdown, save, show
 
 MESSAGES_MIN: Final = 10_000
@@ -34,6 +34,7 @@ def parsed(prog: str, groups: Iterable[str], results: Path, arguments: list[str]
         "RELATUM_TEST_STREAM_URL and RELATUM_TEST_DATABASE_URL name.",
     )
     parser.add_argument("--messages", type=int, default=None, help="messages of the large stream (1,000,000)")
+    parser.add_argument("--rows", type=int, default=None, help="rows the table grows to (10,000,000)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_MESSAGES:,} messages and fewer rounds")
     parser.add_argument("--only", nargs="+", choices=sorted(groups), metavar="NAME", help=", ".join(groups))
     parser.add_argument("--output", type=Path, default=results, help="where the JSON file goes")
@@ -41,6 +42,10 @@ def parsed(prog: str, groups: Iterable[str], results: Path, arguments: list[str]
     options = parser.parse_args(arguments)
     if options.messages is None:
         options.messages = QUICK_MESSAGES if options.quick else 1_000_000
+    if options.rows is None:
+        options.rows = QUICK_ROWS if options.quick else 10_000_000
+    if options.rows < QUICK_ROWS:
+        parser.error(f"--rows: at least {QUICK_ROWS:,}")
     if options.messages < MESSAGES_MIN:
         parser.error(f"--messages: at least {MESSAGES_MIN:,}")
     return options
@@ -70,13 +75,15 @@ def run(prog: str, groups: Mapping[str, Group], results: Path) -> int:
         console.print(f"[dim]{time.monotonic() - started:5.0f} s  {what}[/dim]", highlight=False)
 
     rows: list[Row] = []
-    with opened(options.messages, say, is_quick=options.quick) as context:
+    with opened(options.messages, options.rows, say, is_quick=options.quick) as context:
         facts = context.facts()
         for name in options.only or groups:
             for row in attempted(name, name, functools.partial(groups[name].measure, context)):
                 rows.append(row)
                 figure = "" if row.ratio is None else f" ({row.ratio:.2f})"
                 say(f"[bold]{row.what}: {row.ours or row.error or row.note}{figure}: {row.verdict}[/bold]")
+                # What was measured is not lost where it is stopped.
+                save(options.output, facts | {"seconds": round(time.monotonic() - started)}, rows)
     save(options.output, facts | {"seconds": round(time.monotonic() - started)}, rows)
     show(rows, console)
     console.print(f"{options.output}: all figures, and the machine they are from.")

@@ -28,6 +28,8 @@ KEYS: Final = ("order_id", "host")
 
 QUICK_MESSAGES: Final = 100_000
 
+QUICK_ROWS: Final = 2_000_000
+
 PACKAGES: Final = ("relatum", "pika", "psycopg", "sqlalchemy", "rstream")
 
 
@@ -48,6 +50,7 @@ class Context:
         stream_url: Its `rabbitmq-stream://` URL.
         server_url: A database of a PostgreSQL whose user may create others.
         messages: How many messages the large stream has.
+        rows: How many rows the table grows to.
         is_quick: Fewer rounds.
         say: Where to tell what is being done.
     """
@@ -59,12 +62,14 @@ class Context:
         stream_url: str,
         server_url: str,
         messages: int,
+        rows: int,
         is_quick: bool,
         say: Callable[[str], None],
     ) -> None:
         self.broker_url = broker_url
         self.stream_url = stream_url
         self.messages = messages
+        self.rows = rows
         self.is_quick = is_quick
         self.say = say
         self.address = BrokerAddress.parse(broker_url, stream_url)
@@ -193,6 +198,7 @@ class Context:
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "load_before": os.getloadavg()[0],
             "messages": self.messages,
+            "rows": self.rows,
             "body_bytes": streams.BODY_BYTES,
             "quick": self.is_quick,
         }
@@ -211,7 +217,7 @@ def _stream_url(amqp_url: str) -> str:
 
 
 @contextmanager
-def opened(messages: int, say: Callable[[str], None], *, is_quick: bool) -> Iterator[Context]:
+def opened(messages: int, rows: int, say: Callable[[str], None], *, is_quick: bool) -> Iterator[Context]:
     """A context on private servers, or on those named by the variables the tests use."""
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="relatum-bench-"))
@@ -231,6 +237,7 @@ def opened(messages: int, say: Callable[[str], None], *, is_quick: bool) -> Iter
             stream_url=stream_url or _stream_url(broker_url),
             server_url=server_url.replace("postgresql+psycopg://", "postgresql://"),
             messages=messages,
+            rows=rows,
             is_quick=is_quick,
             say=say,
         )

@@ -14,6 +14,9 @@ from benchmarks._results import Row
 
 GROUP: Final = "sizes"
 
+SIZE: Final = "SELECT sum(pg_relation_size('relatum.relationships_' || part || '{}')) FROM relatum.table_parts"
+"""Bytes of all parts of the table, or of an index of each."""
+
 STAMPED_MESSAGES: Final = 50_000
 """Intercepted messages whose times are indexed both ways: times are microseconds apart, as publishers give them."""
 
@@ -28,9 +31,7 @@ def measure(context: Context) -> Iterator[Row]:
 
 def _row_bytes(connection: psycopg.Connection[Any]) -> Row:
     rows = _one(connection, "SELECT count(*) FROM relatum.relationships")
-    heap = _one(connection, "SELECT pg_relation_size('relatum.relationships')") / rows
-    index = _one(connection, "SELECT pg_relation_size('relatum.relationships_lookup')") / rows
-    ranges = _one(connection, "SELECT pg_relation_size('relatum.relationships_offsets')") / rows
+    heap, index, ranges = (_one(connection, SIZE.format(kind)) / rows for kind in ("", "_lookup", "_offsets"))
     return Row(
         GROUP,
         f"bytes a row, {rows:,} rows",
