@@ -1,7 +1,7 @@
 """The parts of the relationship table: one after the other, whoever writes, reads or looks after them at that time."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -13,16 +13,13 @@ from psycopg import sql
 
 from relatum.recording import _part_tender, verify
 from relatum.store import (
-    Part,
     add_keys,
-    close_parts,
     copy_rows,
     drop_parts,
     empty_parts,
     ensure_stream,
     make_engine,
     retain_from,
-    table_parts_of,
     turn_parts,
 )
 from tests.support import (
@@ -35,44 +32,8 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
+from tests.support.parts import MESSAGES, close, lines, offsets_in, parts_of, turn, write
 from tests.support.standstill import in_time
-
-MESSAGES = 100
-
-
-def write(engine: sa.Engine, stream_id: int, offsets: Sequence[int]) -> None:
-    """Rows of a key, one for each offset, in one transaction."""
-    with engine.begin() as connection:
-        copy_rows(connection, lines(stream_id, offsets))
-
-
-def lines(stream_id: int, offsets: Sequence[int]) -> list[str]:
-    """The lines of such rows."""
-    return [f"{offset}\t{offset * 1000}\t{stream_id}\t1\tv{offset % 7}\n" for offset in offsets]
-
-
-def parts_of(engine: sa.Engine) -> list[Part]:
-    """All parts."""
-    with engine.connect() as connection:
-        return table_parts_of(connection)
-
-
-def offsets_in(engine: sa.Engine, part: int | None = None) -> list[int]:
-    """The offsets of which there are rows, in all parts or in one."""
-    query = "SELECT stream_offset FROM relatum.relationships WHERE :part IS NULL OR part = :part ORDER BY 1"
-    with engine.connect() as connection:
-        return list(connection.scalars(sa.text(query).bindparams(sa.bindparam("part", part, sa.Integer))))
-
-
-def turn(engine: sa.Engine) -> None:
-    """Begin the next part, however little is in the open one."""
-    last = max(part.part for part in parts_of(engine) if part.is_opened)
-    wait_until(lambda: turn_parts(engine, 0)[-1].part > last + 1 or parts_of(engine)[-2].part > last, what="a part")
-
-
-def close(engine: sa.Engine) -> None:
-    """Close what can be closed."""
-    close_parts(engine, parts_of(engine))
 
 
 @pytest.fixture
@@ -367,21 +328,6 @@ def test_recorders_go_from_part_to_part(amqp_url: str, engine: sa.Engine, monkey
     finally:
         for stream in streams:
             delete_stream(amqp_url, stream)
-
-
-def test_a_recorder_of_the_release_before_goes_on(engine: sa.Engine, database_url: str, stream_id: int) -> None:
-    """It writes into the table by the columns that it knows; such rows are part 0's, which is never closed."""
-    with psycopg.connect(database_url) as before:
-        before.execute("SET ROLE relatum_recorder")
-        columns = "stream_offset, time_us, stream_id, key_id, value"
-        with before.cursor().copy(f"COPY relatum.relationships ({columns}) FROM STDIN".encode()) as copy:
-            copy.write("".join(lines(stream_id, range(MESSAGES))))
-    turn_parts(engine)
-    write(engine, stream_id, range(MESSAGES, 2 * MESSAGES))
-    turn(engine)
-    close(engine)
-    assert offsets_in(engine, 0) == list(range(MESSAGES))
-    assert not parts_of(engine)[0].is_closed
 
 
 def test_a_plan_made_for_an_empty_part_does_not_outlive_that(engine: sa.Engine, stream_id: int) -> None:

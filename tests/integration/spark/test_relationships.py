@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 import relatum_spark
 from relatum.errors import ConfigurationError, DatabaseUnavailable, InvalidInput, KeyNotDefined, StreamNotFound
 from relatum.recording import prune
-from relatum.store import make_engine, remove_key
+from relatum.store import drop_parts, make_engine, remove_key
 from relatum_spark.table._cuts import block_predicates, predicates_of
 from relatum_spark.table._relationships import Split, _bounds, _session_statements, _table
 from tests.support import publish_plain, recording, unique_name, wait_recorded, wait_until
@@ -189,6 +189,57 @@ def test_rows_that_are_moved_between_tasks_are_read_once(database_url: str, task
     assert set(read) == set(wanted)
     engine.dispose()
 
+
+@pytest.mark.parametrize("tasks_before", [0, PARTITIONS // 2, PARTITIONS])
+def test_a_part_that_is_dropped_between_tasks_takes_its_own_rows_alone(database_url: str, tasks_before: int) -> None:
+    """With a snapshot it is not dropped before that ends; without one the rest is read once, and nobody fails."""
+    engine = make_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text(MOVING))
+        connection.execute(sa.text(GONE))
+    with relatum_spark.snapshot(database_url) as snapshot:
+        assert _read_with_drop(engine, tasks_before, snapshot, {}) == Counter(_places(engine))
+    everything, dropped = _places(engine), {1: 12_001, 2: 1_333}
+    read = _read_with_drop(engine, tasks_before, None, dropped)
+    left = _places(engine)
+    assert len(left) == len(everything) - sum(dropped.values())
+    assert set(left) <= set(read) <= set(everything)
+    assert max(read.values()) == 1
+    engine.dispose()
+
+
+def _places(engine: sa.Engine) -> list[tuple[int, int]]:
+    with engine.connect() as connection:
+        rows = connection.execute(sa.text("SELECT stream_id, stream_offset FROM relatum.relationships"))
+        return [(row.stream_id, row.stream_offset) for row in rows]
+
+
+def _read_with_drop(
+    engine: sa.Engine, tasks_before: int, snapshot: relatum_spark.Snapshot | None, dropped: dict[int, int]
+) -> Counter[tuple[int, int]]:
+    """What tasks read, each in a transaction of its own, where retention comes behind so many of them."""
+    with engine.connect() as connection:
+        bounds = _bounds(connection, [1, 2], [1])
+        steady = snapshot is not None
+        predicates = predicates_of(connection, [1, 2], [1], bounds, PARTITIONS, is_steady=steady)
+    read: Counter[tuple[int, int]] = Counter()
+    for number, predicate in enumerate([*predicates, "false"]):
+        if number == tasks_before:
+            assert drop_parts(engine) == dropped
+        query = f"SELECT stream_id, stream_offset FROM {_table(bounds)} WHERE {predicate}"
+        with engine.connect() if snapshot is None else snapshot.connect() as connection:
+            read.update((row.stream_id, row.stream_offset) for row in connection.exec_driver_sql(query))
+    return read
+
+
+GONE = """
+UPDATE relatum.table_parts SET leaving_at = NULL;
+UPDATE relatum.streams SET retained_from = 20000;
+INSERT INTO relatum.part_streams (part, stream_id, row_count, first_offset, last_offset)
+  SELECT part, stream_id, count(*), min(stream_offset), max(stream_offset) FROM relatum.relationships
+  WHERE part = 1 GROUP BY 1, 2;
+"""
+"""No message of the first part is retained."""
 
 MOVING = """
 INSERT INTO relatum.keys (name, sources, type) VALUES ('k', '{k}', 'text');
