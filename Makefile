@@ -4,6 +4,7 @@
 #   make test          all tests, by three processes with servers of their own (TEST="tests/unit -k chunk": in one)
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
+#   make test-pure     the tests of what is compiled, as it is: without the compiled modules
 #   make test-docker   all tests, on the servers of docker/compose.yaml
 #   make check         lint, format, types, arrows between rooms, twins, and the house in figures
 #   make twins         write the blocking faces that are generated from asyncio ones
@@ -20,6 +21,9 @@ BENCH ?=
 # Most of a test is waiting: three at once keep two cores busy. What is run together, and first: tests/support/sharing_out.py.
 SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
 
+# What the modules that are compiled do is seen by these.
+PURE := extract.py spark_columns.py stamp_ids.py wire_chunk.py wire_message.py
+
 bin := .venv/bin
 made := .venv/.made
 spark := .venv/.made-spark
@@ -33,19 +37,22 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-docker check docs twins bench bench-spark clean rabbitmq java pgbouncer
+.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark clean rabbitmq java pgbouncer
 .DELETE_ON_ERROR:
 
-demo: $(made) rabbitmq
+demo: $(made) compiled rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
-test: $(classes) rabbitmq java pgbouncer
+test: $(classes) compiled rabbitmq java pgbouncer
 	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
-test-long: $(classes) rabbitmq java pgbouncer
+test-long: $(classes) compiled rabbitmq java pgbouncer
 	$(bin)/python -m pytest --long --override-ini timeout=21600 --override-ini faulthandler_timeout=0 $(TEST)
 
-test-docker: $(classes) java pgbouncer
+test-pure: $(spark)
+	RELATUM_PURE=1 $(bin)/python -m pytest $(or $(TEST),$(addprefix tests/unit/test_,$(PURE)))
+
+test-docker: $(classes) compiled java pgbouncer
 	$(bin)/python -m pytest --docker --override-ini timeout=900 $(TEST)
 
 check: $(spark)
@@ -64,10 +71,10 @@ docs: $(site)
 	NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet
 	@echo "The site is in .venv/site/index.html"
 
-bench: $(made) rabbitmq
+bench: $(made) compiled rabbitmq
 	$(bin)/python -m benchmarks $(BENCH)
 
-bench-spark: $(spark) rabbitmq java
+bench-spark: $(spark) compiled rabbitmq java
 	$(bin)/python -m benchmarks.spark $(BENCH)
 
 clean:
@@ -86,6 +93,11 @@ $(made): pyproject.toml tools/make-environment
 	@mkdir -p .venv/tmp
 	@tools/make-environment .venv
 	@touch $@
+
+# What is compiled lies in the environment, by a sum of its sources: of others nothing is used. Without a compiler, all
+# runs as it is.
+compiled: $(made)
+	@$(bin)/python tools/compiling.py
 
 # Spark is 400 MB to download: only what needs it waits for it.
 $(spark): pyproject.toml tools/make-environment

@@ -42,6 +42,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_four_packages_typed(wheel: Path) -> None:
     """Four packages with their py.typed, the licence and the migrations are in it; tests and docs are not."""
+    assert wheel.name.endswith("-py3-none-any.whl"), "it needs no compiler, and runs anywhere"
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert tops == {*PACKAGES, "pyspark_relatum", f"relatum-{version('relatum')}.dist-info"}

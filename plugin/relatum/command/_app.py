@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from relatum.command._command_list import HELP
+from relatum.compiled import is_compiled
 from relatum.errors import RelatumError
 from relatum.terminal import EPILOG, ExitCode, ending_with_output, exit_code_of, print_error
 
@@ -69,7 +70,7 @@ class _Group(TyperGroup):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(version("relatum"))
+        typer.echo(f"{version('relatum')} ({'compiled' if is_compiled() else 'pure Python'})")
         raise typer.Exit
 
 
@@ -97,7 +98,10 @@ def complete_app() -> typer.Typer:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and whether it runs compiled."
+        ),
     ] = False,
 ) -> None:
     """Find the messages that belong together, across RabbitMQ streams, without scanning them."""

@@ -5,7 +5,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable, UndecodableMessage
-from relatum.reading._message import Message, property_text
+from relatum.reading._message import Message
+from relatum.reading._message_parts import property_text
 from relatum.wire import Position, amqp10, fingerprint
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
 from relatum.reading import Message, RecordBatch, UnreadableRecord, position_of
 from relatum.recording._extract import Extracted, Extractor
@@ -65,11 +65,11 @@ class Batch:
         """Take the rows of a batch of records; its offsets lie behind those added before."""
         assert batch.first_offset > self.last_offset, "offsets only grow"
         if batch.messages is None:
-            extract, chunk_ms = self._extractor.from_record, batch.chunk_ms
-            extracted: Iterable[Extracted] = [extract(raw, chunk_ms) for raw in batch.records]
+            self._add_records(batch.offsets, batch.records, batch.chunk_ms)
         else:
-            extracted = map(self._extractor.from_message, batch.messages)
-        self._collect(batch.offsets, extracted)
+            for offset, message in zip(batch.offsets, batch.messages, strict=True):
+                self._add(offset, self._extractor.from_message(message))
+        self._make_lines()
         self.messages += len(batch.offsets)
         self.last_offset = batch.offsets[-1]
         self.last_chunk_ms = batch.chunk_ms
@@ -79,25 +79,31 @@ class Batch:
         # Not a message yet: of many batches of one message each, one is asked for.
         self._last = batch if len(batch.records) == 1 else _end_of(batch)
 
-    def _collect(self, offsets: Sequence[int], extracted: Iterable[Extracted]) -> None:
-        rows, before, stream = self._rows, len(self._rows), self.stream_id
-        for offset, (time_us, _, values, skips, receipt) in zip(offsets, extracted, strict=True):
-            if time_us is not None and self._with_time:
-                self._times.append(time_us)
-                self._time_offsets.append(offset)
-            if values:
-                shown = "\\N" if time_us is None else time_us
-                for key_id, value in values:
-                    rows.append((offset, shown, stream, key_id, value))
-                    self.line_bytes += len(value) + LINE_BYTES
-            for key_id, reason in skips:
-                skipped = stream, key_id, reason.value
-                self.skips[skipped] = self.skips.get(skipped, 0) + 1
-            if receipt is not None:
-                self.receipts.append((receipt, offset))
-        self.rows += len(rows) - before
-        if len(rows) >= ROWS_AT_ONCE:
-            self._lines.append(_lines_of(rows))
+    def _add_records(self, offsets: Sequence[int], records: Sequence[bytes], chunk_ms: int | None) -> None:
+        # One at a time: of a list of what was extracted, the garbage collector visits each object again and again.
+        for offset, raw in zip(offsets, records, strict=True):
+            self._add(offset, self._extractor.from_record(raw, chunk_ms))
+
+    def _add(self, offset: int, extracted: Extracted) -> None:
+        time_us, _, values, skips, receipt = extracted
+        if time_us is not None and self._with_time:
+            self._times.append(time_us)
+            self._time_offsets.append(offset)
+        if values:
+            shown = "\\N" if time_us is None else str(time_us)
+            for key_id, value in values:
+                self._rows.append((offset, shown, self.stream_id, key_id, value))
+                self.line_bytes += len(value) + LINE_BYTES
+            self.rows += len(values)
+        for key_id, reason in skips:
+            skipped = self.stream_id, key_id, reason.value
+            self.skips[skipped] = self.skips.get(skipped, 0) + 1
+        if receipt is not None:
+            self.receipts.append((receipt, offset))
+
+    def _make_lines(self) -> None:
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self._lines.append(_lines_of(self._rows))
             self._rows = []
 
     @staticmethod
@@ -119,7 +125,7 @@ class Batch:
         return position_of(last_message(self._last))
 
 
-_Row = tuple[int, int | str, int, int, str]
+_Row: TypeAlias = tuple[int, str, int, int, str]
 """Offset, time, stream, key and value."""
 
 

@@ -6,7 +6,7 @@ Three modules are public as they are, for who needs many of their names: `amqp10
 from relatum.wire import _amqp10 as amqp10
 from relatum.wire import _frames as frames
 from relatum.wire import _publishing as publishing
-from relatum.wire._amqp10 import TooManyValues, pick, pick_list
+from relatum.wire._amqp10 import pick, pick_list
 from relatum.wire._chunk import Chunk, UnreadableRecord, record_at, records_at, small_records, split
 from relatum.wire._frames import FIRST, LAST, NEXT, Broker, Code, Start, StartSpec, StreamPlaces
 from relatum.wire._head import Head, find_head
@@ -38,6 +38,7 @@ from relatum.wire._session import (
     is_before,
 )
 from relatum.wire._stream_login import AnotherCluster, AnotherProtocol, Login, Mechanism, MechanismNotTaken
+from relatum.wire._too_many import TooManyValues
 
 __all__ = [
     "AMQP",

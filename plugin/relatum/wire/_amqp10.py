@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from relatum.errors import UndecodableMessage
 from relatum.wire._scalars import SCALARS, TEXTS, Opaque, text_of
+from relatum.wire._too_many import TooManyValues
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -49,10 +50,6 @@ _SECTION_NAMES: Final = {
     b"amqp:amqp-value:*": VALUE,
     b"amqp:footer:map": FOOTER,
 }
-
-
-class TooManyValues(UndecodableMessage):
-    """A map, a list or a section has more values than are decoded."""
 
 
 class Section(NamedTuple):

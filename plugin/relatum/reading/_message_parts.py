@@ -1,0 +1,212 @@
+"""What a message says, out of a stream's record or an AMQP 0.9.1 delivery. Pure: see `relatum.compiled`."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
+from uuid import UUID
+
+from pika.compat import long as pika_long
+
+from relatum.errors import UndecodableMessage
+from relatum.limits import TIME_US_MAX
+from relatum.reading._message_time import EPOCH, SECOND, whole_second
+from relatum.reading._message_values import Properties
+from relatum.wire import amqp10
+
+_NOT_HEADERS: Final = frozenset({"x-exchange", "x-routing-key", "x-stream-offset", "x-death", "x-cc"})
+_NOT_HEADERS_PREFIX: Final = "x-basic-"
+_QUEUE_ADDRESS: Final = "/queues/"
+_AMQP_BODY: Final = "amqp-1.0"
+"""The `type` RabbitMQ gives AMQP 0.9.1 consumers with bodies that only AMQP 1.0 has: the body is then its encoding."""
+_TYPE: Final = {b"x-basic-type": 0}
+_ABSENT: Final[Any] = object()
+_FIELDS: Final = 13
+"""Fields of AMQP 1.0's properties; its header has five. A list of more has others that nobody knows."""
+
+
+_NONE: Final = Properties()
+Parts: TypeAlias = tuple[dict[str, Any], Properties, bytes, bool]
+"""Headers, properties, body, and whether it is an AMQP message."""
+
+
+def parts_of_record(raw: bytes) -> Parts:
+    try:
+        sections = amqp10.find_sections(raw)
+        return _decode_sections(raw, sections)
+    except UndecodableMessage:
+        return {}, _NONE, bytes(raw), False
+
+
+def body_of_record(raw: bytes) -> bytes:
+    try:
+        return amqp10.body_of(raw, amqp10.find_sections(raw))
+    except UndecodableMessage:
+        return bytes(raw)
+
+
+def type_and_id_in(raw: bytes) -> tuple[str | None, str | None]:
+    """The properties `type` and `message_id` of a record, without decoding the others: it costs a fifth of that."""
+    message_id = None
+    annotated, applied = [_ABSENT], [_ABSENT]
+    try:
+        sections = amqp10.find_sections(raw)
+    except UndecodableMessage:
+        return None, None
+    for code, start, _ in sections:
+        if code == amqp10.PROPERTIES:
+            with suppress(UndecodableMessage):
+                count, at, _ = amqp10.entries_of(raw, start, "list")
+                message_id = None
+                message_id = amqp10.decode_value(raw, at)[0] if count else None
+        elif code == amqp10.MESSAGE_ANNOTATIONS:
+            annotated = _picked(raw, start, annotated)
+        elif code == amqp10.APPLICATION_PROPERTIES:
+            applied = _picked(raw, start, applied)
+    kind = annotated[0] if annotated[0] is not _ABSENT else applied[0]
+    return None if kind is _ABSENT else property_text(kind), property_text(message_id)
+
+
+def _picked(raw: bytes, start: int, before: list[Any]) -> list[Any]:
+    """The type that a map holds; what was found before, where the map is broken."""
+    found = [_ABSENT]
+    try:
+        amqp10.pick(raw, start, _TYPE, found)
+    except UndecodableMessage:
+        return before
+    return found
+
+
+def _decode_sections(raw: bytes, sections: list[amqp10.Section]) -> Parts:
+    header: list[Any] = []
+    listed: list[Any] = []
+    annotations: dict[str, Any] = {}
+    applied: dict[str, Any] = {}
+    for code, start, _ in sections:
+        # A section that is broken inside counts as absent, here as in the recorder; the others still serve.
+        with suppress(UndecodableMessage):
+            if code == amqp10.APPLICATION_PROPERTIES:
+                applied = amqp10.decode_map(raw, start)
+            elif code == amqp10.PROPERTIES:
+                listed = amqp10.decode_list(raw, start, _FIELDS)
+            elif code == amqp10.MESSAGE_ANNOTATIONS:
+                annotations = amqp10.decode_map(raw, start)
+            elif code == amqp10.HEADER:
+                header = amqp10.decode_list(raw, start, _FIELDS)
+    properties = _properties(header, listed, annotations, applied)
+    return _headers(annotations, applied), properties, amqp10.body_of(raw, sections), True
+
+
+def _properties(
+    header: list[Any], listed: list[Any], annotations: dict[str, Any], applied: dict[str, Any]
+) -> Properties:
+    """Properties from where the versions keep them.
+
+    RabbitMQ up to 3.12 keeps what AMQP 1.0 has no field for as `x-basic-…` in annotations and application
+    properties, 4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
+    """
+    at = [*listed, *[None] * (11 - len(listed))]
+    durable, priority, ttl = [*header, None, None, None][:3]
+    basic_mode = annotations.get("x-basic-delivery-mode")
+    return Properties(
+        content_type=property_text(at[6]),
+        content_encoding=property_text(at[7]),
+        delivery_mode=2 if durable is True or basic_mode == 2 else 1,
+        priority=_integer(priority if priority is not None else annotations.get("x-basic-priority")),
+        correlation_id=property_text(at[5]),
+        reply_to=reply_to_text(at[4]),
+        expiration=property_text(ttl if ttl is not None else annotations.get("x-basic-expiration")),
+        message_id=property_text(at[0]),
+        timestamp=whole_second(at[9]),
+        type=property_text(annotations.get("x-basic-type", applied.get("x-basic-type"))),
+        user_id=property_text(at[1]),
+        app_id=property_text(applied.get("x-basic-app-id", at[10])),
+    )
+
+
+def _headers(annotations: dict[str, Any], applied: dict[str, Any]) -> dict[str, Any]:
+    headers = {name: header_value(value) for name, value in applied.items() if is_header(name)}
+    # From 3.13 on the broker keeps headers named `x-…` as annotations, and `CC` as `x-cc`.
+    for name, value in annotations.items():
+        if name.startswith("x-") and is_header(name):
+            headers[name] = header_value(value)
+    if "x-cc" in annotations:
+        headers["CC"] = header_value(annotations["x-cc"])
+    return headers
+
+
+def is_header(name: str) -> bool:
+    """Whether a name is the publisher's, not one the broker adds."""
+    return name not in _NOT_HEADERS and not name.startswith(_NOT_HEADERS_PREFIX)
+
+
+def header_value(value: Any) -> Any:
+    """A header's value. The broker turns long text into binary and, by AMQP, back: so text is what is UTF-8."""
+    convert = _CONVERSIONS.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def _utf8(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return bytes(value)
+
+
+def property_text(value: Any) -> str | None:
+    """A property's value as text, as AMQP 0.9.1 shows it."""
+    value = header_value(value)
+    if value is None or type(value) is str:
+        return value
+    if isinstance(value, bytes):
+        return None  # No text: each version of the broker shows AMQP 0.9.1 something else, or nothing.
+    return str(value)
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int) else None
+
+
+def reply_to_text(value: Any) -> str | None:
+    """The property `reply_to` as it was published: RabbitMQ 4 keeps it as an address."""
+    text = property_text(value)
+    if text is not None and text.startswith(_QUEUE_ADDRESS):
+        return unquote(text[len(_QUEUE_ADDRESS) :])
+    return text
+
+
+# --- out of an AMQP 0.9.1 delivery ------------------------------------------------------------------------
+
+
+def parts_of_delivery(properties: Any, body: bytes) -> Parts:
+    given: dict[str, Any] = {each.name: getattr(properties, each.name, None) for each in fields(Properties)}
+    stamp = given["timestamp"]
+    if isinstance(stamp, int):
+        # Past the year 9999 there is no moment; the broker passes such seconds on all the same.
+        given["timestamp"] = EPOCH + stamp * SECOND if 0 <= stamp <= TIME_US_MAX // 1_000_000 else None
+    if given["type"] == _AMQP_BODY:
+        with suppress(UndecodableMessage):
+            body = amqp10.body_of(body, amqp10.find_sections(body))
+            given["type"] = None
+    given["timestamp"] = whole_second(given["timestamp"])
+    given["delivery_mode"] = 2 if given["delivery_mode"] == 2 else 1
+    given["priority"] = _integer(given["priority"])
+    for name, value in given.items():
+        if name not in ("timestamp", "delivery_mode", "priority"):
+            given[name] = property_text(value)
+    headers = {name: header_value(value) for name, value in (properties.headers or {}).items() if is_header(name)}
+    return headers, Properties(**given), bytes(body), True
+
+
+_CONVERSIONS: Final[dict[type, Callable[[Any], Any]]] = {
+    bytes: _utf8,
+    bytearray: _utf8,
+    UUID: lambda value: f"urn:uuid:{value}",
+    datetime: whole_second,
+    dict: lambda value: {name: header_value(each) for name, each in value.items()},
+    list: lambda value: [header_value(each) for each in value],
+    # pika's own type for 64-bit numbers.
+    pika_long: int,
+}
