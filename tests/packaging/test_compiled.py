@@ -149,13 +149,12 @@ def test_messages_decode_alike(decoders: tuple[Decoder, Decoder], records: list[
     _compare(decoders, records)
 
 
-@given(sample=st.sampled_from([SAMPLE, TYPED]), byte=st.integers(0, 255))
-def test_a_message_with_any_byte_changed_decodes_alike(
-    decoders: tuple[Decoder, Decoder], sample: bytes, byte: int
+@given(sample=st.sampled_from([SAMPLE, TYPED]), place=st.integers(0, 90), byte=st.integers(0, 255))
+def test_a_message_with_a_byte_changed_decodes_alike(
+    decoders: tuple[Decoder, Decoder], sample: bytes, place: int, byte: int
 ) -> None:
     """Wherever it lies; and so does the message cut off there."""
-    changed = [sample[:place] + bytes([byte]) + sample[place + 1 :] for place in range(len(sample))]
-    _compare(decoders, changed + [sample[:place] for place in range(len(sample))])
+    _compare(decoders, [sample[:place] + bytes([byte]) + sample[place + 1 :], sample[:place]])
 
 
 @given(raw=st.binary(max_size=200))
