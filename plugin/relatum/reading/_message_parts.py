@@ -23,6 +23,7 @@ _AMQP_BODY: Final = "amqp-1.0"
 """The `type` RabbitMQ gives AMQP 0.9.1 consumers with bodies that only AMQP 1.0 has: the body is then its encoding."""
 _TYPE: Final = {b"x-basic-type": 0}
 _ABSENT: Final[Any] = object()
+_APPLIED_PROPERTIES: Final = frozenset({"x-basic-type", "x-basic-app-id"})
 _FIELDS: Final = 13
 """Fields of AMQP 1.0's properties; its header has five. A list of more has others that nobody knows."""
 
@@ -107,6 +108,8 @@ def _properties(
     RabbitMQ up to 3.12 keeps what AMQP 1.0 has no field for as `x-basic-…` in annotations and application
     properties, 4.x in the header section, annotations and `group-id` (rabbit_msg_record.erl, mc_amqpl.erl).
     """
+    if not (header or listed or annotations) and _APPLIED_PROPERTIES.isdisjoint(applied):
+        return _NONE
     at = [*listed, *[None] * (11 - len(listed))]
     durable, priority, ttl = [*header, None, None, None][:3]
     basic_mode = annotations.get("x-basic-delivery-mode")
@@ -157,6 +160,8 @@ def _utf8(value: bytes) -> str | bytes:
 
 def property_text(value: Any) -> str | None:
     """A property's value as text, as AMQP 0.9.1 shows it."""
+    if value is None or type(value) is str:
+        return value
     value = header_value(value)
     if value is None or type(value) is str:
         return value

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from relatum.errors import UndecodableMessage
 from relatum.headers import RECEIPT_HEADER, TIME_HEADER
 from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, SkipReason, checked_text
-from relatum.limits import KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.limits import INTEGER_MAX, INTEGER_MIN, KEY_VALUE_BYTES_MAX, TIME_US_MAX, TIME_US_MIN
 from relatum.reading import Message, TimeSource, header_value, is_header, message_time, property_text, reply_to_text
 from relatum.wire import Head, TooManyValues, find_head, pick, pick_list
 
@@ -81,11 +81,8 @@ class Extractor:
         self._converted: list[tuple[int, Callable[[Any], Any]]] = []
         for component, slot in self._slots.items():
             self._place(component, slot)
-        # Most keys are one text header: those need neither the definition's checks of type nor of components.
-        self._keys = [
-            (key.key_id, slots[0], len(slots) == 1 and key.value_type is KeyType.TEXT, key, slots)
-            for key, slots in keys
-        ]
+        # Most values are texts and numbers that need none of the definition's checks.
+        self._keys = [(key.key_id, slots[0], key.value_type is KeyType.TEXT, key, slots) for key, slots in keys]
 
     def _slot(self, component: Component) -> int:
         return self._slots.setdefault(component, len(self._slots))
@@ -191,13 +188,15 @@ class Extractor:
         skips: list[tuple[int, SkipReason]] = []
         for slot, convert in self._converted:
             found[slot] = convert(found[slot])
-        for key_id, slot, plain, definition, slots in self._keys:
+        for key_id, slot, is_text, definition, slots in self._keys:
             value = found[slot]
             if value is None:
                 continue
-            if plain and type(value) is str and len(value) <= _SHORT and "\0" not in value:
-                values.append((key_id, value))
-                continue
+            if is_text:
+                text = _plain(value) if len(slots) == 1 else _joined(found, slots)
+                if text is not None:
+                    values.append((key_id, text))
+                    continue
             try:
                 canonical = definition.canonical_of([header_value(found[place]) for place in slots])
             except InvalidValue as invalid:
@@ -212,6 +211,29 @@ class Extractor:
         asked = found[self._receipt]
         receipt = None if asked is None else _receipt_name(header_value(asked), message_id)
         return _new_tuple(Extracted, (time_us, source, values, skips, receipt))
+
+
+def _plain(value: Any) -> str | None:
+    """The canonical form that a text key gives a value which needs no further check; None where it does."""
+    kind = type(value)
+    if kind is str:
+        text: str = value
+        return text if len(text) <= _SHORT and "\0" not in text else None
+    if kind is bool:
+        return "true" if value else "false"
+    return str(value) if kind is int and INTEGER_MIN <= value <= INTEGER_MAX else None
+
+
+def _joined(found: list[Any], slots: list[int]) -> str | None:
+    """The same of a composite, where none of its parts holds what is escaped in it."""
+    parts: list[str] = []
+    for slot in slots:
+        part = _plain(found[slot])
+        if part is None or "|" in part or "\\" in part:
+            return None
+        parts.append(part)
+    text = "|".join(parts)
+    return text if len(text) <= _SHORT else None
 
 
 def _lone_id(raw: bytes, properties: int) -> str | None:
