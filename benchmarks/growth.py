@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -96,14 +97,30 @@ def measure(context: Context) -> Iterator[Row]:
         note="" if before.rows == context.rows else f"stopped after {WHOLE_S:,.0f} s",
         figures={"rows_per_s": before.rates, "bytes": before.bytes},
     )
+    with _recorded(context) as small, _recorded(context) as large:
+        for batch in range(MILLION // BATCH_ROWS):
+            _write(small, lines(GROWN_ID, batch))
+        yield from _with_parts(context, small, large, before)
+
+
+@contextmanager
+def _recorded(context: Context) -> Iterator[sa.Engine]:
+    """A database in which the stream is recorded that look-ups read."""
     stream, database = context.orders(REAL_MESSAGES), context.new_database()
     catch_up(context.broker_url, context.stream_url, database, stream, REAL_MESSAGES)
     engine = make_engine(database)
     try:
-        yield from _with_parts(context, engine, stream, before)
+        with engine.begin() as connection:
+            assert ensure_stream(connection, "/", STREAM).stream_id == GROWN_ID
+        yield engine
     finally:
         engine.dispose()
-    context.drop_database(database)
+        context.drop_database(database)
+
+
+def _write(engine: sa.Engine, data: list[str]) -> None:
+    with engine.begin() as connection:
+        copy_rows(connection, data)
 
 
 def lines(stream_id: int, batch: int) -> list[str]:
@@ -163,21 +180,12 @@ def _without_parts(context: Context) -> Generator[Row, None, Grown]:
     return grown
 
 
-def _with_parts(context: Context, engine: sa.Engine, real: str, before: Grown) -> Iterator[Row]:
+def _with_parts(context: Context, small: sa.Engine, engine: sa.Engine, before: Grown) -> Iterator[Row]:
     context.say(f"{context.rows:,} rows in parts")
-    with engine.begin() as connection:
-        assert ensure_stream(connection, "/", STREAM).stream_id == GROWN_ID
-
-    def write(data: list[str]) -> None:
-        with engine.begin() as connection:
-            copy_rows(connection, data)
-
     part_bytes = min(PART_BYTES, context.rows * BYTES_A_ROW // 4)
     grown = Grown()
     with _tended(engine, part_bytes):
-        yield from _filled(context, "in parts", grown, PARTS_S, write, MILLION)
-        few = _related_s(context, engine, real)
-        yield from _filled(context, "in parts", grown, PARTS_S, write, context.rows)
+        yield from _filled(context, "in parts", grown, PARTS_S, partial(_write, engine), context.rows)
     yield Row(
         GROUP,
         f"rows a second at {grown.rows:,} rows",
@@ -191,19 +199,9 @@ def _with_parts(context: Context, engine: sa.Engine, real: str, before: Grown) -
     )
     context.say("closing what is full")
     close_parts(engine, turn_parts(engine, part_bytes))
-    many = _related_s(context, engine, real)
-    yield Row(
-        GROUP,
-        f"`related` at {grown.rows:,} rows",
-        milliseconds(many),
-        f"{milliseconds(few)} at 1,000,000",
-        many / few,
-        f"≤ {RELATED_AIM:g}",
-        many / few <= RELATED_AIM,
-        figures={"small_s": few, "large_s": many},
-    )
+    yield _related(context, small, engine, grown)
     yield _bytes(engine, before)
-    yield from _bounded(context, engine, real)
+    yield from _bounded(context, engine)
     yield _dropped(engine, grown)
 
 
@@ -225,25 +223,43 @@ def _tended(engine: sa.Engine, part_bytes: int) -> Iterator[None]:
         thread.join()
 
 
-def _related_s(context: Context, engine: sa.Engine, real: str) -> float:
-    """Seconds of a look-up by a value that one message has, which is read. All parts have such values."""
+def _related(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) -> Row:
+    """A look-up by a value that one message has, which is read, in turns. All parts have such values."""
     context.say("looking up")
     numbers = range(0, REAL_MESSAGES, REAL_MESSAGES // ASKED)
     name = context.stream(
         "growth-questions", lambda name: streams.write_one_by_one(context.broker_url, name, numbers), len(numbers)
     )
-    taken: list[float] = []
-    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    real = context.orders(REAL_MESSAGES)
     with StreamReader.open(context.address) as reader:
         questions = list(reader.iterate(name))
-    with Relations(context.address, url) as relations:
+    taken: tuple[list[float], list[float]] = ([], [])
+    with (
+        Relations(context.address, _url(small)) as few,
+        Relations(context.address, _url(large)) as many,
+    ):
         for number, message in zip(numbers, questions, strict=True):
-            begun = time.perf_counter()
-            answer = relations.related(message, to=real, by="order_id")
-            taken.append(time.perf_counter() - begun)
-            assert answer.status is Status.FOUND
-            assert [each.offset for each in answer] == [number]
-    return median(taken[ASKED // 10 :])
+            for relations, seconds in zip((few, many), taken, strict=True):
+                begun = time.perf_counter()
+                answer = relations.related(message, to=real, by="order_id")
+                seconds.append(time.perf_counter() - begun)
+                assert answer.status is Status.FOUND
+                assert [each.offset for each in answer] == [number]
+    at_first, at_last = (median(seconds[ASKED // 10 :]) for seconds in taken)
+    return Row(
+        GROUP,
+        f"`related` at {grown.rows:,} rows",
+        milliseconds(at_last),
+        f"{milliseconds(at_first)} at 1,000,000",
+        at_last / at_first,
+        f"≤ {RELATED_AIM:g}",
+        at_last / at_first <= RELATED_AIM,
+        figures={"small_s": at_first, "large_s": at_last},
+    )
+
+
+def _url(engine: sa.Engine) -> str:
+    return engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def _bytes(engine: sa.Engine, before: Grown) -> Row:
@@ -267,8 +283,9 @@ def _bytes(engine: sa.Engine, before: Grown) -> Row:
     )
 
 
-def _bounded(context: Context, engine: sa.Engine, real: str) -> Iterator[Row]:
+def _bounded(context: Context, engine: sa.Engine) -> Iterator[Row]:
     """What must not grow with the table."""
+    real = context.orders(REAL_MESSAGES)
     text = statements.probe("newest", keys=1, names=1, bounded=False, floored=False)
     given = {"vhost": "/", "key_id_0": 2, "name_0": STREAM, "limit": 101, "value_0": "host0007"}
 
