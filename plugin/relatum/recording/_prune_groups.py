@@ -7,15 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from relatum.membership import GROUP_KEY, value_bounds
-from relatum.store import (
-    group_scans,
-    group_states,
-    keys,
-    may_hold_values,
-    relationships,
-    streams,
-    translated_errors,
-)
+from relatum.store import group_scans, group_states, keys, relationships, streams, translated_errors
 
 _FINAL: Final = group_states.c.state.in_(["open", "done", "dead"])
 """A group that is ready or claimed stays: whoever gets it learns that its messages are gone."""
@@ -85,7 +77,6 @@ def _unnamed() -> sa.Delete:
         relationships.c.key_id == key_ids.scalar_subquery(),
         relationships.c.value >= chosen.c.low.collate("C"),
         relationships.c.value < chosen.c.high.collate("C"),
-        may_hold_values(key_ids.scalar_subquery(), chosen.c.low.collate("C"), chosen.c.high.collate("C")),
     )
     return sa.delete(group_states).where(
         group_states.c.consumer_id == chosen.c.consumer_id,

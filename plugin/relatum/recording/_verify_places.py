@@ -23,7 +23,6 @@ from relatum.store import (
     key_definitions,
     keys,
     may_hold_offsets,
-    may_hold_values,
     merged,
     missing,
     receipts,
@@ -233,14 +232,12 @@ def _group_key_id(connection: sa.Connection) -> int | None:
 
 
 def _wrong_groups(connection: sa.Connection, stream_id: int, first: int) -> sa.Select[Any]:
-    states, key_id = group_states.c, _group_key_id(connection) or 0
-    low, high = ((states.group_id + bound).collate("C") for bound in value_bounds(""))
+    states, low, high = group_states.c, *value_bounds("")
     of_group = (
-        relationships.c.key_id == key_id,
-        relationships.c.value >= low,
-        relationships.c.value < high,
+        relationships.c.key_id == (_group_key_id(connection) or 0),
+        relationships.c.value >= (states.group_id + low).collate("C"),
+        relationships.c.value < (states.group_id + high).collate("C"),
         relationships.c.stream_id == stream_id,
-        may_hold_values(key_id, low, high),
     )
     named = sa.exists().where(*of_group)
     begins = sa.exists().where(*of_group, relationships.c.stream_offset == states.first_offset)
