@@ -33,8 +33,9 @@ KNOWN_TIMES: Final = 4
 KEPT_SHARE: Final = 0.25
 """Up to which share of a part is rewritten so that the rest can go."""
 
-CLOSING_S: Final = 600.0
-"""Seconds that closing a part may take: its index is built anew, at some 300,000 rows a second."""
+CLOSING_S: Final = 21_600.0
+"""Seconds that closing a part may take: its index is built anew, at some 300,000 rows a second, and a part of a table
+of 100,000,000,000 rows has 4,000,000,000. It ends with the component that does it."""
 
 _COLUMNS: Final = "(stream_offset, time_us, stream_id, key_id, value)"
 
