@@ -9,6 +9,7 @@ import pytest
 
 from tests.acceptance._command import Relatum
 from tests.support import delete_stream
+from tests.support.spark_python import spark_python
 from tests.support.super_streams import delete_by_hand
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -97,7 +98,7 @@ def test_spark_agrees_with_pandas(environment: dict[str, str], tmp_path: Path) -
     """The flights' example joins as pandas' `merge` and `merge_asof` do, and draws its two plots."""
     ended = subprocess.run(
         [sys.executable, EXAMPLES / "spark" / "flights.py", "2000", tmp_path],
-        env=environment,
+        env=environment | {"PYSPARK_PYTHON": str(spark_python())},
         capture_output=True,
         text=True,
         timeout=840,

@@ -17,6 +17,7 @@ from relatum.terminal import ExitCode
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import declare_stream, delete_stream, publish_plain, unique_name
 from tests.support.spark_gateway import spark_gateway
+from tests.support.spark_python import spark_python
 
 LIMIT_S = 840
 LEFT, RIGHT = 6, 4
@@ -57,9 +58,9 @@ class Spark:
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Variables of a JVM that knows nothing of the tests' servers; a command under them is as under `spark-submit`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
-    variables = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    variables = {"PYSPARK_PYTHON": str(spark_python()), "SPARK_LOCAL_IP": "127.0.0.1"}
     with spark_gateway(tmp_path_factory.mktemp("gateway"), own | variables) as found:
-        yield found
+        yield found | variables
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from tests.support import (
 )
 from tests.support.spark import JDBC_JAR
 from tests.support.spark_cluster import HOST, SPARK_HOME
+from tests.support.spark_python import spark_python
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -51,7 +52,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--jars", str(JDBC_JAR), "--driver-memory", "768m"]
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RELATUM_")}
-    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST, "SPARK_LOCAL_DIRS": str(directory)}
+    own = {"PYSPARK_PYTHON": str(spark_python()), "SPARK_LOCAL_IP": HOST, "SPARK_LOCAL_DIRS": str(directory)}
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen([*command, "spark-internal"], env=kept | own, cwd=directory, stdout=log, stderr=log)
     try:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import subprocess
@@ -19,11 +20,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-SERVE: Final = "import sys; from tests.support.zygote import serve; serve(int(sys.argv[1]))"
+SERVE: Final = "import sys; from tests.support.zygote import serve; serve(*map(int, sys.argv[1:]))"
 
 
 class Zygote:
@@ -32,13 +33,20 @@ class Zygote:
     Args:
         modules: What it imports before the first fork; `package.*` with all that is in it.
         call: The function, as `module:name`, that a child calls; its end is the child's.
+        address: Where programs that this process did not start ask it too, by `tests/support/zygote_client.py`.
     """
 
-    def __init__(self, modules: Sequence[str], call: str) -> None:
+    def __init__(self, modules: Sequence[str], call: str, *, address: Path | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-c", SERVE, str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        with ExitStack() as passed:
+            asked = [passed.enter_context(theirs)]
+            if address is not None:
+                asked.append(passed.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
+                asked[-1].bind(str(address))
+                asked[-1].listen()
+            numbers = [each.fileno() for each in asked]
+            words = [sys.executable, "-c", SERVE, *map(str, numbers)]
+            self._process = subprocess.Popen(words, pass_fds=numbers, stdin=subprocess.DEVNULL)
         self._asking, self._lock = ours, threading.Lock()
         self._asking.send(json.dumps({"modules": list(modules), "call": call}).encode())
 
@@ -53,7 +61,7 @@ class Zygote:
         asked = {"arguments": list(map(str, arguments)), "environment": dict(environment), "directory": str(Path.cwd())}
         (out, child_out), (errors, child_errors), (ended, child_ended) = (os.pipe() for _ in range(3))
         with self._lock:
-            socket.send_fds(self._asking, [json.dumps(asked).encode()], [child_out, child_errors, child_ended])
+            socket.send_fds(self._asking, [json.dumps(asked).encode()], [child_ended, child_out, child_errors])
             pid = int(self._asking.recv(64))
         for each in (child_out, child_errors, child_ended):
             os.close(each)
@@ -100,30 +108,36 @@ class _Reading(threading.Thread):
         return self._data.decode()
 
 
-def serve(number: int) -> None:
-    """Fork for each request that comes, until nobody asks any more."""
-    with socket.socket(fileno=number) as asked:
+def serve(owner: int, *others: int) -> None:
+    """Fork for each request of the owner, and of those who connect to the other sockets, until the owner ends."""
+    with ExitStack() as until_asked:
+        asked, *listening = (until_asked.enter_context(socket.socket(fileno=number)) for number in (owner, *others))
         told = json.loads(asked.recv(1 << 20))
         for name in told["modules"]:
             imported = importlib.import_module(name.removesuffix(".*"))
             for found in pkgutil.walk_packages(imported.__path__, f"{imported.__name__}.") if name[-1] == "*" else ():
                 importlib.import_module(found.name)
         module, _, name = told["call"].partition(":")
+        call = getattr(importlib.import_module(module), name)
         # Or the first collection of each child would copy all there is.
         gc.freeze()
         while True:
-            data, numbers, *_ = socket.recv_fds(asked, 1 << 20, 3)
-            if not data:
+            ready, _, _ = select.select([asked, *listening], [], [])
+            asking = asked if asked in ready else ready[0].accept()[0]
+            data, numbers, *_ = socket.recv_fds(asking, 1 << 20, 4)
+            if asking is asked and not data:
                 return
             # One waits for the command and says how it ended, so that this one may fork the next.
-            if os.fork() == 0 and _begin(asked, json.loads(data), *numbers):
+            if data and os.fork() == 0 and _begin(asking, json.loads(data), *numbers):
                 break
             for each in numbers:
                 os.close(each)
+            if asking is not asked:
+                asking.close()
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-    _run(getattr(sys.modules[module], name))
+    _run(call)
 
 
 def _run(call: Callable[[], object]) -> NoReturn:
@@ -144,19 +158,20 @@ def _run(call: Callable[[], object]) -> NoReturn:
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def _begin(asked: socket.socket, told: Any, out: int, errors: int, ended: int) -> bool:
+def _begin(asked: socket.socket, told: Any, ended: int, *standard: int) -> bool:
     """True in the process that is to be the command; the one that waits for it never returns."""
     command = os.fork()
     if command:
         asked.send(b"%d" % command)
-        for each in (out, errors):
+        for each in standard:
             os.close(each)
         code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
         os.write(ended, b"%d" % code)
         os._exit(0)
+    asked.close()
     os.close(ended)
-    for number, standard in ((out, 1), (errors, 2)):
-        os.dup2(number, standard)
+    for place, number in zip((1, 2, 0), standard, strict=False):
+        os.dup2(number, place)
         os.close(number)
     os.chdir(told["directory"])
     os.environ.clear()

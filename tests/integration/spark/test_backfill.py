@@ -294,7 +294,7 @@ def workers() -> list[int]:
 def is_daemon(process: int) -> bool:
     """Whether it runs pyspark's daemon, as its forked workers do."""
     try:
-        return b"pyspark.daemon" in Path(f"/proc/{process}/cmdline").read_bytes()
+        return Path(f"/proc/{process}/comm").read_text() == "pyspark.daemon\n"
     except OSError:
         return False
 

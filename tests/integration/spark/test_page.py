@@ -21,6 +21,7 @@ from tests.support import (
     unique_name,
     wait_recorded,
 )
+from tests.support.spark_python import spark_python
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -78,6 +79,7 @@ def test_what_the_page_shows_runs(names: dict[str, str], amqp_url: str, database
         "RELATUM_BROKER_URL": amqp_url,
         "RELATUM_DATABASE_URL": database_url,
         "PYSPARK_SUBMIT_ARGS": f"{SETTINGS} pyspark-shell",
+        "PYSPARK_PYTHON": str(spark_python()),
         "SPARK_LOCAL_IP": "127.0.0.1",
         **JVM_VARIABLES,
     }

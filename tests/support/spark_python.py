@@ -1,0 +1,63 @@
+"""The interpreter of Spark's Python processes: each is forked of one that has imported what they all import.
+
+Spark starts one for each thing it asks of a data source in Python, some hundred in a run, and each imports for more
+than a second of a processor: PySpark, pandas, Arrow, and Relatum. That a node imports them by itself is seen where
+clusters and commands are run.
+"""
+
+import atexit
+import os
+import runpy
+import shlex
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+from tests.support.zygote import Zygote
+
+IMPORTED: Final = (
+    "pyspark.worker",
+    "pyspark.sql.worker.*",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pandas",
+    "pyarrow.parquet",
+    "relatum.*",
+    "relatum_consumer.*",
+    "relatum_spark.*",
+)
+
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+"""What is forked must not have threads; hashes are as Spark sets them."""
+
+
+@cache
+def spark_python() -> Path:
+    """The program to name in PYSPARK_PYTHON, until this process ends."""
+    made = tempfile.TemporaryDirectory(prefix="spark-python-")
+    directory = Path(made.name)
+    with mock.patch.dict(os.environ, ONE_THREAD):
+        zygote = Zygote(IMPORTED, f"{__name__}:run", address=directory / "asked")
+    atexit.register(made.cleanup)
+    atexit.register(zygote.close)
+    client = Path(__file__).with_name("zygote_client.py")
+    program = directory / "python"
+    words = [sys.executable, "-I", "-S", str(client), str(directory / "asked")]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o700)
+    return program
+
+
+def run() -> None:
+    """Do what the interpreter does with `-c PROGRAM`, or with `-m MODULE`: then it, and its forks, have that name."""
+    option, what, *arguments = sys.argv
+    sys.argv = [option, *arguments]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
+    if option == "-c":
+        exec(what, {"__name__": "__main__"})
+        return
+    assert option == "-m", option
+    Path("/proc/self/comm").write_text(what)
+    runpy.run_module(what, run_name="__main__", alter_sys=True)

@@ -1,0 +1,40 @@
+"""Begin a program by a zygote, and be what its starter takes for it: run by path, with the standard library alone.
+
+    zygote_client.py ADDRESS ARGUMENTS...
+
+The program has this one's standard input, outputs, environment and directory; its end and its exit code are this one's,
+and SIGTERM is passed on to it.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+
+def main(address: str, *arguments: str) -> int:
+    """Ask for the program, and wait for its end."""
+    ended, child_ended = os.pipe()
+    told = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}  # noqa: PTH109 (quick)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.connect(address)
+        socket.send_fds(asking, [json.dumps(told).encode()], [child_ended, 1, 2, 0])
+        pid = int(asking.recv(64))
+
+    def end(number: int, _: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    signal.signal(signal.SIGTERM, end)
+    # Who reads, or writes, hears of the program's end alone.
+    for each in (0, 1, 2, child_ended):
+        os.close(each)
+    with os.fdopen(ended) as waiting:
+        code = int(waiting.read() or 1)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    os._exit(main(*sys.argv[1:]))
