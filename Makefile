@@ -1,7 +1,7 @@
 # Relatum's own commands. Each does its set-up first: an environment in .venv, and RabbitMQ's binary where it is missing.
 #
 #   make demo          publish, record and look up real data               (DEMO="--all" for its options)
-#   make test          all tests, by three processes with servers of their own (TEST="tests/unit -k chunk": in one)
+#   make test          all tests, by five processes with servers of their own (PROCESSES=3; TEST="tests/unit": in one)
 #   make test-long     the tests' long forms: thousands of look-ups, 50 kills, 1,000,000 rows (hours; before a release;
 #                      it prints the seed of its deaths: TEST="--seed N" has them again)
 #   make test-pure     the tests of what is compiled, as it is: without the compiled modules
@@ -16,10 +16,12 @@
 PYTHON ?= python3
 DEMO ?=
 TEST ?=
+PROCESSES ?= 5
 BENCH ?=
 
-# Most of a test is waiting: three at once keep two cores busy. What is run together, and first: tests/support/sharing_out.py.
-SIDE_BY_SIDE := --numprocesses 3 --no-loadscope-reorder
+# Two thirds of a test is waiting: five at once keep two cores busy. What is run together, and first:
+# tests/support/sharing_out.py.
+SIDE_BY_SIDE := --numprocesses $(PROCESSES) --no-loadscope-reorder
 
 # What the modules that are compiled do is seen by these.
 PURE := extract.py spark_columns.py stamp_ids.py wire_chunk.py wire_message.py

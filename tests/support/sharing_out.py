@@ -26,7 +26,7 @@ def scope_of(node_id: str) -> str:
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that no process is left with it at the end; else in the order of names."""
-    items.sort(key=lambda item: not scope_of(item.nodeid).startswith("spark: "))
+    items.sort(key=lambda item: not scope_of(item.nodeid).startswith(("spark: ", "tests/packaging/")))
 
 
 class BySharedFixtures(LoadScopeScheduling):  # type: ignore[misc]
