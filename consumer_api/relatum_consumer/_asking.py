@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -36,6 +36,8 @@ from relatum.steps import run
 from relatum.store import Database
 from relatum.waiting import left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
+from relatum_consumer._together import Flights
+from relatum_consumer._watching import Watching
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
@@ -43,6 +45,7 @@ from relatum_consumer.lookups import (
     POOL_MAX,
     Agree,
     Bounds,
+    Breathe,
     InTime,
     LookupRequest,
     Lookups,
@@ -54,10 +57,14 @@ from relatum_consumer.lookups import (
     Select,
     Sift,
     Steps,
+    Together,
+    Watch,
     in_time,
 )
 
 _Result = TypeVar("_Result")
+
+_BESIDE_OTHERS: Final = frozenset({Watch, Together, Pause, Breathe})
 
 
 class Asking(GroupMethods, Closing):
@@ -91,6 +98,8 @@ class Asking(GroupMethods, Closing):
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._catalog = self._lookups.catalog
         self._sharing = WeakSet()
+        self._watching = Watching(self._address.vhost)
+        self._together = Flights()
         self._lock = threading.Lock()
         self._reader: StreamReader | None = None
         self._is_closed = False
@@ -101,6 +110,8 @@ class Asking(GroupMethods, Closing):
         """In a child: groups under way are the parent's. What else is the parent's sees to itself."""
         leave_to_parent(*self._sharing)
         self._lock, self._sharing = threading.Lock(), WeakSet()
+        self._watching = Watching(self._address.vhost)
+        self._together = Flights()
 
     def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
         with within(self._timeout_s + waits_s), self._counts.counted():
@@ -111,11 +122,22 @@ class Asking(GroupMethods, Closing):
             return self._select(request)
         if type(request) is Read:
             return self._read(request.ids)
-        if type(request) is Pause:
-            return time.sleep(left_s(request.seconds))
         if type(request) is InTime:
             return run(request.steps, partial(self._carry_out_by, request.until))
+        if type(request) in _BESIDE_OTHERS:
+            return self._beside_others(request)
         return self._ask(self._open_reader(), request)
+
+    def _beside_others(self, request: LookupRequest) -> Any:
+        """Carry out what makes way for others, or is done with them."""
+        if type(request) is Watch:
+            return self._watching.wait(request, self._select)
+        if type(request) is Together:
+            return self._together.run(request, self._carry_out, within_s=self._timeout_s)
+        if type(request) is Pause:
+            return time.sleep(left_s(request.seconds))
+        assert type(request) is Breathe, "there are no others"
+        return None
 
     def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
         with in_time(request, until):
@@ -177,6 +199,7 @@ class Asking(GroupMethods, Closing):
         with self._lock:
             self._is_closed = True
             reader, self._reader = self._reader, None
+        self._watching.end()
         if reader is not None:
             reader.close()
         self._database.close()

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -36,6 +36,8 @@ from relatum.reading import (
 from relatum.steps import async_run
 from relatum.store import Database
 from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
+from relatum_consumer._async_together import AsyncFlights
+from relatum_consumer._async_watching import AsyncWatching
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.groups import AsyncGroupMethods
 from relatum_consumer.lookups import (
@@ -44,6 +46,7 @@ from relatum_consumer.lookups import (
     POOL_MAX,
     Agree,
     Bounds,
+    Breathe,
     InTime,
     LookupRequest,
     Lookups,
@@ -55,10 +58,14 @@ from relatum_consumer.lookups import (
     Select,
     Sift,
     Steps,
+    Together,
+    Watch,
     in_time,
 )
 
 _Result = TypeVar("_Result")
+
+_BESIDE_OTHERS: Final = frozenset({Watch, Together, Pause, Breathe})
 
 
 class AsyncAsking(AsyncGroupMethods, AsyncClosing):
@@ -97,6 +104,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         self._lookups = Lookups(self._address.vhost, timeout_s)
         self._catalog = self._lookups.catalog
         self._sharing = WeakSet()
+        self._watching = AsyncWatching(self._address.vhost)
+        self._together = AsyncFlights()
         self._lock = asyncio.Lock()
         self._reader: AsyncStreamReader | None = None
         self._is_closed = False
@@ -112,6 +121,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         # both:
         leave_to_parent(*self._sharing)
         self._lock, self._sharing = asyncio.Lock(), WeakSet()
+        self._watching = AsyncWatching(self._address.vhost)
+        self._together = AsyncFlights()
 
     async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
         with within(self._timeout_s + waits_s), self._counts.counted():
@@ -122,11 +133,25 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
             return await self._select(request)
         if type(request) is Read:
             return await self._read(request.ids)
-        if type(request) is Pause:
-            return await asyncio.sleep(left_s(request.seconds))
         if type(request) is InTime:
             return await async_run(request.steps, partial(self._carry_out_by, request.until))
+        if type(request) in _BESIDE_OTHERS:
+            return await self._beside_others(request)
         return await self._ask(await self._open_reader(), request)
+
+    async def _beside_others(self, request: LookupRequest) -> Any:
+        """Carry out what makes way for others, or is done with them."""
+        if type(request) is Watch:
+            return await self._watching.wait(request, self._select)
+        if type(request) is Together:
+            return await self._together.run(request, self._carry_out, within_s=self._timeout_s)
+        if type(request) is Pause:
+            return await asyncio.sleep(left_s(request.seconds))
+        assert type(request) is Breathe, "there are no others"
+        # asyncio only:
+        await asyncio.sleep(0)
+        # both:
+        return None
 
     async def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
         with in_time(request, until):
@@ -212,6 +237,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         async with self._lock:
             self._is_closed = True
             reader, self._reader = self._reader, None
+        self._watching.end()
         if reader is not None:
             await reader.close()
         # asyncio only:

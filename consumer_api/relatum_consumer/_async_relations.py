@@ -164,7 +164,8 @@ class AsyncRelations(AsyncAsking):
     ) -> Answer:
         """The same as `related`, waiting until there is at least one message.
 
-        The index is probed after 5 ms, then at growing intervals of up to 50 ms.
+        All who wait share one question to the index: it is asked 5 ms after one began or one was told, then at growing
+        intervals of up to 50 ms, of four times as long as it takes at least.
 
         Args:
             message: A message read from a stream.

@@ -7,8 +7,10 @@ import psycopg
 import pytest
 
 from relatum.limits import INTEGER_MAX
+from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups._watching import parameters_of, watched
 from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of, scanned_in
 
 ROWS = 1_000_000
@@ -140,3 +142,16 @@ def test_the_limit_bounds_what_a_hot_value_costs(filled: psycopg.Connection[Any]
     """Ten of half a million messages that share one value are as cheap as ten of ten: a few pages of each part."""
     plan = plan_of(filled, "auto", *STATEMENTS["a hot value, the newest"])
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20 + 4 * PARTS
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+def test_many_waits_cost_an_index_probe_each(filled: psycopg.Connection[Any], mode: str) -> None:
+    """One statement for 500 waits, each for a value and a stream of its own; for some there is a hot one."""
+    waits = [Watch((f"s{n}",), ((2, f"none-{n}"),), None, 0.0) for n in range(1, 500)]
+    waits.append(Watch(("s1",), ((1, "hot"),), None, 0.0))
+    plan = plan_of(filled, mode, watched(), parameters_of("/", waits))
+    nodes = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
+    assert {node["Node Type"] for node in nodes} <= {"Index Only Scan", "Index Scan"}, plan
+    assert all(column in node["Index Cond"] for node in nodes for column in INDEXES["relationships_lookup"]), plan
+    assert plan["Actual Rows"] == 1
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 500 * 12, plan

@@ -26,6 +26,7 @@ from relatum_consumer.lookups._requests import (
     NOT_REACHED_YET,
     Agree,
     Bounds,
+    Breathe,
     InTime,
     LookupRequest,
     Missing,
@@ -36,8 +37,11 @@ from relatum_consumer.lookups._requests import (
     Select,
     Sift,
     Steps,
+    Together,
+    Watch,
 )
 from relatum_consumer.lookups._waiting import in_time
+from relatum_consumer.lookups._watching import Waits
 
 __all__ = [
     "ANSWER_MESSAGES_MAX",
@@ -49,6 +53,7 @@ __all__ = [
     "Agree",
     "Answer",
     "Bounds",
+    "Breathe",
     "Catalog",
     "Evidence",
     "Hit",
@@ -70,8 +75,11 @@ __all__ = [
     "Sift",
     "Status",
     "Steps",
+    "Together",
     "Uncovered",
+    "Waits",
     "Wanted",
+    "Watch",
     "again_if_replaced",
     "all_ends",
     "all_names",

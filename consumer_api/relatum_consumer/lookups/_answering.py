@@ -9,7 +9,7 @@ from relatum.errors import AccessRefused
 from relatum.ids import MessageId
 from relatum_consumer.lookups._answer import Answer, Hit, Status
 from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence
+from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence_together
 from relatum_consumer.lookups._requests import Steps
 
 
@@ -44,7 +44,7 @@ def _answered(
         found = yield from find(None)
         if found.hits:
             return (yield from recorded_answer(catalog, names, found))
-    known = yield from evidence(catalog, names, key_ids)
+    known = yield from evidence_together(catalog, names, key_ids)
     found = yield from find(known if complete else None)
     return (yield from concluded(catalog, known, found, was_read=complete))
 

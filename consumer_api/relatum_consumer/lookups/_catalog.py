@@ -86,6 +86,7 @@ class Catalog:
         self._snapshot: _Snapshot | None = None
         # Seconds the last proof took that was made at the end of a wait.
         self.proof_s = 0.0
+        self._is_being_read = False
         self._told: set[str] = set()
 
     def forget(self) -> None:
@@ -100,11 +101,23 @@ class Catalog:
 
     def _current(self, *, fresh: bool = False) -> Steps[_Snapshot]:
         snapshot = self._snapshot
+        if snapshot is None or fresh:
+            return (yield from self._read())
+        age_s = time.monotonic() - snapshot.read_at
+        # One of many reads it anew; meanwhile it serves the others, but not for ever.
+        if age_s <= CATALOG_AGE_S or (self._is_being_read and age_s <= 2 * CATALOG_AGE_S):
+            return snapshot
+        self._is_being_read = True
+        try:
+            return (yield from self._read())
+        finally:
+            self._is_being_read = False
+
+    def _read(self) -> Steps[_Snapshot]:
         now = time.monotonic()
-        if snapshot is None or fresh or now - snapshot.read_at > CATALOG_AGE_S:
-            keys = yield from Select(statements.definitions(), {})
-            streams = yield from Select(statements.present_streams(None), {"vhost": self.vhost})
-            self._snapshot = snapshot = _Snapshot(_definitions(keys), *_names(streams), now)
+        keys = yield from Select(statements.definitions(), {})
+        streams = yield from Select(statements.present_streams(None), {"vhost": self.vhost})
+        self._snapshot = snapshot = _Snapshot(_definitions(keys), *_names(streams), now)
         return snapshot
 
     def definition(self, key: str) -> Steps[KeyDefinition]:

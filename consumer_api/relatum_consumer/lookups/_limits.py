@@ -15,10 +15,19 @@ CATALOG_AGE_S: Final = 1.0
 """Seconds for which key definitions are taken from memory: recorders take new ones up at the same pace."""
 
 POLL_S_MIN: Final = 0.005
-"""The first pause of `wait_related` between two index probes, in seconds. It doubles up to `POLL_S_MAX`."""
+"""The first pause between two questions to the index for all who wait, in seconds. It doubles up to `POLL_S_MAX`."""
 
 POLL_S_MAX: Final = 0.05
-"""The longest pause of `wait_related`, in seconds: about the recorder's own lag."""
+"""The longest such pause, in seconds: about the recorder's own lag."""
+
+USELESS_POLL_S_MAX: Final = 0.5
+"""The longest pause of a wait whose value the index has, though only where no message can be read, in seconds."""
+
+SLICE: Final = 50
+"""Messages that are decoded and checked in one go, where others share the thread: about 3 ms."""
+
+SLICE_ROWS: Final = 1_000
+"""Rows of the index that are put in order in one go, where others share the thread: about 3 ms."""
 
 IDENTITY_POLL_S_MAX: Final = 0.5
 """The longest pause between two questions whether a stream is the recorded one, in seconds, while nobody can say."""

@@ -19,7 +19,8 @@ The rule of statuses, the first line that fits:
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
@@ -29,7 +30,7 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._requests import Agree, Bounds, Missing, Partitions, Pause, Select, Sift, Steps
+from relatum_consumer.lookups._requests import Agree, Bounds, Missing, Partitions, Pause, Select, Sift, Steps, Together
 
 _Result = TypeVar("_Result")
 
@@ -133,6 +134,14 @@ def evidence(
         ranges_held = proven if is_proof and bounds.is_proven else covered
         result.uncovered += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys, recorded_as=ranges_held)]
     return result
+
+
+def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Steps[Evidence]:
+    """The same, of steps that are taken once for all who ask for it at the same time."""
+    streams, keys = None if names is None else tuple(names), tuple(sorted(set(key_ids)))
+    known = yield from Together(("evidence", streams, keys), partial(evidence, catalog, streams, keys))
+    # What is read from the streams is noted in it.
+    return replace(known, uncovered=list(known.uncovered), unproven=set(known.unproven))
 
 
 def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | None]:

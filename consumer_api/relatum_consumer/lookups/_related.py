@@ -24,10 +24,10 @@ from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, answered
 from relatum_consumer.lookups._catalog import Catalog, Wanted
 from relatum_consumer.lookups._gathered import Gathered, check_count
-from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX
+from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._proof import Evidence, replaced
-from relatum_consumer.lookups._requests import Partitions, Read, Select, Steps
+from relatum_consumer.lookups._requests import Breathe, Partitions, Read, Select, Steps, Watch
 
 _Result = TypeVar("_Result")
 
@@ -60,6 +60,10 @@ class Question:
     def most(self) -> int:
         """Rows to probe for in each stream: one more than asked, for the message itself or to notice too many."""
         return 1 + (ANSWER_MESSAGES_MAX if self.limit is None else self.limit)
+
+    def watch(self, until: float) -> Watch:
+        """Wait for a message that is sought, no longer than to a moment, as of `time.monotonic`."""
+        return Watch(self.names, tuple((each.key_id, each.value) for each in self.wanted), self.beside, until)
 
     def is_meant(self, message: Message) -> bool:
         """Whether a message read from a stream is sought."""
@@ -160,7 +164,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
     expired: dict[MessageId, bool] = {}
     while True:
         probed = yield from Select(*_probe(catalog, question, floors))
-        rows = _merged(question, probed)
+        rows = yield from _merged(question, probed)
         hits, gone = yield from verified(question.wanted, rows, is_named=question.names is not None)
         expired.update({where: each.is_sure for where, each in gone.items()})
         floors.update({where.stream: each.first for where, each in gone.items()})
@@ -190,10 +194,12 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
     return sql, parameters
 
 
-def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> list[Row]:
+def _merged(question: Question, probed: Iterable[tuple[str, int, int | None, int]]) -> Steps[list[Row]]:
     """One row a message, in the order of the answer, as many as asked, without the message itself."""
     rows: dict[MessageId, Row] = {}
-    for stream, offset, time_us, key_id in probed:
+    for count, (stream, offset, time_us, key_id) in enumerate(probed, 1):
+        if not count % SLICE_ROWS:
+            yield from Breathe()
         where = MessageId(stream, offset)
         if where != question.beside:
             rows.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
@@ -217,7 +223,10 @@ def verified(
         return (), {}
     hits: list[Hit] = []
     gone: dict[MessageId, Gone] = {}
-    for row, message in zip(rows, (yield from Read([row.id for row in rows])), strict=True):
+    messages = yield from Read([row.id for row in rows])
+    for count, (row, message) in enumerate(zip(rows, messages, strict=True), 1):
+        if not count % SLICE:
+            yield from Breathe()
         if isinstance(message, Message):
             hits.append(check(wanted, row.id, row.time_us, row.key_ids, message))
         elif isinstance(message, AccessRefused) and not is_named:

@@ -4,7 +4,7 @@ A look-up is steps (`relatum.steps`). The blocking and the asyncio face perform 
 do nothing else; so both give the same answers by construction.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -90,6 +90,43 @@ class Pause(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class Watch(Request[bool]):
+    """Wait until the index may name a message that is sought, no longer than to a moment. Answer: whether it may.
+
+    Attributes:
+        names: Streams and super streams; None for all that are recorded.
+        values: Key ids and the values sought of them.
+        beside: The message that is not meant itself.
+        until: The moment, as of `time.monotonic`.
+    """
+
+    names: tuple[str, ...] | None
+    values: tuple[tuple[int, str], ...]
+    beside: MessageId | None
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Together(Request[Any]):
+    """Take steps that who asks for the same at the same time need not take as well. Answer: what they return.
+
+    They begin after each of those has asked. What they return is shared: nobody changes it.
+
+    Attributes:
+        about: What is the same.
+        begin: Gives the steps.
+    """
+
+    about: Hashable
+    begin: "Callable[[], Steps[Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Breathe(Request[None]):
+    """Let others go on for a moment, where they share a thread: after each slice of work of one's own. Answer: None."""
+
+
+@dataclass(frozen=True, slots=True)
 class InTime(Request[Any]):
     """Take steps, each request of theirs `in_time` of a moment, as of `time.monotonic`. Answer: what they return."""
 
@@ -97,5 +134,7 @@ class InTime(Request[Any]):
     until: float
 
 
-LookupRequest: TypeAlias = Select | Read | Bounds | Missing | Partitions | Agree | Reach | Sift | Pause | InTime
+LookupRequest: TypeAlias = (
+    Select | Read | Bounds | Missing | Partitions | Agree | Reach | Sift | Pause | Watch | Together | Breathe | InTime
+)
 Steps: TypeAlias = Generator[LookupRequest, Any, _Result]

@@ -19,8 +19,8 @@ from relatum.waiting import within
 from relatum_consumer.lookups._answer import Answer, Status
 from relatum_consumer.lookups._answering import Found, concluded, recorded_answer
 from relatum_consumer.lookups._catalog import Catalog
-from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence
+from relatum_consumer.lookups._limits import POLL_S_MIN, USELESS_POLL_S_MAX
+from relatum_consumer.lookups._proof import Evidence, again_if_replaced, evidence_together
 from relatum_consumer.lookups._related import Question, probe, without_values
 from relatum_consumer.lookups._requests import InTime, LookupRequest, Pause, Read, Steps
 
@@ -117,7 +117,7 @@ class _Waiting:
         yield from catalog.check_names(question.names)
         if not question.wanted:
             return (yield from without_values(catalog, question.names, question.lacking))
-        pause = POLL_S_MIN
+        pause, is_seen = POLL_S_MIN, False
         while True:
             found = yield from self._probed()
             if found.hits:
@@ -129,8 +129,11 @@ class _Waiting:
                 break
             else:
                 next_at = self._until if self._known is not None else self._proof_at
-                yield from Pause(max(0.0, min(pause, next_at - now)))
-                pause = min(2 * pause, POLL_S_MAX)
+                if is_seen:
+                    # The index has a row all the time, of a message that retention took or that cannot be read.
+                    yield from Pause(max(0.0, min(pause, next_at - now)))
+                    pause = min(2 * pause, USELESS_POLL_S_MAX)
+                is_seen = yield from question.watch(next_at)
         assert self._known is not None, "the proof comes before the end"
         return (yield from concluded(catalog, self._known, found, was_read=False))
 
@@ -148,7 +151,8 @@ class _Waiting:
         """The evidence."""
         self._proof_began = time.monotonic()
         keys = [wanted.key_id for wanted in self._question.wanted]
-        known: Evidence = yield from again_if_replaced(partial(evidence, self._catalog, self._question.names, keys))
+        proof = partial(evidence_together, self._catalog, self._question.names, keys)
+        known: Evidence = yield from again_if_replaced(proof)
         self.note_proof()
         return known
 

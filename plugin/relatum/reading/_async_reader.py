@@ -30,7 +30,7 @@ from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._reader_arguments import CREDIT, IDLE_S, NOT_BY_STREAMS, checked_ids, checked_scan
 from relatum.reading._scan import Scan
 from relatum.reading._start import Start
-from relatum.reading._stream_asyncio import AsyncStreams
+from relatum.reading._stream_asyncio import SLICE, AsyncStreams
 from relatum.reading._stream_errors import check_offset
 from relatum.reading._turns import CONNECTIONS_MAX, ReaderStatistics, Use, check_limit
 from relatum.reading._window import WINDOW_MAX, WINDOW_MESSAGES, Result
@@ -207,11 +207,19 @@ class AsyncStreamReader(AsyncClosing):
         self, stream: str, scan: Scan, idle_timeout_s: float | None, use: Use
     ) -> AsyncGenerator[Message, None]:
         idle_s = left_s(self._timeout_s) if not scan.follow else IDLE_S if idle_timeout_s is None else idle_timeout_s
+        # asyncio only:
+        count = 0
+        # both:
         async with contextlib.aclosing(self._transport.batches(stream, scan, idle_s, use)) as batches:
             async for batch in batches:
                 if batch is not None:
                     for message in batch.each_message():
                         yield message
+                        # asyncio only:
+                        count += 1
+                        if not count % SLICE:
+                            await asyncio.sleep(0)
+                        # both:
                     if has_passed():
                         raise ReadTimeout(f"The stream {stream!r} was not read to the end in time ({current()}).")
                 elif not scan.follow:

@@ -1,0 +1,110 @@
+# The blocking face of this, _together.py, is made by tools/make-twins.
+"""What tasks ask for at the same time, asked once, with asyncio."""
+
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from copy import copy
+from typing import Any
+
+from relatum.errors import ReadTimeout, Transient
+from relatum.steps import async_run
+from relatum.waiting import has_passed, left_s
+from relatum_consumer._async_watching import AsyncSignal
+from relatum_consumer.lookups import LookupRequest, Together
+
+
+class _Flight:
+    """Steps that are taken once for all who have asked before they began.
+
+    Attributes:
+        is_over: They ended. With neither result nor error, whoever still wants to know asks again.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = self.has_result = False
+        self.result: Any = None
+        self.error: Exception | None = None
+        self._waiting: list[AsyncSignal] = []
+
+    def end(self) -> None:
+        """Tell all who wait."""
+        self.is_over = True
+        for each in self._waiting:
+            each.set()
+
+    async def wait(self, until: float) -> None:
+        """Wait until they ended, no longer than to a moment."""
+        signal = AsyncSignal()
+        self._waiting.append(signal)
+        while not self.is_over:
+            left = left_s(until - time.monotonic())
+            if left <= 0:
+                raise ReadTimeout("What others ask for as well was not answered in time; it is safe to repeat.")
+            await signal.wait(left)
+
+
+class AsyncFlights:
+    """Takes steps once for many. Tasks share it.
+
+    What is under way has begun before one asks who comes now, and so proves nothing to him: he waits for the next, with
+    all others who come meanwhile. The first of them takes the steps.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[Hashable, _Flight] = {}
+        self._under_way: dict[Hashable, _Flight] = {}
+        # asyncio only:
+        self._lock = contextlib.nullcontext()
+        # blocking only:
+        # self._lock = threading.Lock()
+        # both:
+
+    async def run(
+        self, request: Together, perform: Callable[[LookupRequest], Awaitable[Any]], *, within_s: float
+    ) -> Any:
+        """What the steps return, taken here or by another."""
+        about, until = request.about, time.monotonic() + within_s
+        while True:
+            with self._lock:
+                flight, before = self._next.get(about), self._under_way.get(about)
+                if flight is None:
+                    mine = self._next[about] = _Flight()
+            if flight is None:
+                return await self._take(request, mine, before, perform, until)
+            await flight.wait(until)
+            if flight.error is not None:
+                raise copy(flight.error) from flight.error
+            if flight.has_result:
+                return flight.result
+
+    async def _take(
+        self,
+        request: Together,
+        flight: _Flight,
+        before: _Flight | None,
+        perform: Callable[[LookupRequest], Awaitable[Any]],
+        until: float,
+    ) -> Any:
+        about = request.about
+        try:
+            if before is not None:
+                await before.wait(until)
+            with self._lock:
+                del self._next[about]
+                self._under_way[about] = flight
+            flight.result = await async_run(request.begin(), perform)
+            flight.has_result = True
+        except Exception as error:
+            # That the time of this one is over says nothing of the others: one of them takes the steps anew.
+            if not (isinstance(error, Transient) and has_passed()):
+                flight.error = error
+            raise
+        else:
+            return flight.result
+        finally:
+            with self._lock:
+                for flights in (self._next, self._under_way):
+                    if flights.get(about) is flight:
+                        del flights[about]
+            flight.end()

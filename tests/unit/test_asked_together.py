@@ -1,0 +1,168 @@
+"""What is asked once for many, without a server: who takes the steps, who shares what, and who asks for all waits."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from relatum.errors import InvalidInput, ReadTimeout, RelatumError
+from relatum.waiting import within
+from relatum_consumer._async_together import AsyncFlights
+from relatum_consumer._together import Flights
+from relatum_consumer.lookups import Breathe, Together, Waits, Watch
+from tests.support import wait_until
+
+OTHERS = 5
+LIMIT_S = 80.0
+
+
+class Proof:
+    """Steps that ask one thing, and return how often they were begun; the first are held until they may go on."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.is_under_way, self.go_on = threading.Event(), threading.Event()
+        self.error: RelatumError | None = None
+
+    def __call__(self) -> Iterator[Any]:
+        """The steps."""
+        self.begun += 1
+        mine = self.begun
+        yield from Breathe()
+        return mine
+
+    def perform(self, _: Any) -> None:
+        """Hold the first; fail the others, if they are to."""
+        if self.begun == 1:
+            self.is_under_way.set()
+            assert self.go_on.wait(LIMIT_S)
+        elif self.error is not None:
+            raise self.error
+
+    async def perform_in_task(self, request: Any) -> None:
+        """The same, in a task."""
+        await asyncio.to_thread(self.perform, request)
+
+
+def asked(proof: Proof) -> list[Any]:
+    """What one is told who asks first, and then what others are told who ask while that is under way, in threads."""
+    flights, request = Flights(), Together("it", proof)
+
+    def ask(_: int) -> Any:
+        try:
+            return flights.run(request, proof.perform, within_s=LIMIT_S)
+        except RelatumError as error:
+            return error
+
+    with ThreadPoolExecutor(1 + OTHERS) as threads:
+        first = threads.submit(ask, 0)
+        assert proof.is_under_way.wait(LIMIT_S)
+        entered = [threads.submit(ask, number) for number in range(OTHERS)]
+        wait_until(lambda: flights._next, what="one who waits for the next")
+        proof.go_on.set()
+        return [first.result(LIMIT_S), *(each.result(LIMIT_S) for each in entered)]
+
+
+async def asked_in_tasks(proof: Proof) -> list[Any]:
+    """The same in tasks."""
+    flights, request = AsyncFlights(), Together("it", proof)
+    first = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
+    await asyncio.to_thread(proof.is_under_way.wait, LIMIT_S)
+    entered = [
+        asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S)) for _ in range(OTHERS)
+    ]
+    await asyncio.sleep(0)
+    proof.go_on.set()
+    return await asyncio.gather(first, *entered, return_exceptions=True)
+
+
+def test_who_comes_while_it_is_under_way_shares_the_next() -> None:
+    """What had begun before proves nothing to them; all of them are told what one of them found."""
+    proof = Proof()
+    assert asyncio.run(asked_in_tasks(proof)) == [1] + [2] * OTHERS
+    assert proof.begun == 2
+
+
+def test_threads_are_never_told_what_had_begun_before_they_asked() -> None:
+    """Each of the others is told by steps that began later; how many share them is up to the scheduler."""
+    proof = Proof()
+    first, *others = asked(proof)
+    assert first == 1
+    assert all(2 <= other <= proof.begun for other in others)
+
+
+def test_what_goes_wrong_is_told_to_all() -> None:
+    """Each has an error of its own, so that nobody's traceback grows by another's."""
+    proof = Proof()
+    proof.error = InvalidInput("no")
+    first, *others = asyncio.run(asked_in_tasks(proof))
+    assert first == 1
+    assert [type(other) for other in others] == [InvalidInput] * OTHERS
+    assert len({id(other) for other in others}) == OTHERS
+    assert proof.begun == 2
+
+
+def test_that_the_time_of_one_is_over_is_nothing_to_the_others() -> None:
+    """One of them takes the steps anew."""
+    flights, begun = AsyncFlights(), []
+
+    def steps() -> Iterator[Any]:
+        begun.append(1)
+        yield from Breathe()
+        return len(begun)
+
+    async def perform(_: Any) -> None:
+        if len(begun) == 1:
+            await asyncio.sleep(0.01)
+            raise ReadTimeout("too late")
+
+    async def in_no_time() -> Any:
+        with within(0.0):
+            return await flights.run(Together("it", steps), perform, within_s=LIMIT_S)
+
+    async def both() -> list[Any]:
+        hurried = asyncio.create_task(in_no_time())
+        patient = asyncio.create_task(flights.run(Together("it", steps), perform, within_s=LIMIT_S))
+        return await asyncio.gather(hurried, patient, return_exceptions=True)
+
+    hurried, patient = asyncio.run(both())
+    assert isinstance(hurried, ReadTimeout)
+    assert patient == 2
+
+
+def test_who_is_cancelled_leaves_the_steps_to_others() -> None:
+    """Those who wait for the same are told, and none waits for ever."""
+    proof = Proof()
+
+    async def cancelled() -> Any:
+        flights, request = AsyncFlights(), Together("it", proof)
+        first = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
+        await asyncio.to_thread(proof.is_under_way.wait, LIMIT_S)
+        second = asyncio.create_task(flights.run(request, proof.perform_in_task, within_s=LIMIT_S))
+        await asyncio.sleep(0)
+        first.cancel()
+        proof.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return await second
+
+    assert asyncio.run(cancelled()) == 2
+
+
+def test_who_leads_the_waits_is_followed_by_another() -> None:
+    """The first asks for all; when it is done, the one who has waited longest does, and is told."""
+    waits: Waits[str] = Waits("/")
+    watch = Watch(None, ((1, "a"),), None, 0.0)
+    assert waits.enter("first", watch) is None
+    assert waits.leads("first")
+    assert waits.enter("second", watch) == "first"
+    assert waits.enter("third", watch) == "first"
+    assert not waits.leads("second")
+    assert waits.leave("third") is None
+    assert waits.leave("first") == "second"
+    assert waits.leads("second")
+    assert waits.leave("second") is None
+    assert len(waits) == 0
