@@ -20,7 +20,7 @@ from relatum_consumer.groups import (
     SharedGroup,
     SharedGroups,
 )
-from relatum_consumer.lookups import Answer, Hit, Lacking, LeftOut, Status
+from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, Status
 
 __all__ = [
     "Answer",
@@ -31,6 +31,7 @@ __all__ = [
     "Group",
     "GroupConsumer",
     "GroupConsumerStatus",
+    "Health",
     "Hit",
     "IncompleteGroupReport",
     "Lacking",

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -34,10 +34,10 @@ from relatum.reading import (
 )
 from relatum.steps import run
 from relatum.store import Database
-from relatum.waiting import left_s, within
+from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer._together import Flights
-from relatum_consumer._watching import Watching
+from relatum_consumer._watching import Signal, Watching
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
@@ -46,6 +46,7 @@ from relatum_consumer.lookups import (
     Agree,
     Bounds,
     Breathe,
+    Health,
     InTime,
     LookupRequest,
     Lookups,
@@ -59,7 +60,9 @@ from relatum_consumer.lookups import (
     Steps,
     Together,
     Watch,
+    health,
     in_time,
+    reached,
 )
 
 _Result = TypeVar("_Result")
@@ -79,6 +82,8 @@ class Asking(GroupMethods, Closing):
         transport: Literal["auto", "stream", "amqp"] = "auto",
         timeout_s: float = 10.0,
         pool_size: int = 5,
+        max_connections: int | None = None,
+        max_waiting: int | None = None,
         connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
@@ -86,10 +91,17 @@ class Asking(GroupMethods, Closing):
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         checked_seconds("timeout_s", timeout_s)
         checked_count("pool_size", pool_size, most=POOL_MAX)
-        self._database = Database(database, refusing=CLOSED, pool_size=pool_size)
+        if max_connections is not None:
+            checked_count("max_connections", max_connections, most=POOL_MAX)
+        if max_waiting is not None:
+            checked_count("max_waiting", max_waiting, least=0)
+        self._database = Database(
+            database, refusing=CLOSED, pool_size=pool_size, connections_max=max_connections, is_kept=True
+        )
+        most = 2 * pool_size if max_connections is None else max_connections
         self._timeout_s = timeout_s
         check_limit(connections_max)
-        self._counts = LookupCounts(connections_max)
+        self._counts = LookupCounts(connections_max, None if max_waiting is None else most + max_waiting)
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
@@ -109,6 +121,7 @@ class Asking(GroupMethods, Closing):
     def _renew(self) -> None:
         """In a child: groups under way are the parent's. What else is the parent's sees to itself."""
         leave_to_parent(*self._sharing)
+        self._counts.renew()
         self._lock, self._sharing = threading.Lock(), WeakSet()
         self._watching = Watching(self._address.vhost)
         self._together = Flights()
@@ -131,7 +144,8 @@ class Asking(GroupMethods, Closing):
     def _beside_others(self, request: LookupRequest) -> Any:
         """Carry out what makes way for others, or is done with them."""
         if type(request) is Watch:
-            return self._watching.wait(request, self._select)
+            with self._counts.awaiting():
+                return self._watching.wait(request, self._select)
         if type(request) is Together:
             return self._together.run(request, self._carry_out, within_s=self._timeout_s)
         if type(request) is Pause:
@@ -192,8 +206,50 @@ class Asking(GroupMethods, Closing):
         reader = self._reader
         return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
 
-    def close(self) -> None:
-        """Close all connections. Calls under way in other threads may fail; shared groups are given back."""
+    @classmethod
+    def open(cls, broker: str | BrokerAddress, database: str | sa.Engine, **options: Any) -> Self:
+        """The same as the constructor, once both servers have answered: what is wrong shows at once.
+
+        Args:
+            broker: As for the class.
+            database: As for the class.
+            options: As for the class: `max_connections`, `max_waiting`, `timeout_s`, …
+
+        Raises:
+            DatabaseUnavailable, SchemaMissing, AccessRefused: what is wrong with the database.
+            BrokerUnavailable, ReadTimeout, AccessRefused, TlsRefused: what is wrong with the broker.
+            ConfigurationError, InvalidInput: an option is wrong.
+        """
+        relations = cls(broker, database, **options)
+        try:
+            relations._run(reached())
+        except BaseException:
+            relations.close()
+            raise
+        return relations
+
+    def health(self, *, timeout_s: float = 2.0) -> Health:
+        """Whether both servers answer now: for a service's readiness, also while its look-ups wait in turn.
+
+        Args:
+            timeout_s: Seconds at most, half of them for each server; connections that all are in use count as no
+                answer. Default 2.
+        """
+        checked_seconds("timeout_s", timeout_s)
+        with within(timeout_s + LOOK_S):
+            return run(health(timeout_s), self._carry_out)
+
+    def close(self, *, drain_s: float = 0.0) -> None:
+        """Close all connections; shared groups are given back.
+
+        Args:
+            drain_s: Seconds in which look-ups under way may still end, those that wait for a message included; others
+                are refused (`UsedAfterClose`) from now on. What has not ended then may fail. Default 0.
+        """
+        checked_seconds("drain_s", drain_s)
+        drained = Signal()
+        if not self._counts.end(drained.set) and drain_s:
+            drained.wait(drain_s)
         for shared in list(self._sharing):
             shared.close()
         with self._lock:

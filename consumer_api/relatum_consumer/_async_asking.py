@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -37,7 +37,7 @@ from relatum.steps import async_run
 from relatum.store import Database
 from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
 from relatum_consumer._async_together import AsyncFlights
-from relatum_consumer._async_watching import AsyncWatching
+from relatum_consumer._async_watching import AsyncSignal, AsyncWatching
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer.groups import AsyncGroupMethods
 from relatum_consumer.lookups import (
@@ -47,6 +47,7 @@ from relatum_consumer.lookups import (
     Agree,
     Bounds,
     Breathe,
+    Health,
     InTime,
     LookupRequest,
     Lookups,
@@ -60,7 +61,9 @@ from relatum_consumer.lookups import (
     Steps,
     Together,
     Watch,
+    health,
     in_time,
+    reached,
 )
 
 _Result = TypeVar("_Result")
@@ -80,6 +83,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         transport: Literal["auto", "stream", "amqp"] = "auto",
         timeout_s: float = 10.0,
         pool_size: int = 5,
+        max_connections: int | None = None,
+        max_waiting: int | None = None,
         connections_max: int = CONNECTIONS_MAX,
         ssl_context: ssl.SSLContext | None = None,
         auth_mechanism: AuthMechanism | None = None,
@@ -87,15 +92,22 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         self._address = BrokerAddress.of(broker, stream_url, ssl_context=ssl_context, auth_mechanism=auth_mechanism)
         checked_seconds("timeout_s", timeout_s)
         checked_count("pool_size", pool_size, most=POOL_MAX)
-        self._database = Database(database, refusing=CLOSED, pool_size=pool_size)
+        if max_connections is not None:
+            checked_count("max_connections", max_connections, most=POOL_MAX)
+        if max_waiting is not None:
+            checked_count("max_waiting", max_waiting, least=0)
+        self._database = Database(
+            database, refusing=CLOSED, pool_size=pool_size, connections_max=max_connections, is_kept=True
+        )
+        most = 2 * pool_size if max_connections is None else max_connections
         self._timeout_s = timeout_s
         # asyncio only:
-        self._pool_size = pool_size
+        self._pool_size = most
         self._asking: set[Deadline] = set()
-        self._threads = ThreadPoolExecutor(pool_size, thread_name_prefix="relatum-database")
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="relatum-database")
         # both:
         check_limit(connections_max)
-        self._counts = LookupCounts(connections_max)
+        self._counts = LookupCounts(connections_max, None if max_waiting is None else most + max_waiting)
         self._options: dict[str, Any] = {
             "transport": transport,
             "timeout_s": timeout_s,
@@ -120,6 +132,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         self._reader, self._asking = None, set()
         # both:
         leave_to_parent(*self._sharing)
+        self._counts.renew()
         self._lock, self._sharing = asyncio.Lock(), WeakSet()
         self._watching = AsyncWatching(self._address.vhost)
         self._together = AsyncFlights()
@@ -142,7 +155,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
     async def _beside_others(self, request: LookupRequest) -> Any:
         """Carry out what makes way for others, or is done with them."""
         if type(request) is Watch:
-            return await self._watching.wait(request, self._select)
+            with self._counts.awaiting():
+                return await self._watching.wait(request, self._select)
         if type(request) is Together:
             return await self._together.run(request, self._carry_out, within_s=self._timeout_s)
         if type(request) is Pause:
@@ -186,7 +200,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
                 async with asyncio.timeout(deadline.left_s() + 2 * LOOK_S):
                     return await in_thread(self._threads, self._database.rows, request.sql, request.parameters)
             except TimeoutError:
-                text = f"all {self._pool_size} threads for the database (pool_size) are in use"
+                text = f"all {self._pool_size} threads for the database (max_connections) are in use"
                 raise DatabaseUnavailable(f"{text}, and none became free ({deadline})", reason="pool") from None
             finally:
                 self._asking.discard(deadline)
@@ -230,8 +244,50 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         reader = self._reader
         return self._counts.with_connections(self._counts.connections if reader is None else reader.statistics())
 
-    async def close(self) -> None:
-        """Close all connections. Calls under way in other tasks may fail; shared groups are given back."""
+    @classmethod
+    async def open(cls, broker: str | BrokerAddress, database: str | sa.Engine, **options: Any) -> Self:
+        """The same as the constructor, once both servers have answered: what is wrong shows at once.
+
+        Args:
+            broker: As for the class.
+            database: As for the class.
+            options: As for the class: `max_connections`, `max_waiting`, `timeout_s`, …
+
+        Raises:
+            DatabaseUnavailable, SchemaMissing, AccessRefused: what is wrong with the database.
+            BrokerUnavailable, ReadTimeout, AccessRefused, TlsRefused: what is wrong with the broker.
+            ConfigurationError, InvalidInput: an option is wrong.
+        """
+        relations = cls(broker, database, **options)
+        try:
+            await relations._run(reached())
+        except BaseException:
+            await relations.close()
+            raise
+        return relations
+
+    async def health(self, *, timeout_s: float = 2.0) -> Health:
+        """Whether both servers answer now: for a service's readiness, also while its look-ups wait in turn.
+
+        Args:
+            timeout_s: Seconds at most, half of them for each server; connections that all are in use count as no
+                answer. Default 2.
+        """
+        checked_seconds("timeout_s", timeout_s)
+        with within(timeout_s + LOOK_S):
+            return await async_run(health(timeout_s), self._carry_out)
+
+    async def close(self, *, drain_s: float = 0.0) -> None:
+        """Close all connections; shared groups are given back.
+
+        Args:
+            drain_s: Seconds in which look-ups under way may still end, those that wait for a message included; others
+                are refused (`UsedAfterClose`) from now on. What has not ended then may fail. Default 0.
+        """
+        checked_seconds("drain_s", drain_s)
+        drained = AsyncSignal()
+        if not self._counts.end(drained.set) and drain_s:
+            await drained.wait(drain_s)
         for shared in list(self._sharing):
             await shared.aclose()
         async with self._lock:

@@ -3,14 +3,15 @@
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from relatum.errors import RelatumError
-from relatum.metrics import Counter, Distribution, Histogram, Observed, reported
+from relatum.errors import ConnectionsInUse, RelatumError, UsedAfterClose
+from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
 from relatum.reading import ReaderStatistics
+from relatum_consumer.lookups import CLOSED
 
 
 @reported("look-ups")
@@ -22,26 +23,46 @@ class LookupStatistics(ReaderStatistics):
         lookup_s: Seconds that look-ups took, those that ended as an error too; waiting for what is asked included.
             Iterations are not among them.
         errors: Look-ups that ended as an error, by its class.
+        asking: Look-ups under way, besides those that wait for a message.
+        awaiting: Look-ups that wait for a message (`wait_related`).
+        refused: Look-ups that were refused at once, since too many were under way (`max_waiting`).
     """
 
     lookup_s: Annotated[Observed, Distribution("relatum_lookup_seconds", "Time of one look-up")]
     errors: Annotated[
         Mapping[str, int], Counter("relatum_lookup_errors_total", "Look-ups that ended as an error", by="error")
     ]
+    asking: Annotated[int, Gauge("relatum_lookups_asking", "Look-ups under way that do not wait for a message")]
+    awaiting: Annotated[int, Gauge("relatum_lookups_awaiting", "Look-ups that wait for a message")]
+    refused: Annotated[int, Counter("relatum_lookups_refused_total", "Look-ups refused at once: too many under way")]
 
 
 class LookupCounts:
-    """What is counted of the look-ups of one object."""
+    """The look-ups of one object: what is counted of them, who is refused, when the last has ended. Thread-safe.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        limit: Of its connections to the broker.
+        most: Look-ups under way at most, besides those that wait for a message; None for any number.
+    """
+
+    def __init__(self, limit: int, most: int | None = None) -> None:
         self.connections = ReaderStatistics.of_none(limit)
+        self._most = most
         self._lookup_s = Histogram()
         self._errors: Counts[str] = Counts()
+        self._asking = self._awaiting = self._refused = 0
+        self._ended: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count what is asked in the block, and how it ends."""
+        """Count what is asked in the block, and how it ends.
+
+        Raises:
+            ConnectionsInUse: too many are under way.
+            UsedAfterClose: no more are taken.
+        """
+        self._enter()
         began = time.perf_counter()
         try:
             yield
@@ -51,6 +72,50 @@ class LookupCounts:
             raise
         finally:
             self._lookup_s.observe(time.perf_counter() - began)
+            self._move(-1, 0)
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise UsedAfterClose(CLOSED)
+            if self._most is None or self._asking < self._most:
+                self._asking += 1
+                return
+            self._refused += 1
+        raise ConnectionsInUse(
+            f"refused at once: {self._most} look-ups are under way, as many as max_connections= and max_waiting= "
+            "allow; it is safe to repeat",
+            limit=self._most,
+            waiting=self._most + 1,
+        )
+
+    @contextmanager
+    def awaiting(self) -> Iterator[None]:
+        """Wait for a message inside: that takes no connection."""
+        self._move(-1, 1)
+        try:
+            yield
+        finally:
+            self._move(1, -1)
+
+    def _move(self, asking: int, awaiting: int) -> None:
+        with self._lock:
+            self._asking += asking
+            self._awaiting += awaiting
+            ended = None if self._asking or self._awaiting else self._ended
+        if ended is not None:
+            ended()
+
+    def renew(self) -> None:
+        """In a child: what is under way is the parent's."""
+        self._lock = threading.Lock()
+        self._asking = self._awaiting = 0
+
+    def end(self, ended: Callable[[], None]) -> bool:
+        """Take no more. Whether none is under way; else `ended` is called once the last one has ended."""
+        with self._lock:
+            self._ended = ended
+            return not self._asking and not self._awaiting
 
     def statistics(self) -> LookupStatistics:
         """What was counted. Of connections it tells nothing: the reader does."""
@@ -58,7 +123,13 @@ class LookupCounts:
 
     def with_connections(self, connections: ReaderStatistics) -> LookupStatistics:
         """What was counted, with a reader's connections."""
-        with self._lock:
-            errors = dict(self._errors)
         told = {field.name: getattr(connections, field.name) for field in fields(ReaderStatistics)}
-        return LookupStatistics(**told, lookup_s=self._lookup_s.observed(), errors=errors)
+        with self._lock:
+            return LookupStatistics(
+                **told,
+                lookup_s=self._lookup_s.observed(),
+                errors=dict(self._errors),
+                asking=self._asking,
+                awaiting=self._awaiting,
+                refused=self._refused,
+            )

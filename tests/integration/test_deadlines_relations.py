@@ -106,7 +106,7 @@ def test_a_cancelled_look_up_gives_its_thread_and_connection_back(
     """With the default time-out, a cancelled call leaves no thread, no connection and no statement behind."""
 
     async def ask() -> None:
-        async with AsyncRelations(amqp_url, database_url, pool_size=1) as relations:
+        async with AsyncRelations(amqp_url, database_url, max_connections=1) as relations:
             assert (await relations.find("order_id", 1)).status is Status.FOUND
             with locked(database_url, "relationships"):
                 with in_time(0.2), pytest.raises(TimeoutError):

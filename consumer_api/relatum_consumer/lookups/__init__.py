@@ -5,6 +5,7 @@
 
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
 from relatum_consumer.lookups._lookup_statements import Order
 from relatum_consumer.lookups._lookups import Lookups, Names, names_of, time_us_of
@@ -56,6 +57,7 @@ __all__ = [
     "Breathe",
     "Catalog",
     "Evidence",
+    "Health",
     "Hit",
     "InTime",
     "Lacking",
@@ -89,8 +91,10 @@ __all__ = [
     "ends_of",
     "evidence",
     "first_retained",
+    "health",
     "in_time",
     "names_of",
+    "reached",
     "replaced",
     "time_us_of",
 ]

@@ -89,7 +89,8 @@ class Database:
         engine = known_engine(database) if isinstance(database, sa.Engine) else make_engine(database, **options)
         self.engine = engine if ending is None else component_engine(engine, ending)
         """For those who are given an engine."""
-        self._kept = Kept(self.engine, _kept_most(self.engine.pool) if self._is_own else 0)
+        most = _kept_most(self.engine.pool, is_alone=options.get("is_kept", False)) if self._is_own else 0
+        self._kept = Kept(self.engine, most)
 
     def rows(
         self,
@@ -173,10 +174,15 @@ class Database:
             close_engine(self.engine, self._refusing)
 
 
-def _kept_most(pool: Any) -> int:
-    """Half of the connections that a pool allows; as many as it keeps itself, where it allows any number."""
+def _kept_most(pool: Any, *, is_alone: bool) -> int:
+    """Half of the connections that a pool allows; as many as it keeps itself, where it allows any number.
+
+    `is_alone`: All, since nobody asks but by statements by themselves.
+    """
     overflow: int = pool._max_overflow
     kept: int = pool.size()
+    if is_alone:
+        return kept
     return max(1, (kept + (kept if overflow < 0 else overflow)) // 2)
 
 

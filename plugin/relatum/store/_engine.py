@@ -48,6 +48,7 @@ def make_engine(
     pool_size: int = 5,
     is_bounded: bool = True,
     connections_max: int | None = None,
+    is_kept: bool = False,
     statement_s: float | None = STATEMENT_S,
 ) -> sa.Engine:
     """An engine for a PostgreSQL URL, through psycopg 3.
@@ -58,6 +59,7 @@ def make_engine(
         is_bounded: False where more may be opened, one for each thread that asks: nobody waits for another then.
         connections_max: Connections at most; who needs one while all are busy waits for it, ten minutes if need be.
             None for twice `pool_size`, and half a minute.
+        is_kept: True keeps all connections that were opened, for whoever has as much to ask soon again.
         statement_s: Seconds for one statement; None for no limit but the deadline of a call (`relatum.waiting`).
 
     What the URL says of `statement_timeout_s`, `pool_size` and `pool_timeout_s` comes before these.
@@ -73,6 +75,8 @@ def make_engine(
     overflow = pool_size if is_bounded else -1
     if connections_max is not None:
         pool_size, overflow = min(pool_size, connections_max), max(0, connections_max - pool_size)
+    if is_kept:
+        pool_size, overflow = pool_size + overflow, 0
     engine = sa.create_engine(
         address.shown(),
         poolclass=TimedPool,
