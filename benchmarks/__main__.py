@@ -21,6 +21,7 @@ from benchmarks import (
     recorders,
     recording,
     serial,
+    service,
     sizes,
 )
 from benchmarks._command import run
@@ -31,6 +32,7 @@ GROUPS: Final = {
     for group in (
         recording,
         lookups,
+        service,
         bloom,
         many,
         group_reading,

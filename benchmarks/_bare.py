@@ -5,6 +5,7 @@ One connection, no time-outs, no checks of sums, no errors beyond an assertion.
 Source: https://github.com/rabbitmq/rabbitmq-server/blob/main/deps/rabbitmq_stream/docs/PROTOCOL.adoc
 """
 
+import asyncio
 import socket
 import struct
 from collections.abc import Iterable
@@ -127,6 +128,10 @@ class BareStreamClient:
         del buffer[:end]
         return frame
 
+    def detach(self) -> socket.socket:
+        """The socket, for somebody else."""
+        return self._socket
+
     def close(self) -> None:
         """Close the connection without a farewell."""
         self._socket.close()
@@ -136,6 +141,42 @@ class BareStreamClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class AsyncBareStreamClient:
+    """The same for asyncio: what asyncio's own streams make of it. It logs in by the blocking one."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._correlation = 1_000
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        """A connection, logged in."""
+        blocking = BareStreamClient(url)
+        return cls(*await asyncio.open_connection(sock=blocking.detach()))
+
+    async def read(self, stream: str, offset: int) -> bytes:
+        """The record at an offset: attach, take a chunk, detach, in one round trip."""
+        subscribe = struct.pack(">I", self._correlation) + b"\1" + text(stream) + struct.pack(">HQH", 4, offset, 1)
+        unsubscribe = struct.pack(">I", self._correlation + 1) + b"\1"
+        self._correlation += 2
+        self._writer.write(_frame(SUBSCRIBE, subscribe) + _frame(UNSUBSCRIBE, unsubscribe))
+        record = None
+        while True:
+            size = struct.unpack(">I", await self._reader.readexactly(4))[0]
+            frame = await self._reader.readexactly(size)
+            key = struct.unpack_from(">H", frame)[0]
+            if key == DELIVER:
+                record = _record_at(frame, 5, offset)
+            elif key == UNSUBSCRIBE | RESPONSE:
+                assert record is not None, f"nothing lies at offset {offset} of {stream}"
+                return record
+
+    def close(self) -> None:
+        """Close the connection without a farewell."""
+        self._writer.close()
 
 
 def _frame(key: int, payload: bytes) -> bytes:
