@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import sqlalchemy as sa
 
-from relatum.store import arrays, compiled, relationships, streams
+from relatum.store import arrays, compiled, may_hold_values, relationships, streams
 from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._requests import Select, Watch
 
@@ -54,15 +54,16 @@ def watched() -> str:
         own_stream=sa.Text,
         own_offset=sa.BigInteger,
     )
-    rows = relationships.c
+    rows, value = relationships.c, wait.c.value.collate("C")
     # A limit inside keeps PostgreSQL from joining it in another way than row by row, by the index.
     row = (
         sa.select(_ONE)
         .where(
             rows.key_id == wait.c.key_id,
-            rows.value == wait.c.value.collate("C"),
+            rows.value == value,
             rows.stream_id == meant.c.stream_id,
             sa.or_(meant.c.name != wait.c.own_stream, rows.stream_offset != wait.c.own_offset),
+            may_hold_values(wait.c.key_id, value, value),
         )
         .correlate(wait, meant)
         .limit(_ONE)
