@@ -5,22 +5,27 @@ messages with a `Status`. What their methods for groups take and give is here, t
 `relatum_consumer.groups`.
 """
 
-from relatum_consumer._async_relations import AsyncRelations
-from relatum_consumer._lookup_statistics import LookupStatistics
-from relatum_consumer._relations import Relations
-from relatum_consumer.groups import (
-    AsyncOpenGroup,
-    AsyncSharedGroup,
-    AsyncSharedGroups,
-    Group,
-    GroupConsumer,
-    GroupConsumerStatus,
-    IncompleteGroupReport,
-    OpenGroup,
-    SharedGroup,
-    SharedGroups,
-)
-from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, Status
+from typing import TYPE_CHECKING
+
+from relatum.faces import imported_later
+
+if TYPE_CHECKING:
+    from relatum_consumer._async_relations import AsyncRelations
+    from relatum_consumer._lookup_statistics import LookupStatistics
+    from relatum_consumer._relations import Relations
+    from relatum_consumer.groups import (
+        AsyncOpenGroup,
+        AsyncSharedGroup,
+        AsyncSharedGroups,
+        Group,
+        GroupConsumer,
+        GroupConsumerStatus,
+        IncompleteGroupReport,
+        OpenGroup,
+        SharedGroup,
+        SharedGroups,
+    )
+    from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, Status
 
 __all__ = [
     "Answer",
@@ -43,3 +48,32 @@ __all__ = [
     "SharedGroups",
     "Status",
 ]
+
+_HOMES = {
+    "Answer": "relatum_consumer.lookups",
+    "AsyncOpenGroup": "relatum_consumer.groups",
+    "AsyncRelations": "relatum_consumer._async_relations",
+    "AsyncSharedGroup": "relatum_consumer.groups",
+    "AsyncSharedGroups": "relatum_consumer.groups",
+    "Group": "relatum_consumer.groups",
+    "GroupConsumer": "relatum_consumer.groups",
+    "GroupConsumerStatus": "relatum_consumer.groups",
+    "Health": "relatum_consumer.lookups",
+    "Hit": "relatum_consumer.lookups",
+    "IncompleteGroupReport": "relatum_consumer.groups",
+    "Lacking": "relatum_consumer.lookups",
+    "LeftOut": "relatum_consumer.lookups",
+    "LookupStatistics": "relatum_consumer._lookup_statistics",
+    "OpenGroup": "relatum_consumer.groups",
+    "Relations": "relatum_consumer._relations",
+    "SharedGroup": "relatum_consumer.groups",
+    "SharedGroups": "relatum_consumer.groups",
+    "Status": "relatum_consumer.lookups",
+}
+
+# A command's help needs none of this, nor the database's driver.
+__getattr__ = imported_later(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,23 +17,25 @@ from relatum.terminal import (
     print_messages,
     spread,
 )
-from relatum_consumer import Answer, Relations, Status
+
+if TYPE_CHECKING:
+    from relatum_consumer import Answer, Relations
 
 __all__ = ["find", "open_relations", "related"]
 
 _CODES: Final = {
-    Status.FOUND: ExitCode.OK,
-    Status.ABSENT: ExitCode.NOT_THERE,
-    Status.EXPIRED: ExitCode.NOT_THERE,
-    Status.NOT_RECORDED_YET: ExitCode.NOT_YET,
-    Status.UNPROVEN: ExitCode.UNPROVEN,
+    "found": ExitCode.OK,
+    "absent": ExitCode.NOT_THERE,
+    "expired": ExitCode.NOT_THERE,
+    "not_recorded_yet": ExitCode.NOT_YET,
+    "unproven": ExitCode.UNPROVEN,
 }
 _WORDS: Final = {
-    Status.FOUND: "found",
-    Status.ABSENT: "absent: all that these streams retain is recorded, or was read, and there is none",
-    Status.EXPIRED: "expired: there was one, and retention has dropped it",
-    Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded; --complete reads that part",
-    Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (AMQP 0.9.1 alone "
+    "found": "found",
+    "absent": "absent: all that these streams retain is recorded, or was read, and there is none",
+    "expired": "expired: there was one, and retention has dropped it",
+    "not_recorded_yet": "not recorded yet: a part of the streams is not recorded; --complete reads that part",
+    "unproven": "unproven: none was found, and nobody can prove from here that there is none (AMQP 0.9.1 alone "
     "cannot, nor can batches that are not to be unpacked)",
 }
 
@@ -160,8 +162,11 @@ def related(
     _print(answer, as_json)
 
 
-def open_relations(servers: ServerOptions) -> Relations:
+def open_relations(servers: ServerOptions) -> "Relations":
     """The look-ups of a command."""
+    # Here: who asks for a command's help waits for no database driver.
+    from relatum_consumer import Relations
+
     return Relations(broker=servers.broker_url, database=servers.database_url, stream_url=servers.stream_url)
 
 
@@ -170,13 +175,13 @@ def _utc(moment: datetime | None) -> datetime | None:
     return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
 
 
-def _print(answer: Answer, as_json: bool) -> None:
+def _print(answer: "Answer", as_json: bool) -> None:
     if as_json:
         print_json(_document(answer))
     else:
         if answer:
             print_messages(answer)
-        if answer and answer.status is Status.UNPROVEN:
+        if answer and answer.status == "unproven":
             console.print("unproven: there may be more, which nobody can prove or rule out")
         elif not answer:
             nothing = f"absent: {answer.explanation}" if answer.lacking else _WORDS[answer.status]
@@ -199,7 +204,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:STREAMS_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _document(answer: Answer) -> dict[str, Any]:
+def _document(answer: "Answer") -> dict[str, Any]:
     return {
         "status": str(answer.status),
         "messages": [message_document(hit.message) | {"keys": list(hit.keys)} for hit in answer.hits],
