@@ -59,6 +59,7 @@ class Case:
     stream: str
     large_stream: str
     database_url: str
+    large_database_url: str
     numbers: Sequence[int]
     questions: Sequence[Message]
     key_id: int
@@ -95,15 +96,17 @@ def _case(context: Context) -> Iterator[Case]:
     )
     database_url = context.new_database()
     catch_up(context.broker_url, context.stream_url, database_url, stream, MESSAGES)
-    catch_up(context.broker_url, context.stream_url, database_url, large, LARGE)
+    large_url = context.new_database()
+    catch_up(context.broker_url, context.stream_url, large_url, large, LARGE)
     with psycopg.connect(database_url, autocommit=True) as database:
         database.execute("VACUUM ANALYZE")
         row = database.execute(KEY_AND_STREAM, [stream]).fetchone()
         assert row is not None
     with StreamReader.open(context.address) as reader:
         questions = list(reader.iterate(asked))
-    yield Case(context, stream, large, database_url, numbers, questions, *row)
-    context.drop_database(database_url)
+    yield Case(context, stream, large, database_url, large_url, numbers, questions, *row)
+    for url in (database_url, large_url):
+        context.drop_database(url)
 
 
 # --- beside a bare probe and read -------------------------------------------------------------------------
@@ -359,7 +362,7 @@ async def _hold(case: Case) -> Row:
         longest, last = max(longest, now - last), now
         handle[0] = loop.call_soon(tick)
 
-    async with AsyncRelations(case.context.address, case.database_url, max_connections=POOL) as relations:
+    async with AsyncRelations(case.context.address, case.large_database_url) as relations:
         value = streams.order_id(0)
         await relations.find("order_id", value, streams=case.large_stream, limit=1)
         handle = [loop.call_soon(tick)]
