@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name, checked_seconds
@@ -151,11 +152,18 @@ def names_of(argument: str, names: Names) -> tuple[str, ...] | None:
     """Stream names as given in an argument, each once; None for all."""
     if names is None:
         return None
+    if isinstance(names, str):
+        return _one_name(argument, names)
     is_several = isinstance(names, Iterable) and not isinstance(names, bytes)
-    found = (names,) if isinstance(names, str) else tuple(names) if is_several else ()
+    found = tuple(names) if is_several else ()
     if not found or not all(isinstance(name, str) for name in found):
         raise InvalidInput(f"{argument}= takes a name, several names, or None for all")
     return tuple(dict.fromkeys(checked_name(argument, name) for name in found))
+
+
+@lru_cache(maxsize=512)
+def _one_name(argument: str, name: str) -> tuple[str, ...]:
+    return (checked_name(argument, name),)
 
 
 def _check_message(message: Any) -> None:

@@ -201,7 +201,9 @@ def _executed(
 
 def _fetched(driver: TimedConnection, sql: bytes, given: Mapping[str, Any]) -> Rows:
     cursor = driver.execute(sql, given)
-    return cursor.fetchall() if cursor.description else []
+    result = cursor.pgresult
+    # `description` would look up the type of each column.
+    return cursor.fetchall() if result is not None and result.nfields else []
 
 
 def _passes(error: BaseException) -> bool:
