@@ -371,6 +371,7 @@ async def _hold(case: Case) -> Row:
         for _ in range(3):
             messages = await relations.find("order_id", value, streams=case.large_stream, limit=LARGE)
         handle[0].cancel()
+    assert len(messages) == LARGE
     return Row(
         GROUP,
         f"an answer of {len(messages):,} messages holds the event loop for",

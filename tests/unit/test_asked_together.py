@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from relatum.errors import InvalidInput, ReadTimeout, RelatumError
+from relatum.errors import InvalidInput, OffsetExpired, ReadTimeout, RelatumError
+from relatum.ids import MessageId
+from relatum.steps import run
 from relatum.waiting import within
 from relatum_consumer._async_together import AsyncFlights
 from relatum_consumer._together import Flights
-from relatum_consumer.lookups import Breathe, Together, Waits, Watch
+from relatum_consumer.lookups import Breathe, Read, Together, Waits, Watch
+from relatum_consumer.lookups._limits import SLICE
+from relatum_consumer.lookups._related import Row, verified
 from tests.support import wait_until
 
 OTHERS = 5
@@ -166,3 +170,18 @@ def test_who_leads_the_waits_is_followed_by_another() -> None:
     assert waits.leads("second")
     assert waits.leave("second") is None
     assert len(waits) == 0
+
+
+def test_a_large_answer_lets_others_go_on_after_each_slice() -> None:
+    """Two hundred messages are checked in four slices."""
+    rows = [Row(MessageId("orders", offset), None, {1}) for offset in range(4 * SLICE)]
+    answers = [OffsetExpired("gone", stream="orders", offset=row.id.offset, first=1_000) for row in rows]
+    asked: list[str] = []
+
+    def perform(request: Any) -> Any:
+        asked.append(type(request).__name__)
+        return answers if isinstance(request, Read) else None
+
+    hits, gone = run(verified((), rows, is_named=True), perform)
+    assert (len(hits), len(gone)) == (0, 4 * SLICE)
+    assert asked == ["Read"] + ["Breathe"] * 4

@@ -10,6 +10,9 @@ from typing import Final, Self
 RECEIVE_BYTES: Final = 256 << 10
 """Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
 
+BITE_BYTES: Final = 32 << 10
+"""Bytes taken at a time in a task: a hundred small chunks, after which other tasks go on."""
+
 SEND_S_MIN: Final = 0.5
 """Seconds a send may take at least, however short the wait for an answer is."""
 
@@ -108,14 +111,19 @@ class AsyncChannel:
 
     async def send(self, data: bytes, timeout_s: float) -> None:
         """Send it; see `Channel.send`."""
-        async with asyncio.timeout(max(timeout_s, SEND_S_MIN)):
-            self._writer.write(data)
-            await self._writer.drain()
+        self._writer.write(data)
+        if self._writer.transport.get_write_buffer_size():
+            async with asyncio.timeout(max(timeout_s, SEND_S_MIN)):
+                await self._writer.drain()
 
     async def receive(self, timeout_s: float) -> bytes | memoryview:
         """What has come; see `Channel.receive`."""
         async with asyncio.timeout(max(0.0, timeout_s)):
-            return await self._reader.read(RECEIVE_BYTES)
+            data = await self._reader.read(BITE_BYTES)
+        if len(data) == BITE_BYTES:
+            # What has come already is taken without a wait.
+            await asyncio.sleep(0)
+        return data
 
     def abort(self) -> None:
         """Close it without a word."""
