@@ -139,7 +139,7 @@ def evidence(
 def evidence_together(catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int]) -> Steps[Evidence]:
     """The same, of steps that are taken once for all who ask for it at the same time."""
     streams, keys = None if names is None else tuple(names), tuple(sorted(set(key_ids)))
-    known = yield from Together(("evidence", streams, keys), partial(evidence, catalog, streams, keys))
+    known: Evidence = yield from Together(("evidence", streams, keys), partial(evidence, catalog, streams, keys))
     # What is read from the streams is noted in it.
     return replace(known, uncovered=list(known.uncovered), unproven=set(known.unproven))
 
