@@ -368,7 +368,7 @@ async def _hold(case: Case) -> Row:
         handle = [loop.call_soon(tick)]
         await asyncio.sleep(0)
         longest = 0.0
-        for _ in range(3):
+        with no_collection():
             messages = await relations.find("order_id", value, streams=case.large_stream, limit=LARGE)
         handle[0].cancel()
     assert len(messages) == LARGE
