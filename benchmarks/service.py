@@ -365,12 +365,12 @@ async def _hold(case: Case) -> Row:
     async with AsyncRelations(case.context.address, case.large_database_url) as relations:
         value = streams.order_id(0)
         await relations.find("order_id", value, streams=case.large_stream, limit=1)
-        handle = [loop.call_soon(tick)]
-        await asyncio.sleep(0)
-        longest = 0.0
         with no_collection():
+            handle = [loop.call_soon(tick)]
+            await asyncio.sleep(0)
+            longest = 0.0
             messages = await relations.find("order_id", value, streams=case.large_stream, limit=LARGE)
-        handle[0].cancel()
+            handle[0].cancel()
     assert len(messages) == LARGE
     return Row(
         GROUP,

@@ -169,7 +169,7 @@ class AsyncRelations(AsyncAsking):
         """The same as `related`, waiting until there is at least one message.
 
         All who wait share one question to the index: it is asked 5 ms after one began or one was told, then at growing
-        intervals of up to 50 ms, of four times as long as it takes at least.
+        intervals of up to 50 ms, of twice as long as it takes at least.
 
         Args:
             message: A message read from a stream.

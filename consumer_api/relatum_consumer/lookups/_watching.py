@@ -15,7 +15,7 @@ from relatum.store import arrays, compiled, may_hold_values, relationships, stre
 from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._requests import Select, Watch
 
-SHARE: Final = 4
+SHARE: Final = 2
 """How many times as long as the statement took nothing is asked at least: many waits in many streams cost what they
 cost, and the database is there for others, too."""
 
