@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pika
@@ -23,13 +24,15 @@ import sqlalchemy as sa
 
 import relatum
 import relatum_migrations
-from relatum.local import LocalServers
+from relatum.local import LocalPostgreSQL, LocalServers
 from relatum.recording import status, verify
 from relatum.store import make_engine
 from tests.acceptance._command import COMMAND, Relatum
 from tests.support import (
+    START_S,
     all_plain,
     declare_stream,
+    delete_stream,
     publish_plain,
     recorded_to,
     recording,
@@ -104,7 +107,7 @@ def table_by_psycopg(url: str) -> list[tuple[str, str, int]]:
         ).fetchall()
 
 
-def assert_equal(servers: LocalServers) -> int:
+def assert_equal(servers: "LocalServers | Servers") -> int:
     """Compare the whole stream with the whole table."""
     in_stream = stream_by_pika(servers.broker_url)
     in_table = table_by_psycopg(servers.database_url)
@@ -113,12 +116,44 @@ def assert_equal(servers: LocalServers) -> int:
     return len(in_stream) // 2
 
 
+@dataclass(frozen=True)
+class Servers:
+    """Where a broker and a database are, neither of which this test kills itself."""
+
+    broker_url: str
+    stream_url: str
+    database_url: str
+
+
 @pytest.fixture
 def servers(private_servers: LocalServers) -> LocalServers:
     """Servers of this test's own, with the schema and one stream."""
     relatum_migrations.upgrade(private_servers.database_url)
     declare_stream(private_servers.broker_url, STREAM)
     return private_servers
+
+
+@pytest.fixture
+def stream(amqp_url: str) -> Iterator[None]:
+    """The stream on the broker of all tests."""
+    declare_stream(amqp_url, STREAM)
+    yield
+    delete_stream(amqp_url, STREAM)
+
+
+@pytest.fixture
+def postgresql(tmp_path: Path) -> Iterator[LocalPostgreSQL]:
+    """A PostgreSQL of this test's own, with the schema."""
+    with LocalPostgreSQL(tmp_path / "postgresql", durable=False, start_timeout_s=START_S) as postgresql:
+        relatum_migrations.upgrade(postgresql.database_url)
+        yield postgresql
+    shutil.rmtree(postgresql.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def shared(stream: None, amqp_url: str, stream_url: str, database_url: str) -> Servers:
+    """The servers of all tests, with the schema and the stream."""
+    return Servers(amqp_url, stream_url, database_url)
 
 
 @contextmanager
@@ -134,31 +169,31 @@ def recorder_process(relatum: Relatum, log: Path) -> "Iterator[subprocess.Popen[
         process.wait()
 
 
-def command(servers: LocalServers) -> Relatum:
+def command(servers: Servers) -> Relatum:
     """The command with these servers' URLs."""
     return Relatum(servers.broker_url, servers.stream_url, servers.database_url)
 
 
 def test_a_recorder_killed_at_random_moments_loses_and_doubles_nothing(
-    servers: LocalServers, kills: int, chance: random.Random, tmp_path: Path
+    shared: Servers, kills: int, chance: random.Random, tmp_path: Path
 ) -> None:
     """SIGKILL at random moments under load; the last run catches up, and every message has its rows once."""
-    engine = make_engine(servers.database_url)
+    engine = make_engine(shared.database_url)
     working_kills = 0
-    with Load(servers.broker_url) as load:
+    with Load(shared.broker_url) as load:
         for _ in range(2 * kills):
             before = recorded_to(engine, STREAM)
-            with recorder_process(command(servers), tmp_path / "recorder.log") as process:
+            with recorder_process(command(shared), tmp_path / "recorder.log") as process:
                 wait_until(lambda start=before: recorded_to(engine, STREAM) > start, what="it records")
                 time.sleep(chance.random() * 0.3)  # Not a wait for a condition: the moment of death is the test.
                 process.send_signal(signal.SIGKILL)
                 process.wait()
             working_kills += 1
-    with recorder_process(command(servers), tmp_path / "recorder.log"):
-        wait_recorded(servers.broker_url, engine, STREAM)
+    with recorder_process(command(shared), tmp_path / "recorder.log"):
+        wait_recorded(shared.broker_url, engine, STREAM)
     engine.dispose()
     assert working_kills == 2 * kills
-    assert assert_equal(servers) >= min(load.published, 500 * kills)
+    assert assert_equal(shared) >= min(load.published, 500 * kills)
 
 
 def test_a_broker_killed_again_and_again_loses_and_doubles_no_row(servers: LocalServers, kills: int) -> None:
@@ -178,17 +213,20 @@ def test_a_broker_killed_again_and_again_loses_and_doubles_no_row(servers: Local
     assert assert_equal(servers) > 0
 
 
-def test_a_database_killed_again_and_again_loses_and_doubles_no_row(servers: LocalServers, kills: int) -> None:
+def test_a_database_killed_again_and_again_loses_and_doubles_no_row(
+    stream: None, amqp_url: str, stream_url: str, postgresql: LocalPostgreSQL, kills: int
+) -> None:
     """Publishing goes on meanwhile; the recorder catches up each time."""
+    servers = Servers(amqp_url, stream_url, postgresql.database_url)
     engine = make_engine(servers.database_url)
     with Load(servers.broker_url) as load, recording(servers.broker_url, engine, STREAM, keys=["order_id", "host"]):
         for _ in range(max(1, kills // 4)):
             published = load.published
             before = recorded_to(engine, STREAM)
             wait_until(lambda start=before: recorded_to(engine, STREAM) > start, what="it records")
-            servers.postgresql.kill()
+            postgresql.kill()
             wait_until(lambda start=published: load.published > start, what="publishing goes on without the database")
-            restart_database(servers, engine)
+            restart_database(postgresql, engine)
         before = recorded_to(engine, STREAM)
         wait_until(lambda: recorded_to(engine, STREAM) > before, what="it records again")
     with recording(servers.broker_url, engine, STREAM):
@@ -231,10 +269,10 @@ def test_a_broker_that_lost_its_tail_is_noticed_and_recorded_as_it_is_now(server
     engine.dispose()
 
 
-def test_publishing_does_not_wait_for_the_database(servers: LocalServers) -> None:
+def test_publishing_does_not_wait_for_the_database(stream: None, amqp_url: str, postgresql: LocalPostgreSQL) -> None:
     """An intercepted connection with its recorder inside goes on while PostgreSQL is away, and catches up."""
-    connection = pika.BlockingConnection(pika.URLParameters(servers.broker_url))
-    relatum.intercept(connection, database=servers.database_url, keys=["order_id"])
+    connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
+    relatum.intercept(connection, database=postgresql.database_url, keys=["order_id"])
     channel = connection.channel()
     channel.confirm_delivery()
 
@@ -242,14 +280,14 @@ def test_publishing_does_not_wait_for_the_database(servers: LocalServers) -> Non
         for body, headers in orders(name, 50):
             channel.basic_publish("", STREAM, body, pika.BasicProperties(headers=headers))
 
-    servers.postgresql.kill()
+    postgresql.kill()
     publish("away")
-    servers.postgresql.restart()
-    engine = make_engine(servers.database_url)
+    postgresql.restart()
+    engine = make_engine(postgresql.database_url)
     wait_until(lambda: recorded_to(engine, STREAM) >= 50, what="what was published meanwhile is recorded")
-    servers.postgresql.kill()
+    postgresql.kill()
     publish("lost")
-    restart_database(servers, engine)
+    restart_database(postgresql, engine)
     publish("back")
     wait_until(lambda: recorded_to(engine, STREAM) >= 150, what="it is recorded again")
     relatum.release(connection)
@@ -260,9 +298,9 @@ def test_publishing_does_not_wait_for_the_database(servers: LocalServers) -> Non
     engine.dispose()
 
 
-def restart_database(servers: LocalServers, engine: sa.Engine) -> None:
+def restart_database(postgresql: LocalPostgreSQL, engine: sa.Engine) -> None:
     """Start the database again, and drop this test's own connections, which ended with it."""
-    servers.postgresql.restart()
+    postgresql.restart()
     engine.dispose()
 
 
@@ -277,17 +315,17 @@ def orders(name: str, count: int) -> list[tuple[bytes, dict[str, str]]]:
     return [(b"x", {"order_id": f"{name}{n}"}) for n in range(count)]
 
 
-def test_another_recorder_takes_over_within_seconds(servers: LocalServers, tmp_path: Path) -> None:
+def test_another_recorder_takes_over_within_seconds(shared: Servers, tmp_path: Path) -> None:
     """When the holder of the lease is killed, one that waits goes on after the lease ran out."""
-    engine = make_engine(servers.database_url)
-    with recorder_process(command(servers), tmp_path / "recorder.log") as process:
-        publish_plain(servers.broker_url, STREAM, orders("a", 10))
-        wait_recorded(servers.broker_url, engine, STREAM)
-        with recording(servers.broker_url, engine, STREAM):
+    engine = make_engine(shared.database_url)
+    with recorder_process(command(shared), tmp_path / "recorder.log") as process:
+        publish_plain(shared.broker_url, STREAM, orders("a", 10))
+        wait_recorded(shared.broker_url, engine, STREAM)
+        with recording(shared.broker_url, engine, STREAM):
             process.send_signal(signal.SIGKILL)
             process.wait()
-            publish_plain(servers.broker_url, STREAM, orders("b", 10))
-            wait_recorded(servers.broker_url, engine, STREAM)
+            publish_plain(shared.broker_url, STREAM, orders("b", 10))
+            wait_recorded(shared.broker_url, engine, STREAM)
     assert len(rows_of(engine, STREAM)) == 20
     engine.dispose()
 
