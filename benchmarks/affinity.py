@@ -21,7 +21,7 @@ from relatum.superstreams import declare_super_stream, delete_super_stream
 
 GROUP: Final = "affinity"
 
-AIM: Final = 0.8
+AIM: Final = 0.9
 
 PARTITIONS: Final = 3
 SET_MESSAGES: Final = 20

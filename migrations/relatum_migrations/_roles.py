@@ -32,18 +32,21 @@ _FUNCTIONS: Final = (
 _GRANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "relatum_recorder": (
         (_ALL, f"{_RECORDED}, relations, {_GROUPS}, settlements"),
-        ("SELECT", f"alembic_version, {_SUPER_STREAMS}, {_CONSUMED}"),
+        ("SELECT", f"alembic_version, {_SUPER_STREAMS}, {_CONSUMED}, publisher_sessions"),
         ("SELECT, DELETE", f"{_COLLECTED}, {_PLACED}"),
         ("UPDATE (floor)", "super_streams"),
         ("EXECUTE", _FUNCTIONS),
     ),
     "relatum_consumer": (
         (_ALL, f"{_GROUPS}, {_CONSUMED}, settlements, serial_checkpoints"),
-        ("SELECT", f"alembic_version, relations, {_RECORDED}, {_COLLECTED}, {_SUPER_STREAMS}, {_PLACED}"),
+        (
+            "SELECT",
+            f"alembic_version, relations, {_RECORDED}, {_COLLECTED}, {_SUPER_STREAMS}, {_PLACED}, publisher_sessions",
+        ),
     ),
     "relatum_collector": ((_ALL, f"{_COLLECTED}, settlements"),),
     "relatum_router": (
-        (_ALL, f"{_SUPER_STREAMS}, {_PLACED}, {_CONSUMED}, settlements, serial_checkpoints"),
+        (_ALL, f"{_SUPER_STREAMS}, {_PLACED}, {_CONSUMED}, settlements, serial_checkpoints, publisher_sessions"),
         ("USAGE", "placement_epochs"),
     ),
 }

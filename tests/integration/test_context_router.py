@@ -416,23 +416,6 @@ def test_a_stray_of_a_move_that_stands_still_is_settled_later(
     assert consumed(layout.super_stream, database_url, amqp_url, 3) == {"x": [b"1", b"2", b"3"]}
 
 
-def test_what_was_told_unchecked_is_checked_by_closing(
-    contexts: Any, channel: BlockingChannel, layout: Layout, amqp_url: str, database_url: str
-) -> None:
-    """With `check_s`, a stray that its publisher was told of is taken in by `close`, in its order."""
-    home = layout.route("x").stream
-    router = relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(check_s=0.04))
-    now = [100.0]
-    router._core.publications._clock = lambda: now[0]
-    router.publish(channel, b"1", of_context("x"))
-    contexts.move(["x"], other_than(layout, home))
-    for body in (b"2", b"3"):
-        router.publish(channel, body, of_context("x"))
-    assert [each.body for each in in_partitions(amqp_url, layout)[home] if each.body in (b"2", b"3")] == [b"2", b"3"]
-    router.close()
-    assert consumed(layout.super_stream, database_url, amqp_url, 3) == {"x": [b"1", b"2", b"3"]}
-
-
 def test_order_holds_under_publishers_and_moves(
     router: relatum.ContextRouter, contexts: Any, layout: Layout, amqp_url: str, database_url: str
 ) -> None:

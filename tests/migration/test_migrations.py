@@ -51,6 +51,7 @@ BEGINNINGS = {
     "0006": "settlements",
     "0009": "recorder_members",
     "0011": "table_parts",
+    "0012": "publisher_sessions",
 }
 """A table of each revision."""
 

@@ -4,6 +4,9 @@ There are partitions (lists), a database (plain attributes, each request one tra
 and members of serial consumers. An actor is a generator; it does one thing a step, so any other may act in between, and
 it may be killed or left asleep at any step. What a dead actor had sent may still arrive later.
 
+Two of three publishers have sessions, and clocks that are as much too fast, or too slow, as is allowed; one of them is
+mostly asleep for longer than its session holds. The third has none, as those of earlier releases.
+
 The movers and the members' verdicts are the real code. What the world asserts while it runs, and in `finish`:
 
 - each consumer name gets each message at most once, and each message its publisher was told of exactly once;
@@ -24,6 +27,7 @@ from relatum.contexts.placement._entries import Adoption, Data, Entry, Fence, Ma
 from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, PlacementState
 from relatum.contexts.placement._publication_requests import PublicationRequest
 from relatum.contexts.placement._search import Search
+from relatum.contexts.placement._session import DRIFT
 from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
 from relatum.contexts.serial.consuming._serial_starts import MovedBefore, consistent_starts
 from relatum.contexts.serial.moving import _move_steps as moving
@@ -35,6 +39,10 @@ STEP_S = 0.01
 """Seconds that the publishers' clocks go on with each step of anybody."""
 TIMEOUT_S = 1.0
 """Seconds after which a publisher does not wait any longer."""
+SESSION_S = 1.0
+"""Seconds a publisher's session holds."""
+RATES = (1 + DRIFT, 1 - DRIFT, 1.0)
+"""How fast publishers' clocks are."""
 
 
 LONG_AGO = datetime.fromtimestamp(0, UTC)
@@ -66,6 +74,7 @@ class MoveRow:
     """A row of `context_moves`, with its contexts."""
 
     step: MoveStep
+    generation: int
     marker_offset: int | None = None
 
 
@@ -104,6 +113,14 @@ class Arriving:
 
     stream: str
     entry: Entry
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What is written of a publisher's session."""
+
+    holder: str
+    seen: int
 
 
 @dataclass(frozen=True)
@@ -176,9 +193,11 @@ class World:
         self.epochs = 0
         self.consumers: dict[str, Consumer] = {}
         self.sent: dict[tuple[str, Placed], Sent] = {}
-        self.in_flight: list[Arriving] = []
+        self.sessions: dict[str, tuple[int, int]] = {}
+        """Of each publisher that has one, what it has gone on to, and how often it was renewed."""
+        self.in_flight: list[Arriving | Renewal] = []
         self.running: list[Running] = []
-        self.routers = [Router(self, self._next_session()) for _ in range(routers)]
+        self.routers = [Router(self, self._next_session(), place) for place in range(routers)]
         self.steps = 0
         self.counts: dict[str, int] = defaultdict(int)
 
@@ -186,6 +205,15 @@ class World:
         """Let a publisher begin to publish."""
         chosen = self.routers[router % len(self.routers)]
         self.start("publisher", chosen.publish(context, preferred), chosen)
+
+    def keep(self, router: int, published: int) -> None:
+        """Let a publisher keep its session, or end it where it has not published for a while."""
+        chosen = self.routers[router % len(self.routers)]
+        self.start("keeper", chosen.keep(published), chosen)
+
+    def now(self) -> float:
+        """The movers' clock."""
+        return self.clock * STEP_S
 
     # --- actors ---------------------------------------------------------------------------------------------------
 
@@ -230,7 +258,7 @@ class World:
         if running.kind == "publisher":
             killed = [each for each in self.running if each.what is running.what]
             place = self.routers.index(running.what)
-            self.routers[place] = Router(self, self._next_session())
+            self.routers[place] = Router(self, self._next_session(), place)
         for each in killed:
             sent = self._as_sent(each.request)
             if arrives and sent is not None:
@@ -260,7 +288,7 @@ class World:
         sent = self._as_sent(running.request)
         if arrives and sent is not None:
             self._append(sent)
-        error = DatabaseUnavailable if sent is None else BrokerUnavailable
+        error = BrokerUnavailable if isinstance(sent, Arriving) else DatabaseUnavailable
         self.counts[f"failed {running.kind}"] += 1
         self._go_on(running, partial(running.actor.throw, error("away")))
 
@@ -276,8 +304,10 @@ class World:
         self.running = [other for other in self.running if other is not running]
 
     @staticmethod
-    def _as_sent(request: Any) -> Arriving | None:
+    def _as_sent(request: Any) -> Arriving | Renewal | None:
         match request:
+            case Renewal():
+                return request
             case moving.PublishControl(stream, control):
                 return Arriving(stream, control)
             case publication.Send(placement, placed):
@@ -341,7 +371,12 @@ class World:
             self.placements[name] = placement
         return placement
 
-    def _append(self, sent: Arriving) -> None:
+    def _append(self, sent: Arriving | Renewal) -> None:
+        if isinstance(sent, Renewal):
+            seen = self.generation if "what was gone on to" in self.omit else sent.seen
+            self.sessions[sent.holder] = (seen, self.sessions.get(sent.holder, (0, 0))[1] + 1)
+            self.counts["renewed"] += 1
+            return
         self.streams[sent.stream].append(sent.entry)
         adoption = sent.entry
         if isinstance(adoption, Adoption):
@@ -392,8 +427,12 @@ class World:
                 return self.moves[move_id].step
             case moving.FindControl():
                 return self._find_control(request)
+            case moving.FindSessions() | moving.ForgetSession() | moving.LetFence():
+                return self._session_answer(request, self.moves[request.move_id])
             case moving.SetFenced(move_id, attempt, fence_offset):
                 row = self.moves[move_id]
+                if not row.step.fence_epoch:
+                    raise Refused
                 if row.step.state is MoveState.FENCING and row.step.attempt == attempt:
                     row.step = replace(row.step, state=MoveState.FENCED, fence_offset=fence_offset)
                 return row.step
@@ -410,9 +449,6 @@ class World:
                 raise Refused
         self.generation += 1
         move_id = len(self.moves) + 1
-        epoch = self.next_epoch()
-        for context in request.contexts:
-            self.opening_of[context, epoch] = self.openings[context]
         if "stop before the fence" not in self.omit:
             for context in request.contexts:
                 self._set(context, state=PlacementState.MOVING, move_id=move_id)
@@ -424,14 +460,44 @@ class World:
             source=request.source,
             target=request.target,
             contexts=request.contexts,
-            fence_epoch=epoch,
-            epoch=epoch,
+            fence_epoch=0,
+            epoch=0,
             scan_from=request.scan_from,
             target_scan_from=request.target_scan_from,
         )
-        self.moves[move_id] = MoveRow(step)
+        self.moves[move_id] = MoveRow(step, self.generation)
         self.counts["moves"] += 1
         return step
+
+    def _session_answer(self, request: Any, row: MoveRow) -> Any:
+        match request:
+            case moving.FindSessions():
+                return self._find_sessions(row)
+            case moving.LetFence():
+                return self._let_fence(row)
+        if self.sessions.get(request.holder, (0, 0))[1] == request.beat:
+            del self.sessions[request.holder]
+        self.counts["lapsed"] += 1
+        return None
+
+    def _find_sessions(self, row: MoveRow) -> dict[str, moving.SessionSeen]:
+        """The sessions that may not know of a move, with how long they hold."""
+        if "wait for sessions" in self.omit or row.step.fence_epoch:
+            return {}
+        session_s = SESSION_S / 5 if "the whole session" in self.omit else SESSION_S
+        return {
+            holder: moving.SessionSeen(beat, session_s)
+            for holder, (seen, beat) in self.sessions.items()
+            if seen < row.generation
+        }
+
+    def _let_fence(self, row: MoveRow) -> MoveStep:
+        if not row.step.fence_epoch:
+            fence = self.next_epoch()
+            row.step = replace(row.step, fence_epoch=fence, epoch=self.next_epoch() if row.step.aborting else fence)
+            for context in row.step.contexts:
+                self.opening_of[context, fence] = self.openings[context]
+        return row.step
 
     def _find_control(self, request: moving.FindControl) -> int | None:
         kind = Fence if request.kind == "fence" else Marker
@@ -766,10 +832,14 @@ def _move_info(row: MoveRow) -> MoveInfo:
 class Router:
     """A publisher: the real steps of publications, performed in the world."""
 
-    def __init__(self, world: World, session: str) -> None:
+    def __init__(self, world: World, session: str, place: int) -> None:
         self.world = world
-        self.steps = world.publications(lambda: world.clock * STEP_S, timeout_s=TIMEOUT_S)
-        self.steps.session = session
+        rate = RATES[place % len(RATES)]
+        self.steps = world.publications(
+            lambda: world.clock * STEP_S * rate, timeout_s=TIMEOUT_S, session_s=0.0 if rate == 1 else SESSION_S
+        )
+        self.steps.name = session
+        self.is_keeping = False
         self.busy: set[str] = set()
 
     def publish(self, context: str, preferred: str) -> Actor:
@@ -782,6 +852,25 @@ class Router:
         finally:
             self.busy.discard(context)
 
+    def keep(self, published: int) -> Actor:
+        """Keep its session; one at a time."""
+        if self.is_keeping:
+            return
+        self.is_keeping = True
+        steps, answer = self.steps.keep(published), None
+        try:
+            while True:
+                request = steps.send(answer)
+                if isinstance(request, publication.RenewSession):
+                    request = Renewal(self.steps.name, request.seen)
+                elif isinstance(request, publication.EndSession):
+                    request = Call(lambda: self.world.sessions.pop(self.steps.name, None))
+                answer = yield request
+        except StopIteration:
+            return
+        finally:
+            self.is_keeping = False
+
     def _publish(self, context: str, preferred: str) -> Actor:
         world, began = self.world, self.world.clock
         steps = self.steps.publish(context, stream=preferred)
@@ -791,6 +880,7 @@ class Router:
             if isinstance(request, publication.Send):
                 placed = request.placed
                 sent = world.sent[context, placed] = Sent(context, began, world.opening_of[context, placed.epoch])
+            asked = not isinstance(request, publication.Send)
             try:
                 answer = yield request
             except RelatumError as error:
@@ -806,6 +896,7 @@ class Router:
                 return
         assert sent is not None
         sent.told = world.clock
+        world.counts["told by a session"] += not asked
         world.counts["told"] += 1
 
     def settle(self, context: str) -> Actor:

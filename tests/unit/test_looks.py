@@ -1,5 +1,6 @@
 """The looks that go on in the background while messages are published."""
 
+import queue
 import threading
 
 import pytest
@@ -7,17 +8,33 @@ import pytest
 from relatum.contexts.placement import _looks
 from relatum.contexts.placement._looks import Looks
 from relatum.errors import DatabaseUnavailable
+from tests.support import wait_until
 
 
 def test_each_message_is_followed_by_a_look() -> None:
     """A look begins after each time one is wanted, and none where none is."""
-    looked = threading.Semaphore(0)
-    looks = Looks(looked.release, 0.002)
+    looked: queue.Queue[int] = queue.Queue()
+    looks = Looks(lambda published: bool(looked.put(published)), 0.002)
     for _ in range(3):
         looks.want()
-        assert looked.acquire(timeout=90)
+        assert looked.get(timeout=90) == 1
     looks.close()
-    assert not looked.acquire(blocking=False)
+    assert looked.empty()
+
+
+def test_looks_go_on_while_a_session_is_kept() -> None:
+    """Though no further message is published, until that is over."""
+    looked: queue.Queue[int] = queue.Queue()
+
+    def keep(published: int) -> bool:
+        looked.put(published)
+        return looked.qsize() < 3
+
+    looks = Looks(keep, 0.002)
+    looks.want()
+    wait_until(lambda: looked.qsize() == 3)
+    looks.close()
+    assert [looked.get_nowait() for _ in range(3)] == [1, 0, 0]
 
 
 def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,10 +43,11 @@ def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> N
     fails = [DatabaseUnavailable("away"), DatabaseUnavailable("away")]
     looked = threading.Event()
 
-    def look() -> None:
+    def look(_published: int) -> bool:
         if fails:
             raise fails.pop()
         looked.set()
+        return False
 
     looks = Looks(look, 0.002)
     looks.want()
@@ -40,7 +58,7 @@ def test_looks_go_on_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_begins_after_the_end() -> None:
     """A router that is closed looks no more, whoever still publishes."""
     looked: list[int] = []
-    looks = Looks(lambda: looked.append(1), 0.002)
+    looks = Looks(lambda _published: bool(looked.append(1)), 0.002)
     looks.close()
     looks.want()
     assert looks._thread is None

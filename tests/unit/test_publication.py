@@ -1,5 +1,6 @@
 """The steps of a publication, performed in memory: where the message goes, what is told, and what becomes of strays."""
 
+import os
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -14,15 +15,18 @@ from relatum.contexts.placement._model import MoveInfo, MoveState, Placement, Pl
 from relatum.contexts.placement._publication import Publications, Unsettled
 from relatum.contexts.placement._publication_requests import (
     Adopt,
+    EndSession,
     FindMove,
     Place,
     ReadChanges,
     ReadGeneration,
+    RenewSession,
     Search,
     Send,
     Sleep,
 )
 from relatum.contexts.placement._search import Search as Looking
+from relatum.contexts.placement._session import BUSY, Session
 from relatum.errors import BrokerUnavailable, ContextMoving, DatabaseUnavailable
 
 
@@ -36,11 +40,12 @@ class _World:
         self.placements: dict[str, Placement] = {}
         self.streams: dict[str, list[Entry]] = {"a": [], "b": [], "c": []}
         self.moves: list[tuple[str, MoveInfo]] = []
+        self.sessions: dict[str, int] = {}
         self.is_away = False
         self.refuses: list[Exception] = []
 
     def perform(self, request: Any) -> Any:
-        if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove) and self.is_away:
+        if isinstance(request, ReadGeneration | ReadChanges | Place | FindMove | RenewSession) and self.is_away:
             raise DatabaseUnavailable("away")
         return getattr(self, type(request).__name__)(request)
 
@@ -82,6 +87,12 @@ class _World:
             self.streams[request.stream].append(request.adoption)
         if refusal is not None:
             raise refusal
+
+    def RenewSession(self, request: RenewSession) -> None:  # noqa: N802
+        self.sessions["x"] = request.seen
+
+    def EndSession(self, _request: EndSession) -> None:  # noqa: N802
+        self.sessions.clear()
 
     def Sleep(self, request: Sleep) -> None:  # noqa: N802
         self.now += request.seconds
@@ -216,8 +227,8 @@ def test_numbers_ascend_and_the_epoch_is_the_placements(world: _World) -> None:
     """The header that is sent names the placement's epoch, the router's session, and ascending numbers."""
     publications = routed(world)
     first, second = publish(world, publications), publish(world, publications)
-    assert first.result.placed == Placed(1, publications.session, 1)
-    assert second.result.placed == Placed(1, publications.session, 2)
+    assert first.result.placed == Placed(1, publications.name, 1)
+    assert second.result.placed == Placed(1, publications.name, 2)
 
 
 def test_a_message_before_the_fence_is_told_without_waiting_for_the_move(world: _World) -> None:
@@ -321,7 +332,7 @@ def test_a_stray_of_a_move_that_hangs_is_unsettled_and_adopted_before_the_next(w
         publish(world, publications)
     world.switch("x", move)
     publish(world, publications)
-    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2), Data("x", Placed(2, publications.session, 3))]
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2), Data("x", Placed(2, publications.name, 3))]
 
 
 def test_settling_goes_on_with_what_was_unsettled(world: _World) -> None:
@@ -374,52 +385,109 @@ def test_a_message_of_unknown_outcome_counts_only_before_the_fence(world: _World
     first = publish(world, publications)
     early = Sent("x", "a", first.result.placed, 7)
     world.move("x", "b")
-    world.streams["a"].append(Data("x", Placed(1, publications.session, 9)))
-    late = Sent("x", "a", Placed(1, publications.session, 9), 7)
+    world.streams["a"].append(Data("x", Placed(1, publications.name, 9)))
+    late = Sent("x", "a", Placed(1, publications.name, 9), 7)
     assert _Run(world, publications.counts(early)).end().result is True
     assert _Run(world, publications.counts(late)).end().result is False
 
 
-# --- looks that serve several messages ----------------------------------------------------------------------------
+# --- sessions: what the publisher's own clock tells -------------------------------------------------------------------
 
 
-def test_a_look_serves_the_confirms_shortly_after_it(world: _World) -> None:
-    """With `check_s`, messages confirmed within it are told without a look; the next look checks them all."""
-    publications = routed(world, check_s=0.02)
+def keep(world: _World, publications: Publications, published: int = BUSY) -> _Run:
+    """What the thread of a router does now and then."""
+    return _Run(world, publications.keep(published)).end()
+
+
+def test_while_a_session_holds_nobody_is_asked(world: _World) -> None:
+    """Neither before a message nor behind its confirm; when it has lapsed, the database is asked again."""
+    publications = routed(world, session_s=2.0)
     publish(world, publications)
+    assert keep(world, publications).asked == [ReadGeneration, RenewSession, ReadGeneration]
     assert publish(world, publications).asked == [Send]
+    world.now += 1.97
     assert publish(world, publications).asked == [Send]
-    world.now += 0.02
-    assert publish(world, publications).asked == [ReadGeneration, Send]
-    assert len(publications.unchecked) == 1
+    assert publications.asked == 1
+    world.now += 0.01
+    assert publish(world, publications).asked == [ReadGeneration, Send, ReadGeneration]
+    assert publications.asked == 2
 
 
-def test_a_stray_that_was_told_is_adopted_before_the_next_message(world: _World) -> None:
-    """Where the clock stood still across a move, the next look finds the strays and adopts them in their order."""
-    publications = routed(world, check_s=0.02)
+def test_a_publisher_that_slept_longer_than_its_session_asks(world: _World) -> None:
+    """Whether it slept before its message or between that and its clock: nobody has waited for it."""
+    publications = routed(world, session_s=2.0)
     publish(world, publications)
-    world.move("x", "b")
-    for _ in range(2):
-        assert Adopt not in publish(world, publications).asked
-    world.now += 0.02
-    publish(world, publications)
-    assert world.streams["b"][1:] == [
-        Adoption("x", 2, "a", 2),
-        Adoption("x", 2, "a", 3),
-        Data("x", Placed(2, publications.session, 4)),
-    ]
-
-
-def test_a_look_that_learns_of_the_move_serves_no_message_of_it(world: _World) -> None:
-    """A recent look is no word for a message whose context it found moving."""
-    publications = routed(world, check_s=0.02)
-    publish(world, publications)
+    keep(world, publications)
     run = _Run(world, publications.publish("x")).until(Send)
     world.move("x", "b")
-    world.now += 1.0
-    publish(world, publications, "y")
+    world.now += 1.98
     run.end()
-    assert Adopt in run.asked
+    assert world.streams["b"][1:] == [Adoption("x", 2, "a", 2)]
+
+
+def test_a_session_speaks_for_no_placement_that_is_over(world: _World) -> None:
+    """What was sent before its publisher learned of a move is looked at, however well its session holds."""
+    publications = routed(world, session_s=2.0)
+    publish(world, publications)
+    keep(world, publications)
+    run = _Run(world, publications.publish("x")).until(Send)
+    world.begin("x", "b")
+    assert keep(world, publications).asked == [
+        ReadGeneration, ReadChanges, RenewSession, ReadGeneration
+    ]  # fmt: skip
+    assert world.sessions == {"x": world.generation}
+    assert FindMove in run.end().asked
+
+
+def test_movers_are_told_at_once(world: _World) -> None:
+    """A session that is not due is renewed where somebody may wait for it, also where the first try fails."""
+    publications = routed(world, session_s=2.0)
+    publish(world, publications)
+    keep(world, publications)
+    assert keep(world, publications).asked == [ReadGeneration]
+    world.begin("x", "b")
+    run = _Run(world, publications.keep(1)).until(RenewSession)
+    world.is_away = True
+    with pytest.raises(DatabaseUnavailable):
+        run.end()
+    world.is_away = False
+    assert RenewSession in keep(world, publications, 0).asked
+
+
+def test_who_publishes_little_has_no_session(world: _World) -> None:
+    """A session begins with the second message between two looks, and ends a moment after the last one."""
+    publications = routed(world, session_s=2.0)
+    publish(world, publications)
+    assert keep(world, publications, 1).asked == []
+    assert keep(world, publications, 2).result is True
+    world.now += 0.2
+    assert keep(world, publications, 0).asked == [ReadGeneration]
+    world.now += 0.1
+    run = keep(world, publications, 0)
+    assert (run.asked, run.result, world.sessions) == ([EndSession], False, {})
+    assert publish(world, publications).asked == [ReadGeneration, Send, ReadGeneration]
+
+
+def test_a_renewal_brings_no_session_back_that_was_ended(world: _World) -> None:
+    """Closing the router ends it for good, whatever its thread does just then."""
+    publications = routed(world, session_s=2.0)
+    publish(world, publications)
+    run = _Run(world, publications.keep(2)).until(RenewSession)
+    assert _Run(world, publications.end_session(for_good=True)).end().asked == [EndSession]
+    run.end()
+    assert not publications.session.holds()
+    assert keep(world, publications).result is False
+
+
+def test_a_child_has_no_session() -> None:
+    """In a process that was forked off nobody renews it, and the row is the parent's."""
+    session = Session(lambda: 0.0, 2.0)
+    session.renewed(session.renew())
+    assert session.holds()
+    child = os.fork()
+    if not child:
+        os._exit(int(session.holds()))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 # --- a database that is away --------------------------------------------------------------------------------------
@@ -468,11 +536,13 @@ def test_only_so_many_messages_wait_for_the_database(world: _World) -> None:
 
 def test_a_suspected_stray_waits_for_the_database(world: _World) -> None:
     """Once a message is known to be of a placement that is over, nothing of its name is sent before it is settled."""
-    publications = routed(world, check_s=0.02, when_away="known", timeout_s=0.0)
+    publications = routed(world, when_away="known", timeout_s=0.0)
     publish(world, publications)
     run = _Run(world, publications.publish("x")).until(Send)
     world.move("x", "b")
+    world.is_away = True
     run.end()
+    world.is_away = False
     world.now += 1.0
     publish(world, publications, "y")
     world.is_away = True
@@ -542,10 +612,10 @@ def test_a_placement_is_kept_where_others_changed_meanwhile() -> None:
 
 def test_a_look_tells_what_it_followed_before_the_cache_goes_on() -> None:
     """Whoever sees the new placement of a name sees that what was sent under the old one is to be settled first."""
-    publications = Publications(lambda: 0.0, check_s=1.0)
+    publications = Publications(lambda: 0.0)
     publications.cache.begin(1)
     publications.cache.add(placed("x", 1), 1)
-    sent = Sent("x", "s-0", Placed(1, publications.session, 1), 1)
+    sent = Sent("x", "s-0", Placed(1, publications.name, 1), 1)
     publications.unchecked.add(sent)
     seen: list[int] = []
     advance = publications.cache.advance

@@ -6,6 +6,7 @@ RELATUM_MODEL_EXAMPLES sets how many runs of up to 150 rules there are (default 
 
 import os
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from relatum.contexts.placement import _publication as publication
 from relatum.contexts.placement._cache import Sent as CheckedSent
 from relatum.contexts.placement._entries import Entry, Fence, Marker
+from relatum.contexts.placement._model import MoveState
 from relatum.contexts.serial._partition_log import PartitionLog
 from relatum.contexts.serial.moving import _move_steps as moving
-from tests.support.serial_world import PARTITIONS, World, Wrong
+from tests.support.serial_world import PARTITIONS, Renewal, World, Wrong
 
 EXAMPLES = int(os.environ.get("RELATUM_MODEL_EXAMPLES", "25"))
 CONTEXTS = ("a", "b")
@@ -53,13 +55,24 @@ class Protocol(RuleBasedStateMachine):
     def resume(self, move: int) -> None:
         """Another goes on with a move, whether its mover is dead or asleep."""
         if self.world.moves:
-            self.world.start("mover", moving.go_on(move % len(self.world.moves) + 1))
+            self.world.start("mover", moving.go_on(move % len(self.world.moves) + 1, clock=self.world.now))
+
+    @rule(move=anyone)
+    def resume_by_an_old_release(self, move: int) -> None:
+        """One that does not wait for sessions goes on with a move."""
+        if self.world.moves:
+            self.world.start("mover", old_go_on(move % len(self.world.moves) + 1))
+
+    @rule(router=anyone, published=st.integers(0, 3))
+    def keep(self, router: int, published: int) -> None:
+        """A publisher keeps its session."""
+        self.world.keep(router, published)
 
     @rule(move=anyone)
     def abort(self, move: int) -> None:
         """Somebody aborts a move."""
         if self.world.moves:
-            self.world.start("aborter", moving.abort(move % len(self.world.moves) + 1))
+            self.world.start("aborter", moving.abort(move % len(self.world.moves) + 1, clock=self.world.now))
 
     @rule(consumer=anyone, partition=partitions)
     def take_over(self, consumer: int, partition: str) -> None:
@@ -124,7 +137,18 @@ def start_move(world: World, moved: frozenset[str], target: str) -> None:
     source = world.placements[placed[0]].stream
     together = frozenset(context for context in placed if world.placements[context].stream == source)
     if source != target:
-        world.start("mover", moving.move(source, target, together, grace_s=0))
+        world.start("mover", moving.move(source, target, together, grace_s=0, clock=world.now))
+
+
+def old_go_on(move_id: int) -> moving.Steps:
+    """What a mover of an earlier release does first with a move that it finds."""
+    found = yield moving.Look(move_id)
+    if found.state is MoveState.FENCING:
+        epoch = found.fence_epoch
+        yield moving.PublishControl(found.source, Fence(move_id, epoch, found.contexts))
+        at = yield moving.FindControl(found.source, "fence", move_id, epoch, found.scan_from)
+        found = yield moving.SetFenced(move_id, found.attempt, at or 0)
+    return found
 
 
 TestProtocol = Protocol.TestCase
@@ -142,25 +166,40 @@ TestProtocol.settings = settings(
 
 
 def run(  # noqa: C901 - one case for each thing that can happen
-    seed: int, *, steps: int, contexts: tuple[str, ...] = CONTEXTS, releases: int = 1, failures: int = 1, **world: Any
+    seed: int,
+    *,
+    steps: int,
+    contexts: tuple[str, ...] = CONTEXTS,
+    releases: int = 1,
+    failures: int = 1,
+    frozen: int = 0,
+    **world: Any,
 ) -> World:
-    """Let chance decide who does what; releases and failures are as frequent as is said, of about 115."""
+    """Let chance decide who does what; releases and failures are as frequent as is said, of about 115.
+
+    `frozen`: For so many choices in a row one of them stands still, then another one.
+    """
     chance = random.Random(seed)
     one = World(contexts, **world)
     for name in ("first", "second"):
         one.add_consumer(name, at_end=False)
     later = 0
-    for _ in range(steps):
-        match chance.choices(range(11), (12, 6, 2, 2, 6, releases, 1, 3, failures, 1, 80))[0]:
+    still = None
+    for step in range(steps):
+        if frozen and one.running and step % frozen == 0:
+            still = chance.choice(one.running)
+        match chance.choices(range(12), (12, 6, 2, 2, 6, releases, 1, 3, failures, 1, 80, 12))[0]:
             case 0 if len(one.running) < 14:
                 one.publish(chance.randrange(9), chance.choice(contexts), chance.choice(PARTITIONS))
             case 1 if len(one.running) < 14:
                 moved = frozenset(context for context in contexts if chance.random() < 0.6)
                 start_move(one, moved, chance.choice(PARTITIONS))
             case 2 if one.moves:
-                one.start("mover", moving.go_on(chance.randint(1, len(one.moves))))
+                go_on = old_go_on if chance.random() < 0.2 else partial(moving.go_on, clock=one.now)
+                one.start("mover", go_on(chance.randint(1, len(one.moves))))
             case 3 if one.moves:
-                one.start("aborter", moving.abort(chance.randint(max(1, len(one.moves) - 1), len(one.moves))))
+                last = len(one.moves)
+                one.start("aborter", moving.abort(chance.randint(max(1, last - 1), last), clock=one.now))
             case 4 if len(one.running) < 14:
                 one.start("member", one.consume(chance.choice(sorted(one.consumers)), chance.choice(PARTITIONS)))
             case 5:
@@ -175,10 +214,13 @@ def run(  # noqa: C901 - one case for each thing that can happen
             case 9:
                 one.arrive(chance.randrange(99))
                 one.cancel(chance.randrange(99), arrives=chance.random() < 0.5)
+            case 11:
+                one.keep(chance.randrange(9), chance.choice((0, 2, 3)))
             case _ if one.running:
                 which = chance.randrange(len(one.running)) if chance.random() < 0.7 else len(one.running) - 1
                 for _ in range(chance.choice((1, 1, 2, 4))):
-                    one.step(which, chance.randint(1, 5))
+                    if one.running and one.running[which % len(one.running)] is not still:
+                        one.step(which, chance.randint(1, 5))
     one.finish()
     return one
 
@@ -193,10 +235,12 @@ def test_chance_finds_nothing_wrong() -> None:
             contexts=CONTEXTS[: 1 + seed % 2],
             releases=(0, 0, 1, 4)[seed % 4],
             failures=(1, 5)[seed % 2],
+            frozen=(0, 40)[seed // 2 % 2],
         )
         for what, count in one.counts.items():
             met[what] = met.get(what, 0) + count
-    for what in ("adoptions delivered", "switched", "aborted", "arrived late", "released", "killed publisher"):
+    wanted = ("adoptions delivered", "switched", "aborted", "arrived late", "released", "killed publisher")
+    for what in (*wanted, "told by a session", "renewed", "lapsed"):
         assert met[what] > EXAMPLES // 4, met
 
 
@@ -269,11 +313,27 @@ class _DoubtfulAdoptionsSentAgain(publication.Publications):
         return False
 
 
+class _SessionsNeverEnd(publication.Publications):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.session.holds = lambda: self.session._until > 0  # type: ignore[method-assign]
+
+
+class _ReliedOnAtOnce(publication.Publications):
+    def _go_on(self) -> Any:
+        yield from self.look()
+        while self.session.is_due():
+            began = self.session.renew()
+            yield publication.RenewSession(self.cache.generation or 0, self.session.session_s)
+            self.session.renewed(began)
+
+
 def _omitting(*rules: str) -> dict[str, Any]:
     return {"omit": rules}
 
 
 _FAILING: dict[str, Any] = {"releases": 0, "failures": 15}
+_FROZEN: dict[str, Any] = {"releases": 0, "failures": 0, "frozen": 40}
 
 BROKEN: dict[str, dict[str, Any]] = {
     "strays are delivered": {"log": _NoStrays},
@@ -297,6 +357,10 @@ BROKEN: dict[str, dict[str, Any]] = {
     "holds end before the source is read": _omitting("source position"),
     "holds end before those of the source": _omitting("holds of the source"),
     "two members write": _omitting("version"),
+    "moves wait for no session": _omitting("wait for sessions"),
+    "moves wait for less than a session": {**_omitting("the whole session"), **_FROZEN},
+    "sessions never end by the publisher's clock": {"publications": _SessionsNeverEnd, **_FROZEN},
+    "a session is relied on before the look behind it": {"publications": _ReliedOnAtOnce},
     "a name begins wherever the partitions end": _omitting("consistent starts"),
 }
 
@@ -315,3 +379,39 @@ def seeds_to_failure(broken: dict[str, Any], most: int) -> int | None:
 def test_each_rule_is_needed(what: str) -> None:
     """With a rule left out, promises are broken, and the world notices."""
     assert seeds_to_failure(BROKEN[what], 400) is not None
+
+
+@pytest.mark.parametrize("omit", [(), ("what was gone on to",)], ids=["with the rule", "without"])
+def test_a_renewal_tells_no_more_than_its_publisher_has_gone_on_to(omit: tuple[str, ...]) -> None:
+    """A move begins between the look of a publisher and its renewal, which then must not speak for the move."""
+    world = World(("a",), omit=omit)
+    world.add_consumer("first", at_end=False)
+
+    def begun(begin: Any, *given: Any) -> Any:
+        begin(*given)
+        return world.running[-1]
+
+    def go_on(actor: Any, until: Any = None) -> None:
+        while actor in world.running and not isinstance(actor.request, until or ()):
+            world._perform(actor)
+
+    go_on(begun(world.publish, 0, "a", "p0"))
+    go_on(begun(world.keep, 0, 3))
+    assert world.sessions
+    world.clock += 40  # it is to be renewed
+    keeper = begun(world.keep, 0, 3)
+    go_on(keeper, Renewal)
+    publication_of_a = begun(world.publish, 0, "a", "p0")
+    go_on(publication_of_a, publication.Send)
+    mover = begun(start_move, world, frozenset("a"), "p1")
+    go_on(mover, moving.FindSessions)
+    world._perform(keeper)
+    for _ in range(5):
+        world._perform(mover)
+    go_on(publication_of_a)
+    if omit:
+        with pytest.raises(Wrong):
+            world.finish()
+    else:
+        world.finish()
+        assert world.counts["told by a session"] == 1

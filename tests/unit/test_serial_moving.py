@@ -12,7 +12,8 @@ from relatum.contexts.serial.moving._move_steps import MoveStep
 from relatum.errors import MoveConflict, StreamUnavailable
 
 C = frozenset("ab")
-BEGUN = MoveStep(7, MoveState.FENCING, 1, False, "s", "t", C, 40, 40, 10, 20)
+STOPPED = MoveStep(7, MoveState.FENCING, 1, False, "s", "t", C, 0, 0, 10, 20)
+BEGUN = replace(STOPPED, fence_epoch=40, epoch=40)
 FENCED = replace(BEGUN, state=MoveState.FENCED, fence_offset=12)
 SWITCHED = replace(FENCED, state=MoveState.SWITCHED)
 TURNED = replace(FENCED, attempt=2, aborting=True, target="s", epoch=41, target_scan_from=10)
@@ -32,7 +33,9 @@ def asked(steps: moving.Steps, answers: list[Any]) -> tuple[list[moving.MoveRequ
 
 def test_a_move_that_nothing_interrupts() -> None:
     """Ends first, then the database, then the fence, and the marker only once the fence's place is stored."""
-    requests, ended = asked(moving.move("s", "t", C), [10, 20, BEGUN, None, None, 12, FENCED, None, None, 21, SWITCHED])
+    requests, ended = asked(
+        moving.move("s", "t", C), [10, 20, STOPPED, None, {}, BEGUN, None, 12, FENCED, None, None, 21, SWITCHED]
+    )
     assert ended == SWITCHED
     fence, marker = Fence(7, 40, C), Marker(7, 40, C, "s", 12)
     at_target = moving.FindControl("t", "marker", 7, 40, 20)
@@ -41,6 +44,8 @@ def test_a_move_that_nothing_interrupts() -> None:
         moving.FindEnd("t"),
         moving.Begin("s", "t", C, 10, 20),
         moving.Sleep(moving.GRACE_S),
+        moving.FindSessions(7),
+        moving.LetFence(7),
         moving.PublishControl("s", fence),
         moving.FindControl("s", "fence", 7, 40, 10),
         moving.SetFenced(7, 1, 12),
@@ -49,6 +54,40 @@ def test_a_move_that_nothing_interrupts() -> None:
         at_target,
         moving.Switch(7, 1, 21),
     ]
+
+
+def waited(sessions: list[dict[str, moving.SessionSeen]], takes_s: float = 0.5) -> list[moving.MoveRequest]:
+    """What is asked for until a move that somebody else began is let be fenced; each look takes a while."""
+    now = [100.0]
+    steps = moving.go_on(7, clock=lambda: now[0])
+    requests, answer = [next(steps)], STOPPED
+    answers = iter(sessions)
+    while not isinstance(requests[-1], moving.LetFence):
+        requests.append(steps.send(answer))
+        answer = None
+        if isinstance(requests[-1], moving.FindSessions):
+            answer = next(answers)
+            now[0] += takes_s
+    steps.close()
+    return requests[2:]
+
+
+def test_a_fence_waits_for_those_who_publish() -> None:
+    """Until each has gone on, or has ended its session; who comes later is not waited for."""
+    one, other = moving.SessionSeen(3, 2.0), moving.SessionSeen(9, 2.0)
+    requests = waited([{"a": one, "b": other}, {"a": one, "late": other}, {"late": other}])
+    assert [type(each) for each in requests].count(moving.FindSessions) == 2
+    assert not any(isinstance(each, moving.ForgetSession) for each in requests)
+
+
+def test_a_fence_waits_no_longer_than_a_session_holds() -> None:
+    """By the mover's own clock, from its first look on; a publisher that died is not waited for again."""
+    dead = moving.SessionSeen(3, 2.0)
+    alive = replace(dead, beat=4)
+    # Looks that begin 0, 0.5, 1.0, 1.5, 2.0 and 2.5 s after the first was answered: at 2.0 the margin is not over.
+    requests = waited([{"a": dead}] + [{"a": alive}] * 6)
+    assert requests[-2:] == [moving.ForgetSession(7, "a", 3), moving.LetFence(7)]
+    assert sum(isinstance(each, moving.FindSessions) for each in requests) == 6
 
 
 def test_what_is_in_the_streams_is_not_published_again() -> None:

@@ -64,6 +64,7 @@ from relatum.store._placement_tables import (
     moved_contexts,
     placement_epochs,
     placements,
+    publisher_sessions,
     super_stream_partitions,
     super_streams,
 )
@@ -199,6 +200,7 @@ __all__ = [
     "placement_epochs",
     "placements",
     "proven",
+    "publisher_sessions",
     "receipts",
     "recorder_members",
     "relationships",

@@ -7,6 +7,7 @@ They are primary data: the streams hold fences and markers, but not who was plac
 - `placements`: one row for each serialization context or affinity set.
 - `context_moves`: one row for each move of contexts from one partition to another, with how far it is.
 - `moved_contexts`: the contexts of each move.
+- `publisher_sessions`: routers that are publishing, and the generation each has gone on to. See ADR 0025.
 
 Whoever changes several kinds of rows takes them in this order, or two of them wait for each other for ever: placements
 by name, the row of `super_streams`, partitions by their id. Placements carry no foreign keys: each would lock the row
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    DateTime,
     Float,
     ForeignKey,
     Identity,
@@ -138,9 +140,13 @@ context_moves = Table(
     moment("fenced_at"),
     moment("ended_at"),
     Column("reason", Text),
+    # What publishers are to have gone on to before its fence. No default: movers that do not wait for them are refused.
+    Column("generation", BigInteger, nullable=False),
     CheckConstraint("state IN ('fencing', 'fenced', 'switched', 'aborted')", name="context_moves_state"),
     CheckConstraint("(ended_at IS NOT NULL) = (state IN ('switched', 'aborted'))", name="context_moves_ended_at"),
     CheckConstraint("state = 'fencing' OR fence_offset IS NOT NULL", name="context_moves_fence"),
+    # 0 while it waits for publishers: a fence that is published then says nothing, and is not stored.
+    CheckConstraint("state = 'fencing' OR fence_epoch > 0", name="context_moves_waited"),
     CheckConstraint("ended_at IS NULL OR marker_offset IS NOT NULL", name="context_moves_marker"),
     Index("context_moves_super_stream", "super_stream_id", "move_id"),
     Index("context_moves_open", "super_stream_id", postgresql_where=text("ended_at IS NULL")),
@@ -157,4 +163,22 @@ moved_contexts = Table(
     Column("name", Text(collation="C"), nullable=False),
     PrimaryKeyConstraint("move_id", "name", name="moved_contexts_place"),
     Index("moved_contexts_name", "name", "move_id"),
+)
+
+publisher_sessions = Table(
+    "publisher_sessions",
+    metadata,
+    # The generation its publisher has gone on to: it publishes nothing under a placement that was wrong by then.
+    Column("seen", BigInteger, nullable=False),
+    # Raised by each renewal; by it one who waits knows that there was none.
+    Column("beat", BigInteger, nullable=False, server_default="1"),
+    # Seconds it holds without a renewal, by whoever's clock.
+    Column("session_s", Float, nullable=False),
+    # When it is forgotten, and what is shown; nothing else rests on it.
+    Column("lease_expires_at", DateTime(timezone=True), nullable=False),
+    part_of("super_streams", "super_stream_id"),
+    Column("holder", Text, nullable=False),
+    PrimaryKeyConstraint("super_stream_id", "holder", name="publisher_sessions_holder"),
+    # Each is renewed every other second: room on its page keeps that update out of the index.
+    postgresql_with={"fillfactor": "50"},
 )

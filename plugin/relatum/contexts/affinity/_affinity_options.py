@@ -22,8 +22,9 @@ class AffinityOptions(RouterOptions):
         balance: Where a set is placed by its first message: "round_robin" (default), "least_loaded" (fewest open
             sets), "weighted", "hash" (of its name), or a function.
         weights: For "weighted": weights by stream; those left out have 1. None (default): those in the database.
-        check_s: Seconds for which one look at the database serves, up to 0.04 (default: 0.02): how long it may be
-            unknown here that a set was closed or moved. 0: each message is checked before `publish` returns.
+        check_s: Seconds between two looks at the database by a thread, up to 0.04 (default: 0.02): how long it may be
+            unknown here that a set was closed or moved. 0: each message is followed by a look of its own.
+        session_s: Seconds for which a move waits for this router, where that does not answer. Default: 2; 0.1 to 60.
         timeout_s: Seconds to wait for a move to end, and for what else is waited for. Default: 10. 0: not at all.
         when_database_away: "known" (default): messages of known sets go on, a first message is `DatabaseUnavailable`.
             "wait": all wait up to `timeout_s`. "fail": all are `DatabaseUnavailable`.

@@ -1,4 +1,4 @@
-"""Looking at the database in the background, so that those who publish find the last look fresh."""
+"""Looking at the database in the background, and keeping the session of those who publish."""
 
 import logging
 import threading
@@ -12,9 +12,6 @@ logger = logging.getLogger("relatum.placement")
 
 _WHO: Final = "looking for changed placements"
 
-SHARE: Final = 0.4
-"""How far into the time for which a look serves the next one follows; the rest is for its journey."""
-
 AWAY_S: Final = 1.0
 """Seconds after a look that failed; those who publish look for themselves meanwhile."""
 
@@ -25,12 +22,18 @@ CLOSE_S: Final = 1.0
 class Looks:
     """A thread that looks while messages are published, and sleeps while none are.
 
-    It spares publishers the journey, and nothing else: whether a look is fresh enough is for each of them to see.
+    It spares publishers the journey, and nothing else: whether their session holds is for each of them to see.
+
+    Args:
+        keep: Looks; it is told how many messages were published since the last time, and gives whether to look again
+            though no further one is.
+        every_s: Seconds between two looks.
     """
 
-    def __init__(self, look: Callable[[], None], check_s: float) -> None:
-        self._look = look
-        self._every_s = check_s * SHARE
+    def __init__(self, keep: Callable[[int], bool], every_s: float) -> None:
+        self._keep = keep
+        self._every_s = every_s
+        self._published = 0
         self._wanted = threading.Event()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -38,7 +41,8 @@ class Looks:
         self._thread: threading.Thread | None = None
 
     def want(self) -> None:
-        """Note that a message was published: more may follow, and this one is to be checked."""
+        """Note that a message was published: more may follow, and this one may have to be checked."""
+        self._published += 1  # one that gets lost between threads does not matter
         if not self._wanted.is_set():
             self._wanted.set()
             if self._thread is None:
@@ -58,14 +62,17 @@ class Looks:
                 self._thread.start()
 
     def _run(self) -> None:
+        goes_on = False
         while True:
-            self._wanted.wait()
+            if not goes_on:
+                self._wanted.wait()
             if self._stop.wait(self._every_s):
                 return
             # Before the look: what is published meanwhile wants another one.
             self._wanted.clear()
+            published, self._published = self._published, 0
             try:
-                self._look()
+                goes_on = self._keep(published)
                 self._outages.over(_WHO)
             except Exception as error:  # noqa: BLE001 it is logged, and the thread goes on
                 if self._stop.is_set():

@@ -149,7 +149,7 @@ class MoveInfo:
         aborting: Whether it goes back to the source.
         attempt: Raised whenever somebody else, or the other way, is taken up.
         contexts: How many contexts it moves.
-        fence_epoch: Behind its fence, what was placed under an earlier epoch is a stray.
+        fence_epoch: Behind its fence, what was placed under an earlier epoch is a stray. 0: there is none yet.
         epoch: The contexts' epoch when it has ended.
         scan_from: An offset of the source at or below its first fence.
         target_scan_from: An offset of the target at or below its first marker.
@@ -161,6 +161,7 @@ class MoveInfo:
         fenced_at: When the fence was found.
         ended_at: When its contexts went on; None while they wait.
         reason: Why it was aborted.
+        waits_for: The publishers it waits for before its fence: host, process id, and a name.
     """
 
     move_id: int
@@ -184,6 +185,7 @@ class MoveInfo:
     fenced_at: datetime | None
     ended_at: datetime | None
     reason: str | None
+    waits_for: tuple[str, ...] = ()
 
     @property
     def pause_s(self) -> float | None:

@@ -1,8 +1,8 @@
 """What the routers of both faces share: their options, the placements in the database, and the steps that block."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -16,17 +16,20 @@ from relatum.contexts.placement._placement_store import PlacementStore
 from relatum.contexts.placement._publication import Publications
 from relatum.contexts.placement._publication_requests import (
     Adopt,
+    EndSession,
     FindMove,
     Place,
     PublicationRequest,
     ReadChanges,
     ReadGeneration,
+    RenewSession,
     Search,
     Send,
 )
 from relatum.contexts.placement._router_options import RouterOptions
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.contexts.placement._search import Strays
+from relatum.contexts.placement._session import elapsed_s
 from relatum.errors import (
     ConfigurationError,
     DatabaseUnavailable,
@@ -37,6 +40,7 @@ from relatum.errors import (
 )
 from relatum.headers import PLACED_HEADER
 from relatum.ids import MessageId
+from relatum.processes import new_holder
 from relatum.reading import BrokerAddress, StreamReader
 from relatum.steps import run
 from relatum.store import Database
@@ -69,13 +73,14 @@ class RouterCore:
         self.options = options
         self.rule, self._unnamed_rule = options.rules()
         self.publications = Publications(
-            time.monotonic,
+            elapsed_s,
             timeout_s=options.timeout_s,
-            check_s=options.check_s,
+            session_s=options.session_s if options.check_s else 0.0,
             names_max=options.names_max,
             when_away=options.when_database_away,
         )
-        self._looks = Looks(self.look, options.check_s) if options.check_s else None
+        self._looks = Looks(self.keep, options.check_s) if options.check_s else None
+        self._holder = new_holder()
         # Made at once: what is wrong with a URL is told where the router is made.
         self._ending = Deadline(None)
         self._database = Database(database, ending=self._ending, refusing=None)
@@ -104,6 +109,8 @@ class RouterCore:
                 request.sent, request.from_offset, anywhere=request.anywhere
             ),
             Adopt: lambda request: self._stray_keeper.publish(request.stream, request.adoption),
+            RenewSession: lambda request: self.store.renew_session(self._holder, request.seen, request.session_s),
+            EndSession: lambda _request: self.store.end_session(self._holder),
         }
         metrics.report(self, super_stream=self.super_stream, kind=options.kind)
 
@@ -113,6 +120,7 @@ class RouterCore:
         return RouterStatistics(
             published=self._published,
             unnamed=self._unnamed,
+            asked=publications.asked,
             adopted=publications.adopted,
             move_wait_s=publications.move_wait_s.observed(),
             known_names=len(publications.cache),
@@ -233,6 +241,7 @@ class RouterCore:
             self._looks.close()
         for close in self._closers:
             close()
+        self._end_session()
         with self._lock:
             self._is_closed = True
             self.is_open = self.has_layout = False
@@ -275,6 +284,21 @@ class RouterCore:
             DatabaseUnavailable: it is away; nothing is lost by that.
         """
         run(self.publications.look(), self.perform)
+
+    def keep(self, published: int) -> bool:
+        """Keep the session of those who publish, as `Publications.keep` says. It blocks.
+
+        Raises:
+            DatabaseUnavailable: it is away; nothing is lost by that.
+        """
+        return run(self.publications.keep(published), self.perform)
+
+    def _end_session(self) -> None:
+        """Let no move wait for this router any more; where the database is away, it waits until that has lapsed."""
+        if self._store is None:
+            return
+        with suppress(RelatumError):
+            run(self.publications.end_session(for_good=True), self.perform)
 
     def _changes(self, request: ReadChanges) -> tuple[int, Sequence[Placement] | None]:
         changes = self.store.changes(request.since)

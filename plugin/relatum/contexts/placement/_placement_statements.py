@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from relatum.contexts.placement._model import MoveInfo, PartitionRow, Placement
+from relatum.contexts.placement._session_statements import KEEP_COMMITS, waited_for
 from relatum.store import (
     context_moves,
     moved_contexts,
@@ -199,13 +200,6 @@ _placed: Final = (
 )
 
 
-# A placement that a crash of PostgreSQL takes back would be made again elsewhere, with messages in the first place.
-_COMMITS: Final = "synchronous_commit"
-_KEEP_COMMITS: Final = sa.case(
-    (sa.func.current_setting(_COMMITS) == "off", sa.func.set_config(_COMMITS, "on", True)), else_=sa.null()
-).label("kept")
-
-
 def _counted(locked: sa.CTE, added: Any, *, only_active: bool = False) -> sa.CTE:
     """Add to the counts of partitions that are locked already, in their order.
 
@@ -248,7 +242,7 @@ def place(*, bounded: bool) -> sa.Select[Any]:
     columns = [counted.c[name] if name in _PLACEMENT else _placed.c[name] for name in Placement.__dataclass_fields__]
     before = sa.select(sa.cast(sa.func.sum(locked.c.open_sets), sa.BigInteger)).scalar_subquery()
     number = sa.select(sa.func.count()).select_from(_placed).scalar_subquery()
-    return sa.select(*columns, (before + number).label("open_sets"), _KEEP_COMMITS).join_from(
+    return sa.select(*columns, (before + number).label("open_sets"), KEEP_COMMITS).join_from(
         _placed, counted, counted.c.partition_id == _placed.c.partition_id
     )
 
@@ -326,7 +320,11 @@ touch: Final = sa.update(placements).where(_placements.placement_id == _touched.
 
 _source: Final = super_stream_partitions.alias("source")
 _target: Final = super_stream_partitions.alias("target")
-_MOVE: Final = {"source": _source.c.stream, "target": _target.c.stream}
+_MOVE: Final = {
+    "source": _source.c.stream,
+    "target": _target.c.stream,
+    "waits_for": waited_for,
+}
 
 moves: Final = (
     sa.select(*(_MOVE[name] if name in _MOVE else _moves[name] for name in MoveInfo.__dataclass_fields__))

@@ -13,6 +13,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relatum.contexts.placement import _placement_statements as statements
+from relatum.contexts.placement import _session_statements as session_statements
 from relatum.contexts.placement._model import (
     Changes,
     Choose,
@@ -262,6 +263,15 @@ class PlacementStore:
         if wanted:
             self._database.rows(statements.touch, self._with_id(names=wanted))
 
+    def renew_session(self, holder: str, seen: int, session_s: float) -> None:
+        """Write that a publisher publishes, for so many seconds more, and which generation it has gone on to."""
+        renewed = self._with_id(by=holder, has_seen=seen, holds_s=session_s)
+        self._database.rows(session_statements.renew_session, renewed)
+
+    def end_session(self, holder: str) -> None:
+        """Remove a publisher's session, where there is one."""
+        self._database.rows(session_statements.end_session, self._with_id(by=holder))
+
     def idle(self, idle_s: float, *, limit: int = 1_000) -> list[Placement]:
         """Open placements that nobody touched for so many seconds, the longest unused first; moving ones are not."""
         return [_placement(row) for row in self._select(statements.idle, idle_s=float(idle_s), most=limit)]
@@ -363,7 +373,7 @@ class PlacementStore:
 def move_info(row: Sequence[Any]) -> MoveInfo:
     """A move from a row of `_statements.moves`."""
     move = MoveInfo(*row)
-    return replace(move, state=MoveState(move.state))
+    return replace(move, state=MoveState(move.state), waits_for=tuple(move.waits_for))
 
 
 def _placement(row: Sequence[Any]) -> Placement:

@@ -5,15 +5,17 @@ and returns when the caller may be told. Whoever performs the steps sleeps betwe
 
 1. The placement is looked up, or made. Where its context moves just now, the router waits.
 2. The message is published to that partition, and confirmed.
-3. Only then the generation is read again. Unchanged, no move of the context had begun: a mover writes `moving` into the
-   database before it publishes its fence, so the message lies before any fence that follows.
+3. Only then, where the publisher's session holds by its own clock and the placement is still in force, the message
+   counts: a mover waits for sessions before its fence (`_session`). Otherwise the generation is read again. Unchanged,
+   no move of the context had begun: a mover writes `moving` into the database before it publishes its fence, so the
+   message lies before any fence that follows.
 4. Changed, and the context with it: the partition itself tells. Read from where the move's fence can lie at the
    earliest: where the fence comes first and the message behind it, the message is a stray, which consumers pass over.
    Then an `Adoption`, published to where the context is now, takes it into the context again; and it is checked like
    any message, since the context may have moved once more.
 
 One message of a name is published at a time by one router, and the next only when it is known to count, so strays do
-not overtake each other. No clock has a say in any of that, unless `check_s` allows it.
+not overtake each other. No clock has a say in any of that but the session's, of which only the rate matters.
 """
 
 import itertools
@@ -28,16 +30,19 @@ from relatum.contexts.placement._entries import Adoption, Placed
 from relatum.contexts.placement._model import MoveInfo, Placement, PlacementState
 from relatum.contexts.placement._publication_requests import (
     Adopt,
+    EndSession,
     FindMove,
     Place,
     ReadChanges,
     ReadGeneration,
+    RenewSession,
     Search,
     Send,
     Sleep,
     Steps,
     WhenAway,
 )
+from relatum.contexts.placement._session import Session
 from relatum.errors import ContextMoving, DatabaseUnavailable, RelatumError
 from relatum.metrics import Histogram
 
@@ -56,7 +61,8 @@ AWAY_S: Final = 1.0
 FRESH_S: Final = 0.02
 """Seconds for which a generation that was read spares the look before a message is sent, at most.
 
-Shorter than the 0.05 s a mover waits before its fence: so hardly a message is a stray. Nothing else depends on it.
+For those without a session. Shorter than the 0.05 s a mover waits before its fence: so hardly a message is a stray.
+Nothing else depends on it.
 """
 
 
@@ -92,25 +98,26 @@ class Publications:
         clock: Callable[[], float],
         *,
         timeout_s: float = 10.0,
-        check_s: float = 0.0,
+        session_s: float = 0.0,
         names_max: int = 100_000,
         unchecked_max: int = 10_000,
         when_away: WhenAway = "wait",
     ) -> None:
         self.cache = PlacementCache(names_max)
         self.unchecked = Unchecked(unchecked_max)
-        self.session = secrets.token_hex(8)
+        self.name = secrets.token_hex(8)
+        """What the messages of this publisher name it by."""
+        self.session = Session(clock, session_s)
         self._numbers = itertools.count(1)
         self._clock = clock
         self._timeout_s = timeout_s
-        self._check_s = check_s
-        self._fresh_s = max(check_s, FRESH_S)
         self._when_away = when_away
         self._lock = threading.Lock()
         self._checked_at: float | None = None
         self._checked_mark = 0
         self._away_until = 0.0
         self.adopted = 0
+        self.asked = 0
         self.move_wait_s = Histogram()
         self.when_waiting: Callable[[], None] = lambda: None
         """Called each time a message that has waited for a move for a second looks again; it must not block."""
@@ -128,11 +135,13 @@ class Publications:
         if self.unchecked.of(name, self._checked_mark):
             yield from self._settle_all(name, deadline, must=True)
             known = yield from self._placed(name, deadline, stream)
-        placed = Placed(known.placement.epoch, self.session, next(self._numbers))
+        placed = Placed(known.placement.epoch, self.name, next(self._numbers))
         result = yield from Send(known.placement, placed, known.as_of)
         sent = Sent(name, known.placement.stream, placed, known.as_of)
-        self.unchecked.add(sent)
-        if not self._is_checked_enough(sent):
+        # In this order: were the cache asked first, a session that was renewed since would speak for what it was.
+        if not (self.session.holds() and self.cache.still(sent)):
+            self.unchecked.add(sent)
+            self.asked += 1
             try:
                 yield from self._settle_all(name, self._clock() + self._timeout_s)
             except RelatumError as error:
@@ -161,6 +170,44 @@ class Publications:
         """Whether what was sent with an unknown outcome, and was found in its partition, counts there."""
         yield from self._look(self._clock() + self._timeout_s, must=True)
         return (yield from self._stray(sent)) is None
+
+    def keep(self, published: int) -> Steps[bool]:
+        """Keep the session, or end it where none is needed; gives whether to go on so without a further message.
+
+        Args:
+            published: Messages that were published since this was performed last.
+
+        Raises:
+            DatabaseUnavailable: The database is away; the session ends by itself where that lasts.
+        """
+        if self.session.is_wanted(published):
+            yield from self._go_on()
+            return True
+        yield from self.end_session()
+        if len(self.unchecked):
+            yield from self.look()
+        return False
+
+    def _go_on(self) -> Steps[None]:
+        """Look, renew the session where that is due, and tell movers at once that might wait for it."""
+        yield from self.look()
+        while self.session.is_due():
+            began = self.session.renew()
+            seen = self.cache.generation
+            assert seen is not None, "a look knows it"
+            yield from RenewSession(seen, self.session.session_s)
+            # Only behind the renewal: a move that began before it need not have known of this publisher.
+            yield from self.look()
+            self.session.renewed(began)
+
+    def end_session(self, *, for_good: bool = False) -> Steps[None]:
+        """Rely on no session any more, and let movers know.
+
+        Raises:
+            DatabaseUnavailable: The database is away; movers wait for as long as a session holds.
+        """
+        if self.session.end(for_good=for_good):
+            yield from EndSession()
 
     # --- before the message ---------------------------------------------------------------------------------------
 
@@ -207,8 +254,10 @@ class Publications:
             return Known(placement, as_of)
 
     def _is_stale(self) -> bool:
-        is_fresh = self._checked_at is not None and self._clock() - self._checked_at < self._fresh_s
-        return not is_fresh or self.unchecked.is_full
+        if self.unchecked.is_full:
+            return True
+        is_fresh = self._checked_at is not None and self._clock() - self._checked_at < FRESH_S
+        return not (is_fresh or self.session.holds())
 
     # --- the look at the database ---------------------------------------------------------------------------------
 
@@ -232,6 +281,8 @@ class Publications:
                     # Before the new placements are there to be used: what was sent under the old ones is settled first.
                     self._looked(mark)
                     self.cache.advance(as_of, changed)
+                    if changed is None or any(each.state is PlacementState.MOVING for each in changed):
+                        self.session.must_tell = True
             except DatabaseUnavailable:
                 if self._when_away == "known":
                     self._away_until = self._clock() + AWAY_S
@@ -253,12 +304,6 @@ class Publications:
                 self._checked_at = began if self._checked_at is None else max(began, self._checked_at)
 
     # --- after the confirm ----------------------------------------------------------------------------------------
-
-    def _is_checked_enough(self, sent: Sent) -> bool:
-        """Whether the caller may be told on the word of a look before the confirm, which was just now by the clock."""
-        if not self._check_s or self._checked_at is None:
-            return False
-        return self._clock() - self._checked_at < self._check_s and self.cache.still(sent)
 
     def _settle_all(self, name: str, deadline: float, *, must: bool = False) -> Steps[None]:
         """Return once all of a name counts, in the order it was sent, or may go unchecked for now."""

@@ -76,13 +76,31 @@ class Adopt(Request[None]):
 
 
 @dataclass(frozen=True, slots=True)
+class RenewSession(Request[None]):
+    """Write that this publisher publishes, for so many seconds from now, and which generation it has gone on to.
+
+    When it is answered, the row is there for all whose look begins later.
+    """
+
+    seen: int
+    session_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession(Request[None]):
+    """Remove this publisher's session."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep(Request[None]):
     """Let time pass."""
 
     seconds: float
 
 
-PublicationRequest: TypeAlias = ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | Sleep
+PublicationRequest: TypeAlias = (
+    ReadGeneration | ReadChanges | Place | Send | FindMove | Search | Adopt | RenewSession | EndSession | Sleep
+)
 """What a step asks for."""
 
 

@@ -135,7 +135,7 @@ class _Face:
     @property
     def session(self) -> str:
         """What this router's messages name it by in their header `relatum_placed`: 16 hexadecimal digits."""
-        return self._core.publications.session
+        return self._core.publications.name
 
     def statistics(self) -> RouterStatistics:
         """What was published, and what is remembered. It asks nobody."""

@@ -5,11 +5,12 @@ from typing import ClassVar, Final
 
 from relatum.checks import as_options, checked_choice, checked_count, checked_name, checked_seconds
 from relatum.contexts.placement._publication_requests import WhenAway
+from relatum.contexts.placement._session import SESSION_S, SESSION_S_MAX, SESSION_S_MIN
 from relatum.limits import INTEGER_MAX
 from relatum.superstreams import Balance, BalanceName, balance_of
 
 CHECK_S_MAX: Final = 0.04
-"""Seconds for which a look may serve: below the 0.05 s that a mover waits before its fence."""
+"""Seconds between two looks: below the 0.05 s that a mover waits anyway, so that sessions make it wait no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class RouterOptions:
 
     header: str
     balance: BalanceName | Balance
-    check_s: float
+    check_s: float = CHECK_S_MAX
+    session_s: float = SESSION_S
     timeout_s: float = 10.0
     when_database_away: WhenAway
 
@@ -55,6 +57,7 @@ class RouterOptions:
         with as_options():
             checked_name("header", self.header)
             checked_seconds("check_s", self.check_s, most=CHECK_S_MAX)
+            checked_seconds("session_s", self.session_s, least=SESSION_S_MIN, most=SESSION_S_MAX)
             checked_seconds("timeout_s", self.timeout_s)
             checked_choice("when_database_away", self.when_database_away, self.when_away)
             if self.open_sets_max is not None:

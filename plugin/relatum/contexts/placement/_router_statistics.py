@@ -14,6 +14,7 @@ class RouterStatistics:
     Attributes:
         published: Messages of a context, or an affinity set, that were published.
         unnamed: Messages of none, which went by the rule.
+        asked: Messages of which the database was asked before they were told of, since no session held.
         adopted: Messages that a move had overtaken, and that were taken in again where their context is now.
         move_wait_s: Seconds that messages waited for a move to end.
         known_names: Contexts, or sets, whose partition is remembered.
@@ -22,6 +23,7 @@ class RouterStatistics:
 
     published: Annotated[int, Counter("relatum_router_published_total", "Messages of a context or set published")]
     unnamed: Annotated[int, Counter("relatum_router_unnamed_total", "Messages of no context or set published")]
+    asked: Annotated[int, Counter("relatum_router_asked_total", "Messages of which the database had to be asked")]
     adopted: Annotated[int, Counter("relatum_router_adopted_total", "Messages taken in again behind a move")]
     move_wait_s: Annotated[
         Observed, Distribution("relatum_router_move_wait_seconds", "Time that messages waited for a move to end")

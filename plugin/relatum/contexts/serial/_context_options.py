@@ -19,10 +19,11 @@ class ContextOptions(RouterOptions):
         balance: Where a context is placed by its first message. "hash" (default): by its name, as RabbitMQ's stream
             clients route keys; or "round_robin", "least_loaded", "weighted" or a function. Partitions that are added
             later move no context.
-        check_s: Seconds for which one look at the database serves the confirms after it. 0 (default): each message is
-            checked before `publish` returns. Above, up to 0.04: `publish` mostly returns at once with the confirm.
-            Should this process die then, while the clock of its machine stood still across a move, a message told of
-            as published may be in no consumer's order.
+        check_s: Seconds between two looks at the database by a thread, while messages are published. Default: 0.04,
+            which is also the most. While they go on, `publish` returns with the confirm. 0: without a session, each
+            message is followed by a look of its own, and no clock has a say.
+        session_s: Seconds for which a move waits for this router, where that does not answer. Default: 2; from 0.1 to
+            60. After so long without PostgreSQL, messages wait for it again.
         timeout_s: Seconds to wait for a move to end, and for the database where it is away. Default: 10. 0: not at all.
         contexts_max: Contexts whose partitions are remembered; others are read again when they are used.
         when_database_away: "wait" (default): up to `timeout_s` for a database that is away. "fail": not at all.
@@ -37,7 +38,6 @@ class ContextOptions(RouterOptions):
 
     header: str = CONTEXT_HEADER
     balance: BalanceName | Balance = "hash"
-    check_s: float = 0.0
     contexts_max: int = 100_000
     when_database_away: Literal["wait", "fail"] = "wait"
 

@@ -9,6 +9,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.contexts.placement import _placement_statements as placement_statements
+from relatum.contexts.placement._session_statements import is_waited_for
 from relatum.store import (
     NOW,
     context_moves,
@@ -18,6 +19,7 @@ from relatum.store import (
     moved_contexts,
     placement_epochs,
     placements,
+    publisher_sessions,
     serial_consumers,
     serial_holds,
     serial_positions,
@@ -75,8 +77,6 @@ partition_named: Final = sa.select(_partitions.partition_id, _partitions.state).
     _partitions.super_stream_id == _of_super_stream, _partitions.stream == sa.bindparam("of_stream")
 )
 
-_fence_epoch: Final = sa.select(placement_epochs.next_value().label("epoch")).cte("fence")
-
 add_move: Final = (
     sa.insert(context_moves)
     .from_select(
@@ -92,19 +92,21 @@ add_move: Final = (
             "holder",
             "lease_expires_at",
             "started_at",
+            "generation",
         ],
         sa.select(
             _of_super_stream,
             sa.bindparam("from_partition", type_=sa.Integer),
             sa.bindparam("to_partition", type_=sa.Integer),
             sa.bindparam("count", type_=sa.Integer),
-            _fence_epoch.c.epoch,
-            _fence_epoch.c.epoch,
+            sa.literal_column("0"),
+            sa.literal_column("0"),
             sa.bindparam("at_or_behind", type_=sa.BigInteger),
             sa.bindparam("target_at_or_behind", type_=sa.BigInteger),
             sa.bindparam("held_by", type_=sa.Text),
             _lease,
             NOW,
+            sa.bindparam("at_generation", type_=sa.BigInteger),
         ),
     )
     .returning(_moves.move_id)
@@ -121,6 +123,40 @@ stop: Final = (
     sa.update(placements)
     .where(_places.super_stream_id == _of_super_stream, _places.name == _names)
     .values(state="moving", move_id=_move, generation=sa.bindparam("at_generation", type_=sa.BigInteger))
+)
+
+# Waiting for publishers
+
+_sessions: Final = publisher_sessions.c
+
+sessions: Final = (
+    sa.select(_sessions.holder, _sessions.beat, _sessions.session_s)
+    .join_from(context_moves, publisher_sessions, is_waited_for)
+    .where(_moves.move_id == _move)
+)
+
+forget_session: Final = sa.delete(publisher_sessions).where(
+    _sessions.super_stream_id == _of_super_stream,
+    _sessions.holder == sa.bindparam("held_by", type_=sa.Text),
+    _sessions.beat == sa.bindparam("of_beat", type_=sa.BigInteger),
+)
+
+# One behind the other: of an aborted move the marker is behind the fence in the same partition, and above it.
+_fence: Final = sa.select(placement_epochs.next_value().label("epoch")).cte("fence")
+_after: Final = sa.select(placement_epochs.next_value().label("epoch"), _fence.c.epoch.label("fence")).cte("after")
+
+let_fence: Final = (
+    sa.update(context_moves)
+    .where(
+        _moves.move_id == _move,
+        _moves.super_stream_id == _of_super_stream,
+        _moves.fence_epoch == 0,
+        _after.c.fence > _moves.fence_epoch,
+    )
+    .values(
+        fence_epoch=_after.c.fence,
+        epoch=sa.case((_moves.aborting, _after.c.epoch), else_=_after.c.fence),
+    )
 )
 
 # Steps: each a compare-and-set

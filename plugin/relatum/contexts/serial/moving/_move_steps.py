@@ -7,22 +7,27 @@ looks there (`go_on`) and performs the rest. Two may do so side by side: the dat
 and a fence or a marker that is published again changes nothing.
 
 ```
-begin ── fencing ──────────────► fenced ──────────────────► switched
-         fence in the source     marker in the target       placements are the target's
-              │                       │
-              └── abort ──────────────┴── target := source, under a new epoch ──► aborted
+begin ── fencing ──────────────────────────────► fenced ──────────────────► switched
+         sessions waited for, a fence's epoch    marker in the target       placements are the target's
+         taken, the fence in the source               │
+              │                                       │
+              └── abort ──────────────────────────────┴── target := source, under a new epoch ──► aborted
 ```
+
+No fence is published before all publishers know of the move that rely on their sessions, see `_session` of placement.
+Until then the fence has no epoch (0), so that whoever does not know of that rule publishes a fence that says nothing.
 
 An aborted move goes on with its source as the target, since its fence may be in the source already: what the contexts
 have there counts again only behind a marker of a higher epoch.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from relatum.contexts.placement._entries import Control, Fence, Marker
 from relatum.contexts.placement._model import MoveState
+from relatum.contexts.placement._session import DRIFT, elapsed_s
 from relatum.errors import MoveConflict, StreamUnavailable
 from relatum.steps import Request
 
@@ -30,8 +35,11 @@ GRACE_S: Final = 0.05
 """Seconds between the moment contexts stop and the fence: what is on its way to the source arrives before it.
 
 Only the number of strays depends on it, not what becomes of them; and it is longer than publishers go without looking
-whether placements changed.
+whether placements changed, so that most know of the move by then.
 """
+
+WAIT_S: Final = 0.01
+"""Seconds between two looks whether all publishers know of a move."""
 
 LOOKS_MAX: Final = 5
 """How often a control message is looked for that the broker has confirmed, before the stream counts as unavailable.
@@ -55,7 +63,7 @@ class MoveStep:
         source: The stream its contexts leave.
         target: The stream they go to.
         contexts: Their names.
-        fence_epoch: The epoch of its fence.
+        fence_epoch: The epoch of its fence; 0 until that may be published.
         epoch: The epoch that begins in the target.
         scan_from: The fence lies at this offset of the source or behind it.
         target_scan_from: The marker lies at this offset of the target or behind it.
@@ -101,6 +109,42 @@ class Begin(Request[MoveStep]):
 @dataclass(frozen=True, slots=True)
 class Look(Request[MoveStep]):
     """Read the move."""
+
+    move_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSeen:
+    """A publisher's session, as the database has it.
+
+    Attributes:
+        beat: How often it was renewed.
+        session_s: Seconds it holds after a renewal.
+    """
+
+    beat: int
+    session_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FindSessions(Request[Mapping[str, SessionSeen]]):
+    """Find the sessions, by holder, that have not gone on to the generation at which the move began."""
+
+    move_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSession(Request[None]):
+    """Remove a session that has lapsed, unless it was renewed since."""
+
+    move_id: int
+    holder: str
+    beat: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetFence(Request[MoveStep]):
+    """Take the fence's epoch, unless that was done. The epoch that begins in the target is not below it."""
 
     move_id: int
 
@@ -161,30 +205,47 @@ class SetAborting(Request[MoveStep]):
 
 
 MoveRequest: TypeAlias = (
-    FindEnd | Begin | Look | Sleep | PublishControl | FindControl | SetFenced | Switch | SetAborting
+    FindEnd
+    | Begin
+    | Look
+    | FindSessions
+    | ForgetSession
+    | LetFence
+    | Sleep
+    | PublishControl
+    | FindControl
+    | SetFenced
+    | Switch
+    | SetAborting
 )
 """What a step asks for."""
 
 Steps: TypeAlias = Generator[MoveRequest, Any, MoveStep]
 
+Clock: TypeAlias = Callable[[], float]
 
-def move(source: str, target: str, contexts: frozenset[str], *, grace_s: float = GRACE_S) -> Steps:
+
+def move(
+    source: str, target: str, contexts: frozenset[str], *, grace_s: float = GRACE_S, clock: Clock = elapsed_s
+) -> Steps:
     """Move contexts from one partition to another."""
     scan_from = yield from FindEnd(source)
     target_scan_from = yield from FindEnd(target)
     begun = yield from Begin(source, target, contexts, scan_from, target_scan_from)
     yield from Sleep(grace_s)
-    yield from PublishControl(source, _fence(begun))
-    return (yield from _complete(begun))
+    found = yield from _wait_for_sessions(begun.move_id, clock)
+    if found.state is MoveState.FENCING:
+        yield from PublishControl(source, _fence(found))
+    return (yield from _complete(found, clock))
 
 
-def go_on(move_id: int) -> Steps:
+def go_on(move_id: int, *, clock: Clock = elapsed_s) -> Steps:
     """Perform what is left of a move, from whatever state it is in. One that has ended stays as it is."""
     found = yield from Look(move_id)
-    return (yield from _complete(found))
+    return (yield from _complete(found, clock))
 
 
-def abort(move_id: int) -> Steps:
+def abort(move_id: int, *, clock: Clock = elapsed_s) -> Steps:
     """Take a move back: its contexts go on in the source. One that was aborted before stays so.
 
     Raises:
@@ -197,13 +258,37 @@ def abort(move_id: int) -> Steps:
             move_id=move_id,
             state=found.state.value,
         )
-    return (yield from _complete(found))
+    return (yield from _complete(found, clock))
 
 
-def _complete(found: MoveStep) -> Steps:
+def _wait_for_sessions(move_id: int, clock: Clock) -> Steps:
+    """Wait until no publisher relies on a session that began before its contexts were stopped; then it may be fenced.
+
+    Each that is there at the first look is waited for until it has gone on, or has ended, or for as long as it can hold
+    without a renewal. What is renewed meanwhile makes no difference: whoever renews reads what began before.
+    """
+    sessions = yield from FindSessions(move_id)
+    began, waiting = clock(), dict(sessions)
+    while waiting:
+        yield from Sleep(WAIT_S)
+        waited_s = clock() - began
+        now = yield from FindSessions(move_id)
+        for holder, session in list(waiting.items()):
+            if holder not in now:
+                del waiting[holder]
+            elif waited_s > session.session_s * (1 + DRIFT):
+                del waiting[holder]
+                # One that was renewed has another beat: it lives, and stays.
+                yield from ForgetSession(move_id, holder, session.beat)
+    return (yield from LetFence(move_id))
+
+
+def _complete(found: MoveStep, clock: Clock) -> Steps:
     """Perform step after step. After each, the database says how far the move is: it may be further than we know."""
     while not found.state.is_ended:
-        if found.state is MoveState.FENCING:
+        if not found.fence_epoch:
+            found = yield from _wait_for_sessions(found.move_id, clock)
+        elif found.state is MoveState.FENCING:
             at = yield from _ensure(found.source, _fence(found), found.scan_from)
             found = yield from SetFenced(found.move_id, found.attempt, at)
         else:

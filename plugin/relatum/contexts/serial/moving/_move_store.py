@@ -11,7 +11,15 @@ from relatum.contexts.placement import _placement_statements as placement_statem
 from relatum.contexts.placement._model import MoveInfo, PartitionState, PlacementState
 from relatum.contexts.placement._placement_store import move_info
 from relatum.contexts.serial.moving import _move_statements as statements
-from relatum.contexts.serial.moving._move_steps import Begin, MoveStep, SetAborting, SetFenced, Switch
+from relatum.contexts.serial.moving._move_steps import (
+    Begin,
+    ForgetSession,
+    MoveStep,
+    SessionSeen,
+    SetAborting,
+    SetFenced,
+    Switch,
+)
 from relatum.errors import Conflict, MoveConflict, NotFound, PartitionInUse, StreamNotFound, SuperStreamConflict
 from relatum.store import LEASE_S, Database, database_name
 from relatum.waiting import Outages
@@ -75,7 +83,8 @@ class MoveStore:
                     super_stream=self._name,
                     reason="the target is retired",
                 )
-            move_id = self._add(connection, wanted, (source.partition_id, target.partition_id), names, holder)
+            partitions = (source.partition_id, target.partition_id)
+            move_id = self._add(connection, wanted, partitions, len(names), holder, generation)
             stopped = {**named, "named": names, "of_move": move_id, "at_generation": generation}
             connection.execute(statements.add_contexts, stopped)
             connection.execute(statements.stop, stopped)
@@ -93,17 +102,24 @@ class MoveStore:
         )
 
     def _add(
-        self, connection: sa.Connection, wanted: Begin, partitions: tuple[int, int], names: list[str], holder: str
+        self,
+        connection: sa.Connection,
+        wanted: Begin,
+        partitions: tuple[int, int],
+        count: int,
+        holder: str,
+        generation: int,
     ) -> int:
         added = {
             "of_super_stream": self._id,
             "from_partition": partitions[0],
             "to_partition": partitions[1],
-            "count": len(names),
+            "count": count,
             "at_or_behind": wanted.scan_from,
             "target_at_or_behind": wanted.target_scan_from,
             "held_by": holder,
             "holds_s": LEASE_S,
+            "at_generation": generation,
         }
         return int(connection.execute(statements.add_move, added).scalar_one())
 
@@ -145,6 +161,22 @@ class MoveStore:
         """Take a move that has not ended and that nobody attends, for this holder alone; None where there is none."""
         taken = {"of_super_stream": self._id, "held_by": holder, "holds_s": LEASE_S}
         return next((row.move_id for row in self._database.rows(statements.take_abandoned, taken, once=True)), None)
+
+    def sessions(self, move_id: int) -> dict[str, SessionSeen]:
+        """The publishers, by holder, that may not know of a move yet."""
+        rows = self._database.rows(statements.sessions, {"of_move": move_id})
+        return {row.holder: SessionSeen(row.beat, row.session_s) for row in rows}
+
+    def forget_session(self, wanted: ForgetSession) -> None:
+        """Remove a session that has lapsed."""
+        gone = {"of_super_stream": self._id, "held_by": wanted.holder, "of_beat": wanted.beat}
+        self._database.rows(statements.forget_session, gone)
+
+    def let_fence(self, move_id: int) -> MoveStep:
+        """Have a move fenced, now that all publishers know of it."""
+        with self._kept() as connection:
+            connection.execute(statements.let_fence, {"of_super_stream": self._id, "of_move": move_id})
+            return self._step(connection, move_id)
 
     def set_fenced(self, wanted: SetFenced) -> MoveStep:
         """Note where a move's fence lies, if it is at that attempt and not fenced yet."""

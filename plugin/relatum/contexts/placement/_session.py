@@ -1,0 +1,113 @@
+"""A publisher's session: until when it need not ask whether a move began, by its own clock. Pure; threads may share it.
+
+A mover that has stopped contexts looks which sessions there are. It publishes its fence when each of those has gone on
+to the generation of the move, or when it has waited for longer than the session holds, by its own clock. So, where a
+session holds when a message is known to be confirmed, and its placement is still in force, no fence is before it:
+
+- A renewal that was there when the mover looked: the mover has waited for it.
+- One that came later: the publisher has read the generation behind it, and with that the move, before it relied on it.
+
+No clock is compared with another one, and none has to tell the time. They must only go on at the same rate, nearly, and
+not stand still while the world goes on. Source: docs/adr/0025.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from relatum.processes import after_fork
+from relatum.store import renewal_s
+
+DRIFT: Final = 0.01
+"""By how much a clock may be faster or slower than it should: quartz is within 0.0002, NTP changes rates by 0.0005."""
+
+SESSION_S: Final = 2.0
+"""Seconds a session holds without a renewal, by default: how long a move waits for a publisher that died."""
+
+SESSION_S_MIN: Final = 0.1
+SESSION_S_MAX: Final = 60.0
+
+IDLE_S: Final = 0.25
+"""Seconds without a message after which a session is ended: nobody shall wait for one who does not publish."""
+
+BUSY: Final = 2
+"""Messages between two looks from which on a session pays."""
+
+_ENDED: Final = float("-inf")
+
+
+def elapsed_s() -> float:
+    """Seconds since some moment, those included that the machine was suspended, where its system counts them."""
+    return time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
+
+
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) if os.name == "posix" else None
+
+
+class Session:
+    """What one publisher may rely on. One thread renews it; any may ask.
+
+    Args:
+        clock: Seconds since some moment.
+        session_s: Seconds it holds after a renewal began; 0: it never holds.
+    """
+
+    def __init__(self, clock: Callable[[], float], session_s: float) -> None:
+        self.session_s = session_s
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._holds_s = session_s * (1 - DRIFT)
+        self._until = _ENDED
+        self._due_at = _ENDED
+        self._used_at = _ENDED
+        self.is_kept = False
+        """Whether there may be a row of it."""
+        self.must_tell = False
+        """Whether somebody may wait to be told how far this publisher has gone on."""
+        # Its renewals are the parent's.
+        after_fork(self, Session._end)
+
+    def holds(self) -> bool:
+        """Whether it holds. What is looked at afterwards is right as of now; what was looked at before may not be."""
+        return self._clock() < self._until
+
+    def is_wanted(self, published: int) -> bool:
+        """Whether it is to be kept, after so many messages since this was asked last."""
+        now = self._clock()
+        if published:
+            self._used_at = now
+        return self.session_s > 0 and (published >= BUSY or (self.is_kept and now - self._used_at < IDLE_S))
+
+    def is_due(self) -> bool:
+        """Whether it is to be renewed now."""
+        return self.session_s > 0 and (self.must_tell or self._clock() >= self._due_at)
+
+    def renew(self) -> float:
+        """Begin to renew it; gives what `renewed` is told."""
+        self.is_kept, self.must_tell = True, False
+        self._due_at = _ENDED  # until that has come through
+        return self._clock()
+
+    def renewed(self, began: float) -> None:
+        """Note that it was renewed, and that all changes that had been made by then are known here."""
+        with self._lock:
+            if self.session_s:
+                self._until = began + self._holds_s
+                self._due_at = began + renewal_s(self.session_s)
+
+    def end(self, *, for_good: bool = False) -> bool:
+        """Rely on it no more; gives whether its row is to be removed.
+
+        `for_good`: Whether a renewal that is under way shall not bring it back.
+        """
+        with self._lock:
+            if for_good:
+                self.session_s = 0.0
+            self._end()
+            is_kept, self.is_kept = self.is_kept, False
+            return is_kept
+
+    def _end(self) -> None:
+        self._until = self._due_at = _ENDED
