@@ -29,7 +29,7 @@ from relatum.reading import BrokerAddress, StreamReader
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from tests.support import declare_stream, delete_stream, unique_name
 
-STEPS = 11
+STEPS = 13
 """The steps of a move that nothing interrupts; the third begins it."""
 
 UNFINISHED = range(3, STEPS)

@@ -13,8 +13,8 @@ from tests.support.plans import filled_database, nodes_of, plan_of
 
 BEGIN_SOME = f"""
 INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, contexts, fence_epoch, epoch, scan_from,
-    target_scan_from)
-  SELECT 1, 2, 4, 500, {MOVES} + n, {MOVES} + n, 0, 0 FROM generate_series(1, 3) AS n;
+    target_scan_from, generation)
+  SELECT 1, 2, 4, 500, {MOVES} + n, {MOVES} + n, 0, 0, 0 FROM generate_series(1, 3) AS n;
 INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
   SELECT {MOVES} + m, 'n' || (1000 * m + 2 * n), 0 FROM generate_series(1, 3) AS m, generate_series(1, 500) AS n;
 UPDATE relatum.placements SET state = 'moving', move_id = {MOVES} + 1

@@ -14,9 +14,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 MOVED = """
 INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, state, contexts, fence_epoch, epoch,
-  scan_from, target_scan_from, fence_offset, marker_offset, started_at, ended_at)
+  scan_from, target_scan_from, fence_offset, marker_offset, started_at, ended_at,
+  generation)
   SELECT super_stream_id, min(partition_id), max(partition_id), 'switched', 1, 9, 9, 0, 0, 5, 7,
-    now() - interval '1 second', now() - interval '600 milliseconds'
+    now() - interval '1 second', now() - interval '600 milliseconds', 0
   FROM relatum.super_stream_partitions GROUP BY super_stream_id;
 INSERT INTO relatum.moved_contexts (move_id, name, from_epoch) VALUES (1, 'customer 4711', 1);
 INSERT INTO relatum.serial_consumers (super_stream_id, name)

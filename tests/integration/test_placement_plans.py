@@ -29,8 +29,8 @@ INSERT INTO relatum.placements
   SELECT 1 + n % 2, 'r' || n, 1 + n % 200, n, n, n, 'released', now() - make_interval(secs => n / 10.0)
   FROM generate_series(1, {NAMES}) AS n;
 INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, state, contexts, fence_epoch, epoch,
-    scan_from, target_scan_from, fence_offset, marker_offset, ended_at)
-  SELECT 1 + n % 2, 1 + n % 200, 1 + (n + 2) % 200, 'switched', 5, n, n, n, n, n, n, now()
+    scan_from, target_scan_from, fence_offset, marker_offset, ended_at, generation)
+  SELECT 1 + n % 2, 1 + n % 200, 1 + (n + 2) % 200, 'switched', 5, n, n, n, n, n, n, now(), 0
   FROM generate_series(1, {MOVES}) AS n;
 INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
   SELECT m, 'n' || (m * 7 + n * 30000) % {NAMES}, 0 FROM generate_series(1, {MOVES}) AS m, generate_series(0, 4) AS n;

@@ -86,6 +86,7 @@ def begin_move(store: PlacementStore, name: str, target: int, **values: Any) -> 
         "epoch": sa.func.currval("relatum.placement_epochs"),
         "scan_from": 0,
         "target_scan_from": 0,
+        "generation": 0,
     }
     is_ended = values.get("state") in ("switched", "aborted")
     with store.engine.begin() as connection:

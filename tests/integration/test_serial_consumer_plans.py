@@ -30,8 +30,8 @@ INSERT INTO relatum.serial_positions (consumer_id, partition_id, position, holde
   FROM generate_series(1, {CONSUMERS}) c, generate_series(1, {PARTITIONS}) p;
 INSERT INTO relatum.context_moves
     (super_stream_id, source_id, target_id, state, contexts, fence_epoch, epoch, scan_from, target_scan_from,
-     fence_offset, marker_offset, ended_at)
-  SELECT 1, n % {PARTITIONS} + 1, (n + 1) % {PARTITIONS} + 1, 'switched', {CONTEXTS}, n, n, n, n, n, n, now()
+     fence_offset, marker_offset, ended_at, generation)
+  SELECT 1, n % {PARTITIONS} + 1, (n + 1) % {PARTITIONS} + 1, 'switched', {CONTEXTS}, n, n, n, n, n, n, now(), 0
   FROM generate_series(1, {MOVES}) n;
 INSERT INTO relatum.moved_contexts (move_id, name, from_epoch)
   SELECT m, 'context-' || (m * {CONTEXTS} + n) % 10000, 0

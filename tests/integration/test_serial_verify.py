@@ -132,9 +132,9 @@ WITH s AS (INSERT INTO relatum.super_streams (name, header) VALUES (%(name)s, 'p
                AS v (stream, place, state)
            RETURNING super_stream_id, partition_id, stream),
      m AS (INSERT INTO relatum.context_moves (super_stream_id, source_id, target_id, state, contexts, fence_epoch,
-               epoch, scan_from, target_scan_from, fence_offset, marker_offset, ended_at)
+               epoch, scan_from, target_scan_from, fence_offset, marker_offset, ended_at, generation)
            SELECT s.super_stream_id, s.partition_id, t.partition_id, 'switched', 1, %(epoch)s, %(epoch)s,
-               0, 0, 0, 0, now()
+               0, 0, 0, 0, now(), 0
            FROM p AS s, p AS t WHERE s.stream = %(source)s AND t.stream = %(target)s RETURNING move_id)
 INSERT INTO relatum.moved_contexts (move_id, name, from_epoch) SELECT move_id, 'N1', 1 FROM m
 """

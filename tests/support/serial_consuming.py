@@ -108,6 +108,7 @@ class SerialBed:
                     epoch=epoch,
                     scan_from=max(0, self.end(source)),
                     target_scan_from=max(0, self.end(target)),
+                    generation=0,
                 )
                 .returning(context_moves.c.move_id)
             ).scalar_one()

@@ -202,7 +202,7 @@ def placements() -> None:
     take("AffinityOptions", sets_options, {}, weights=WEIGHTS, idle_s=SECONDS, open_sets_max=COUNTS)
     take("AffinityOptions", sets_options, {}, known_sets_max=COUNTS, predecessors_max=COUNTS)
     for options in (room.ContextOptions, sets_options):
-        take(options.__name__, options, {}, balance=CHOICES, check_s=SECONDS, timeout_s=SECONDS)
+        take(options.__name__, options, {}, balance=CHOICES, check_s=SECONDS, session_s=SECONDS, timeout_s=SECONDS)
         take(options.__name__, options, {}, header=NAMES, when_database_away=CHOICES)
     for router in (
         relatum.ContextRouter,

@@ -460,9 +460,9 @@ def test_who_publishes_little_has_no_session(world: _World) -> None:
     publish(world, publications)
     assert keep(world, publications, 1).asked == []
     assert keep(world, publications, 2).result is True
-    world.now += 0.2
+    world.now += 0.5
     assert keep(world, publications, 0).asked == [ReadGeneration]
-    world.now += 0.1
+    world.now += 0.5
     run = keep(world, publications, 0)
     assert (run.asked, run.result, world.sessions) == ([EndSession], False, {})
     assert publish(world, publications).asked == [ReadGeneration, Send, ReadGeneration]

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from relatum.contexts.placement._session import BUSY
 from relatum.errors import DatabaseUnavailable
 from relatum.waiting import Outages, ended
 
@@ -35,6 +36,7 @@ class Looks:
         self._every_s = every_s
         self._published = 0
         self._wanted = threading.Event()
+        self._hurry = threading.Event()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._outages = Outages(logger)
@@ -43,6 +45,8 @@ class Looks:
     def want(self) -> None:
         """Note that a message was published: more may follow, and this one may have to be checked."""
         self._published += 1  # one that gets lost between threads does not matter
+        if self._published == BUSY:
+            self._hurry.set()
         if not self._wanted.is_set():
             self._wanted.set()
             if self._thread is None:
@@ -52,6 +56,7 @@ class Looks:
         """End the thread."""
         self._stop.set()
         self._wanted.set()
+        self._hurry.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
 
@@ -64,12 +69,17 @@ class Looks:
     def _run(self) -> None:
         goes_on = False
         while True:
-            if not goes_on:
+            if goes_on:
+                self._stop.wait(self._every_s)
+            else:
                 self._wanted.wait()
-            if self._stop.wait(self._every_s):
+                # For a session nobody need wait: those who publish much ask for each message until it holds.
+                self._hurry.wait(self._every_s)
+            if self._stop.is_set():
                 return
             # Before the look: what is published meanwhile wants another one.
             self._wanted.clear()
+            self._hurry.clear()
             published, self._published = self._published, 0
             try:
                 goes_on = self._keep(published)

@@ -29,7 +29,7 @@ SESSION_S: Final = 2.0
 SESSION_S_MIN: Final = 0.1
 SESSION_S_MAX: Final = 60.0
 
-IDLE_S: Final = 0.25
+IDLE_S: Final = 1.0
 """Seconds without a message after which a session is ended: nobody shall wait for one who does not publish."""
 
 BUSY: Final = 2
