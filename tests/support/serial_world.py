@@ -167,6 +167,7 @@ class World:
         contexts: The names of contexts.
         log: Makes the log of a partition; another one than the real one in checks of the model itself.
         omit: Rules that are left out, in checks of the model itself.
+        session_s: Seconds the sessions of publishers hold that have one; 0: none has.
     """
 
     def __init__(
@@ -177,9 +178,11 @@ class World:
         omit: Iterable[str] = (),
         routers: int = 3,
         publications: PublicationsFactory = publication.Publications,
+        session_s: float = SESSION_S,
     ) -> None:
         self.contexts = tuple(contexts)
         self.publications = publications
+        self.session_s = session_s
         self.log = log
         self.omit = frozenset(omit)
         self.clock = 0
@@ -836,7 +839,7 @@ class Router:
         self.world = world
         rate = RATES[place % len(RATES)]
         self.steps = world.publications(
-            lambda: world.clock * STEP_S * rate, timeout_s=TIMEOUT_S, session_s=0.0 if rate == 1 else SESSION_S
+            lambda: world.clock * STEP_S * rate, timeout_s=TIMEOUT_S, session_s=0.0 if rate == 1 else world.session_s
         )
         self.steps.name = session
         self.is_keeping = False
