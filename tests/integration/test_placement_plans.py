@@ -61,8 +61,8 @@ STATEMENTS: dict[str, tuple[sa.Executable, dict[str, Any]]] = {
     "forget released": (prune_statements.forget_released, OURS | {"older_s": 100.0, "most": 100}),
 }
 
-SMALL = {"super_streams", "super_stream_partitions"}
-"""Tables that may be scanned: one row a super stream, and one a partition."""
+SMALL = {"super_streams", "super_stream_partitions", "publisher_sessions"}
+"""Tables that may be scanned: one row a super stream, one a partition, and one a router that publishes."""
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._blocks import Block
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from relatum_consumer.lookups._lookups import Lookups
-from relatum_consumer.lookups._requests import Bounds, LookupRequest, Partitions, Read, Select, Sift
+from relatum_consumer.lookups._requests import Bounds, Breathe, LookupRequest, Partitions, Read, Select, Sift, Together
 from tests.support import times as slow
 
 
@@ -84,6 +84,10 @@ class World:
             return [message for message in messages if request.take(message)]
         if isinstance(request, Partitions):
             return []
+        if isinstance(request, Together):
+            return self.run(request.begin())
+        if isinstance(request, Breathe):
+            return None
         assert isinstance(request, Read), request
         return [self.message(*each) for each in request.ids]
 

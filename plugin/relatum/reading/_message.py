@@ -73,7 +73,7 @@ class Message:
             raise InvalidInput(f"properties= takes the properties of a delivery, not {shown(properties)}")
         if not isinstance(body, bytes | bytearray | memoryview):
             raise InvalidInput(f"body= takes bytes, not {shown(body)}")
-        return cls(stream, offset, None, None, lambda: parts_of_delivery(properties, body))
+        return cls(stream, offset, None, None, lambda: parts_of_delivery(properties, bytes(body)))
 
     @property
     def id(self) -> MessageId:

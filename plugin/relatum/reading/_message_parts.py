@@ -151,7 +151,7 @@ def header_value(value: Any) -> Any:
     return value if convert is None else convert(value)
 
 
-def _utf8(value: bytes) -> str | bytes:
+def _utf8(value: bytes | bytearray) -> str | bytes:
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -202,7 +202,7 @@ def parts_of_delivery(properties: Any, body: bytes) -> Parts:
         if name not in ("timestamp", "delivery_mode", "priority"):
             given[name] = property_text(value)
     headers = {name: header_value(value) for name, value in (properties.headers or {}).items() if is_header(name)}
-    return headers, Properties(**given), bytes(body), True
+    return headers, Properties(**given), body, True
 
 
 _CONVERSIONS: Final[dict[type, Callable[[Any], Any]]] = {
