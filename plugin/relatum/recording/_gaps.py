@@ -28,6 +28,7 @@ from relatum.recording._holes import late_holes
 from relatum.recording._opening import indexes_time
 from relatum.recording._ranges import Segment, gaps
 from relatum.recording._track import Track, Tracks
+from relatum.recording._worker import Worker
 from relatum.recording._writer import Writer
 from relatum.store import TIME, CoverageRow, Range, StreamRow, coverage_of, key_definitions, translated_errors
 from relatum.waiting import QUESTION_S, Outages, backoff
@@ -40,7 +41,7 @@ UNTOUCHED_S: Final = 5.0
 _WHO: Final = "closing of gaps"
 
 
-class GapCloser:
+class GapCloser(Worker):
     """Looks for gaps in what this process records, and closes them.
 
     Args:
@@ -59,21 +60,13 @@ class GapCloser:
         outages: Outages,
         stop: threading.Event,
     ) -> None:
+        super().__init__("relatum-gaps")
         self._engine = engine
         self._follower = follower
         self._tracks = tracks
         self._outages = outages
         self._stop = stop
         self._seen: dict[tuple[int, Range], float] = {}
-        self._thread = threading.Thread(target=self._run, name="relatum-gaps", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
-        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         pauses = backoff(QUESTION_S)

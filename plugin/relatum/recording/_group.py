@@ -23,6 +23,7 @@ from relatum.recording._opening import Opened
 from relatum.recording._part_tender import PartTender
 from relatum.recording._statistics import RecorderStatistics
 from relatum.recording._track import Missing, State, Then, Track, Tracks
+from relatum.recording._worker import Worker
 from relatum.recording._writer import RecordedListener, Writer
 from relatum.store import LEASE_S, RECORDERS, Member, component_engine, database_name
 from relatum.waiting import QUESTION_S, Deadline, Outages, backoff, ended
@@ -222,13 +223,15 @@ class RecorderGroup:
         self.end()
         self.follower.close()
         if self._has_begun:
-            for part in (self._intake, self._opener):
-                part.join(max(0.0, until - time.monotonic()))
+            self._join(until, self._intake, self._opener)
             self._committer.stop(max(0.0, until - time.monotonic()))
-            self._gaps.join(max(0.0, until - time.monotonic()))
-            self._parts.join(max(0.0, until - time.monotonic()))
+            self._join(until, self._gaps, self._parts)
             self._keeper.stop()
         metrics.retire(self)
+
+    def _join(self, until: float, *workers: Worker) -> None:
+        for worker in workers:
+            worker.join(max(0.0, until - time.monotonic()))
 
 
 def _end_of(reader: StreamReader, stream: str) -> int:

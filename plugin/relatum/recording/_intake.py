@@ -10,6 +10,7 @@ from relatum.reading import RecordBatch
 from relatum.recording._batch import is_readable, readable
 from relatum.recording._committer import Committer
 from relatum.recording._track import Missing, PassOver, State, Then, Track, Tracks
+from relatum.recording._worker import Worker
 from relatum.recording._writer import Writer
 from relatum.waiting import Outages
 
@@ -23,7 +24,7 @@ LARGE_RECORDS: Final = 512
 """Records of one batch from which on it is handed on by itself: it is committed while the next one is extracted."""
 
 
-class Intake:
+class Intake(Worker):
     """Hands what is read to the writers of the streams.
 
     Args:
@@ -37,6 +38,7 @@ class Intake:
     def __init__(
         self, follower: Follower, tracks: Tracks, committer: Committer, outages: Outages, stop: threading.Event
     ) -> None:
+        super().__init__("relatum-intake")
         self._follower = follower
         self._committer = committer
         self._done: list[Event] = []
@@ -44,15 +46,6 @@ class Intake:
         self._tracks = tracks
         self._outages = outages
         self._stop = stop
-        self._thread = threading.Thread(target=self._run, name="relatum-intake", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
-        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stop.is_set():

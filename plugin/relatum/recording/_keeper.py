@@ -4,7 +4,6 @@ A transaction of a few statements for each third of a lease, however many stream
 """
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -16,6 +15,7 @@ from relatum.following import Follower, Reach
 from relatum.recording._opener import Opener
 from relatum.recording._prune import prune_expired, prune_receipts
 from relatum.recording._track import State, Then, Track, Tracks
+from relatum.recording._worker import Worker
 from relatum.store import (
     Member,
     Share,
@@ -52,7 +52,7 @@ class _Found(NamedTuple):
     with_time: dict[int, bool]
 
 
-class Keeper:
+class Keeper(Worker):
     """Keeps this member's lease and its share of the streams, in a thread of its own.
 
     Args:
@@ -75,6 +75,7 @@ class Keeper:
         opener: Opener,
         outages: Outages,
     ) -> None:
+        super().__init__("relatum-keeper")
         self._engine = engine
         self._vhost = vhost
         self._member = member
@@ -86,11 +87,6 @@ class Keeper:
         self._told: tuple[int, int] | None = None
         self._receipts_at = time.monotonic()
         self._reach = Reach(follower, outages, lambda: tracks.all()[0].name)
-        self._thread = threading.Thread(target=self._run, name="relatum-keeper", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
 
     def release(self, track: Track) -> None:
         """Let another member have a stream, soon; the lock is held."""
@@ -112,7 +108,7 @@ class Keeper:
     def stop(self) -> None:
         """End the thread, and let others have all."""
         self.leave()
-        self._thread.join()
+        self.join()
         self._reach.close()
         try:
             with translated_errors(), self._engine.begin() as connection:

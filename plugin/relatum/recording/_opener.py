@@ -13,6 +13,7 @@ from relatum.following import Follower, Hole, Replaced
 from relatum.recording._losing import after_loss, note_missing, pass_hole, pass_over
 from relatum.recording._opening import Opened, open_streams
 from relatum.recording._track import LOOK_S, Missing, PassOver, State, Then, Track, Tracks, next_look
+from relatum.recording._worker import Worker
 from relatum.recording._writer import Writer
 from relatum.store import StreamRow
 from relatum.waiting import Outages, Server, backoff, ended, within
@@ -25,7 +26,7 @@ LOOK_TIME_S: Final = 2.0
 _WHO: Final = "opening streams"
 
 
-class Opener:
+class Opener(Worker):
     """Opens the streams that this member has, all that are due at once.
 
     Args:
@@ -46,6 +47,7 @@ class Opener:
         outages: Outages,
         stop: threading.Event,
     ) -> None:
+        super().__init__("relatum-opener")
         self._engine = engine
         self._tracks = tracks
         self._follower = follower
@@ -55,15 +57,6 @@ class Opener:
         self._due: dict[Track, float] = {}
         self._missing: list[StreamRow] = []
         self._pauses = backoff()
-        self._thread = threading.Thread(target=self._run, name="relatum-opener", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
-        self._thread.join(timeout_s)
 
     def submit(self, track: Track, pause_s: float = 0.0) -> None:
         """Open a stream, after a pause; the lock is held."""

@@ -8,6 +8,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from relatum.recording._track import Tracks
+from relatum.recording._worker import Worker
 from relatum.store import PART_BYTES, close_parts, drop_parts, empty_parts, turn_parts
 from relatum.waiting import Outages
 
@@ -22,7 +23,7 @@ TEND_S: Final = 60.0
 _WHO: Final = "looking after the parts of the table"
 
 
-class PartTender:
+class PartTender(Worker):
     """Makes the next part ahead of time, closes full ones, and drops those of which nothing is retained.
 
     In a thread of its own: to build an index anew takes a while. Each recorder has one; who comes second finds nothing
@@ -36,20 +37,12 @@ class PartTender:
     """
 
     def __init__(self, engine: sa.Engine, tracks: Tracks, outages: Outages, stop: threading.Event) -> None:
+        super().__init__("relatum-parts")
         self._engine = engine
         self._tracks = tracks
         self._outages = outages
         self._stop = stop
         self._tended_at = time.monotonic() - TEND_S
-        self._thread = threading.Thread(target=self._run, name="relatum-parts", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end."""
-        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._stop.is_set():
