@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Hashable
 from copy import copy
 from typing import Any
 
-from relatum.errors import ReadTimeout, Transient
+from relatum.errors import ReadTimeout
 from relatum.steps import async_run
-from relatum.waiting import has_passed, left_s
+from relatum.waiting import left_s
 from relatum_consumer._async_watching import AsyncSignal
-from relatum_consumer.lookups import LookupRequest, Together
+from relatum_consumer.lookups import LookupRequest, Together, is_of_all
 
 
 class _Flight:
@@ -96,8 +96,8 @@ class AsyncFlights:
             flight.result = await async_run(request.begin(), perform)
             flight.has_result = True
         except Exception as error:
-            # That the time of this one is over says nothing of the others: one of them takes the steps anew.
-            if not (isinstance(error, Transient) and has_passed()):
+            # Else one of the others takes the steps anew.
+            if is_of_all(error):
                 flight.error = error
             raise
         else:

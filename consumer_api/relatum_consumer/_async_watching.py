@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 from copy import copy
 from typing import Any
 
-from relatum.errors import Transient
-from relatum.waiting import has_passed, left_s
-from relatum_consumer.lookups import Select, Waits, Watch
+from relatum.waiting import left_s
+from relatum_consumer.lookups import Select, Waits, Watch, is_of_all
 
 
 class AsyncSignal:
@@ -108,8 +107,8 @@ class AsyncWatching:
         try:
             found = {number for (number,) in await select(question)}
         except Exception as error:
-            # That the time of this one is over says nothing of the others: another asks.
-            if not (isinstance(error, Transient) and has_passed()):
+            # Else another asks.
+            if is_of_all(error):
                 for each in waiters:
                     each.fail(error)
             raise

@@ -42,7 +42,7 @@ from relatum_consumer.lookups._requests import (
     Watch,
 )
 from relatum_consumer.lookups._waiting import in_time
-from relatum_consumer.lookups._watching import Waits
+from relatum_consumer.lookups._watching import Waits, is_of_all
 
 __all__ = [
     "ANSWER_MESSAGES_MAX",
@@ -93,6 +93,7 @@ __all__ = [
     "first_retained",
     "health",
     "in_time",
+    "is_of_all",
     "names_of",
     "reached",
     "replaced",

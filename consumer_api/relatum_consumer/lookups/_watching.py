@@ -11,7 +11,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from relatum.errors import Transient
 from relatum.store import arrays, compiled, may_hold_values, relationships, streams
+from relatum.waiting import has_passed
 from relatum_consumer.lookups._limits import POLL_S_MAX, POLL_S_MIN
 from relatum_consumer.lookups._requests import Select, Watch
 
@@ -96,6 +98,11 @@ def parameters_of(vhost: str, watches: Sequence[Watch]) -> dict[str, Any]:
         "set_names": [name for _, name in meant],
         **{name: list(column) for name, column in zip(columns, zip(*rows, strict=True), strict=True)},
     }
+
+
+def is_of_all(error: Exception) -> bool:
+    """Whether what one met who asked for others is theirs, too. That his own time is over says nothing of them."""
+    return not (isinstance(error, Transient) and has_passed())
 
 
 class Pace:
