@@ -1,17 +1,28 @@
-"""After every integration test, the table must equal the streams."""
+"""After every integration test, the table must equal the streams; and what several files of them use."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
+from pika.adapters.blocking_connection import BlockingChannel
 
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
 from relatum.store import make_engine, streams_named
+from tests.support import broker_connection
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the marker of tests that leave table and streams different on purpose."""
     config.addinivalue_line("markers", "differs: the test leaves table and streams different, on purpose")
+
+
+@pytest.fixture
+def channel(amqp_url: str) -> Iterator[BlockingChannel]:
+    """A channel in confirm mode."""
+    with broker_connection(amqp_url) as connection:
+        opened = connection.channel()
+        opened.confirm_delivery()
+        yield opened
 
 
 @pytest.hookimpl(wrapper=True)

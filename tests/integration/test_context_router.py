@@ -43,15 +43,6 @@ def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
 
 
 @pytest.fixture
-def channel(amqp_url: str) -> Iterator[BlockingChannel]:
-    """A channel in confirm mode."""
-    with broker_connection(amqp_url) as connection:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
-
-
-@pytest.fixture
 def router(layout: Layout, database_url: str) -> Iterator[relatum.ContextRouter]:
     """A router that waits no longer than seconds."""
     with relatum.ContextRouter(layout.super_stream, database_url, ContextOptions(timeout_s=3.0)) as opened:

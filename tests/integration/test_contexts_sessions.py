@@ -12,7 +12,7 @@ import relatum
 from relatum.contexts import ContextOptions, SerializationContexts
 from relatum.contexts.placement._session import DRIFT
 from relatum.superstreams import Layout
-from tests.support import broker_connection, wait_until
+from tests.support import wait_until
 from tests.support.routing import HeldMove, consumed, of_context
 from tests.support.super_streams import super_stream
 
@@ -25,15 +25,6 @@ def layout(amqp_url: str, stream_url: str) -> Iterator[Layout]:
     """A new super stream of two partitions."""
     with super_stream(amqp_url, stream_url, 2) as made:
         yield made
-
-
-@pytest.fixture
-def channel(amqp_url: str) -> Iterator[BlockingChannel]:
-    """A channel in confirm mode."""
-    with broker_connection(amqp_url) as connection:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
 
 
 @pytest.fixture

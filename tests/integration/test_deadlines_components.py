@@ -35,15 +35,6 @@ def name(amqp_url: str, stream_url: str) -> Iterator[str]:
         yield made.super_stream
 
 
-@pytest.fixture
-def channel(amqp_url: str) -> Iterator[BlockingChannel]:
-    """A channel in confirm mode."""
-    with broker_connection(amqp_url) as connection:
-        opened = connection.channel()
-        opened.confirm_delivery()
-        yield opened
-
-
 # --- routers --------------------------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ from tests.support import (
     wait_recorded,
     wait_until,
 )
-from tests.support.parts import MESSAGES, close, lines, offsets_in, parts_of, turn, write
+from tests.support.parts import MESSAGES, close, close_first, lines, offsets_in, parts_of, turn, write
 from tests.support.standstill import in_time
 
 
@@ -188,13 +188,7 @@ def index_sizes(engine: sa.Engine) -> dict[str, int]:
 @pytest.fixture
 def closed(engine: sa.Engine, stream_id: int) -> sa.Engine:
     """A database whose part 1 is closed and its messages are not retained, but whose old index is still there."""
-    turn_parts(engine)
-    write(engine, stream_id, range(MESSAGES))
-    turn(engine)
-    write(engine, stream_id, range(MESSAGES, 2 * MESSAGES))
-    with engine.begin() as connection:
-        assert connection.execute(sa.text("SELECT relatum.close_part(1)")).scalar_one()
-        retain_from(connection, {stream_id: MESSAGES})
+    close_first(engine, stream_id)
     return engine
 
 

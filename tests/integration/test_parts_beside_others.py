@@ -7,10 +7,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.store import copy_rows, ensure_stream, retain_from, turn_parts
+from relatum.store import copy_rows, ensure_stream, turn_parts
 from relatum_consumer.lookups._lookup_statements import probe
 from tests.support import wait_until
-from tests.support.parts import MESSAGES, close, lines, offsets_in, parts_of, turn, write
+from tests.support.parts import MESSAGES, close, close_first, lines, offsets_in, parts_of, turn, write
 from tests.support.plans import nodes_of, plan_of
 
 
@@ -24,13 +24,7 @@ def stream_id(engine: sa.Engine) -> int:
 @pytest.fixture
 def closed(engine: sa.Engine, stream_id: int) -> sa.Engine:
     """A database whose part 1 is closed and its messages are not retained, but whose old index is still there."""
-    turn_parts(engine)
-    write(engine, stream_id, range(MESSAGES))
-    turn(engine)
-    write(engine, stream_id, range(MESSAGES, 2 * MESSAGES))
-    with engine.begin() as connection:
-        assert connection.execute(sa.text("SELECT relatum.close_part(1)")).scalar_one()
-        retain_from(connection, {stream_id: MESSAGES})
+    close_first(engine, stream_id)
     return engine
 
 

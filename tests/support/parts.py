@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from relatum.store import Part, close_parts, copy_rows, table_parts_of, turn_parts
+from relatum.store import Part, close_parts, copy_rows, retain_from, table_parts_of, turn_parts
 from tests.support import wait_until
 
 MESSAGES = 100
@@ -44,3 +44,14 @@ def turn(engine: sa.Engine) -> None:
 def close(engine: sa.Engine) -> None:
     """Close what can be closed."""
     close_parts(engine, parts_of(engine))
+
+
+def close_first(engine: sa.Engine, stream_id: int) -> None:
+    """Close part 1, of whose messages none is retained and whose old index is still there; part 2 has others."""
+    turn_parts(engine)
+    write(engine, stream_id, range(MESSAGES))
+    turn(engine)
+    write(engine, stream_id, range(MESSAGES, 2 * MESSAGES))
+    with engine.begin() as connection:
+        assert connection.execute(sa.text("SELECT relatum.close_part(1)")).scalar_one()
+        retain_from(connection, {stream_id: MESSAGES})
