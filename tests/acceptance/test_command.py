@@ -154,7 +154,14 @@ def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
     assert relatum.run("keys", "add", "order_id", "--type", "integer").returncode == ExitCode.USAGE
     relatum.ok("keys", "remove", "host")
     assert relatum.run("keys", "remove", "host").returncode == ExitCode.NOT_THERE
-    assert [key["name"] for key in relatum.json("keys", "list")] == ["order_id", "airport_hour"]
+    assert relatum.run("keys", "add", "cause", "--names", "order").returncode == ExitCode.USAGE
+    assert "names 'order_id'" in relatum.ok("keys", "add", "cause", "--names", "order_id")
+    listed = relatum.json("keys", "list")
+    assert {key["name"]: key["names"] for key in listed} == {
+        "order_id": None,
+        "airport_hour": None,
+        "cause": "order_id",
+    }
 
 
 def test_record_follows_a_stream_serves_metrics_and_ends_on_sigterm(

@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum.errors import KeyDefinitionConflict, RelatumError
+from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
 from relatum.keys import AGREE_S, KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import Recorder
 from relatum.recording._publishers_keys import PublishersKeys
-from relatum.store import add_keys, key_definitions, remove_key
+from relatum.store import add_keys, check_keys, key_definitions, remove_key
 from relatum.waiting import Outages
 from tests.support import broker_connection, recorded_to, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
@@ -239,3 +239,56 @@ def test_a_recorder_with_other_definitions_ends(amqp_url: str, taken: sa.Engine,
         Recorder(amqp_url, taken, [stream_name], keys=[MINE]).run(threading.Event())
     with taken.connect() as connection:
         assert connection.execute(sa.text("SELECT count(*) FROM relatum.streams")).scalar_one() == 0
+
+
+def names_of(engine: sa.Engine) -> dict[str, str | None]:
+    """Which key each one names."""
+    with engine.connect() as connection:
+        return {key.name: key.names for key in key_definitions(connection)}
+
+
+def test_a_key_may_name_another_that_is_defined_with_it_or_before(engine: sa.Engine) -> None:
+    """What is stored says so; one that named none is told later, since no row depends on it."""
+    add_keys(engine, [KeyDefinition("cause", names="id"), "id", "reply"])
+    assert names_of(engine) == {"cause": "id", "id": None, "reply": None}
+    (told,) = add_keys(engine, [KeyDefinition("reply", names="id")])
+    assert told.names == "id"
+    # Who says nothing of it, as the release before, agrees.
+    assert [key.names for key in add_keys(engine, ["cause", "reply"])] == ["id", "id"]
+    check_keys(engine, ["cause", "id"])
+    check_keys(engine, [KeyDefinition("cause", names="id")])
+
+
+def test_a_key_that_names_another_one_than_before_is_a_conflict(engine: sa.Engine) -> None:
+    """Nothing is written, and the definition in force is told as it is written in code."""
+    add_keys(engine, ["id", "other", KeyDefinition("cause", names="id")])
+    for ask in (add_keys, check_keys):
+        with pytest.raises(KeyDefinitionConflict, match="names='id'"):
+            ask(engine, [KeyDefinition("cause", names="other")])
+    assert names_of(engine)["cause"] == "id"
+
+
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [
+        ("idd", "is no key; do you mean 'id'|is no key"),
+        ("number", "the same type"),
+        ("pair", "as many parts"),
+    ],
+)
+def test_a_key_names_only_one_that_can_have_its_values(engine: sa.Engine, named: str, what: str) -> None:
+    """Else nothing would ever be found by it; nothing is written."""
+    add_keys(engine, ["id", KeyDefinition("number", type="integer"), KeyDefinition("pair", source=("a", "b"))])
+    with pytest.raises(InvalidKeyDefinition, match=what):
+        add_keys(engine, [KeyDefinition("cause", names=named)])
+    assert set(names_of(engine)) == {"id", "number", "pair"}
+
+
+def test_a_named_key_may_be_removed_and_defined_again(engine: sa.Engine) -> None:
+    """The name goes for the key of that name that is in force."""
+    add_keys(engine, ["id", KeyDefinition("cause", names="id")])
+    remove_key(engine, "id")
+    assert names_of(engine) == {"cause": "id"}
+    add_keys(engine, ["id"])
+    add_keys(engine, [KeyDefinition("cause", names="id")])
+    assert names_of(engine) == {"cause": "id", "id": None}

@@ -8,7 +8,8 @@ from alembic.runtime.migration import MigrationContext
 
 import relatum_migrations
 from relatum.errors import ConfigurationError, DatabaseUnavailable, SchemaMissing
-from relatum.store import add_keys, make_engine, metadata
+from relatum.keys import KeyDefinition
+from relatum.store import add_keys, key_definitions, make_engine, metadata
 
 
 def test_migrations_make_what_the_models_say(empty_database_url: str) -> None:
@@ -71,6 +72,28 @@ def test_each_step_back_and_on_again(empty_database_url: str, revision: str) -> 
     engine.dispose()
     relatum_migrations.upgrade(empty_database_url)
     assert relatum_migrations.current(empty_database_url) == relatum_migrations.head()
+
+
+def test_keys_of_the_release_before_name_none_and_are_there_after_the_way_back(empty_database_url: str) -> None:
+    """What it defines goes on to be in force, with a direction from then on, and without one after the way back."""
+    relatum_migrations.upgrade(empty_database_url)
+    relatum_migrations.downgrade(empty_database_url, "0012")
+    engine = make_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO relatum.keys (name, sources, type) VALUES ('id', '{header:id}', 'text')")
+        )
+    relatum_migrations.upgrade(empty_database_url)
+    add_keys(engine, [KeyDefinition("cause", names="id")])
+    with engine.connect() as connection:
+        assert {key.name: key.names for key in key_definitions(connection)} == {"id": None, "cause": "id"}
+    relatum_migrations.downgrade(empty_database_url, "0012")
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT name FROM relatum.keys ORDER BY 1")).scalars().all() == [
+            "cause",
+            "id",
+        ]
+    engine.dispose()
 
 
 def test_the_sql_for_review_makes_the_same_schema(empty_database_url: str) -> None:

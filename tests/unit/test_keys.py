@@ -156,6 +156,10 @@ def test_a_callable_of_the_body_is_lifted_into_a_header() -> None:
         lambda: as_definitions("order_id"),
         lambda: as_definitions([KeyDefinition("k"), KeyDefinition("k", type="integer")]),
         lambda: KeyDefinition("k", source=["a", "b"]).canonical_query("a"),
+        lambda: KeyDefinition("k", names=""),
+        lambda: KeyDefinition("k", names="k"),
+        lambda: KeyDefinition("k", names=7),  # type: ignore[arg-type]
+        lambda: as_definitions([KeyDefinition("k"), KeyDefinition("k", names="id")]),
     ],
 )
 def test_definitions_that_cannot_be_are_refused(make: Any) -> None:
@@ -187,6 +191,11 @@ def test_errors_keep_their_fields_through_pickle() -> None:
         ),
         (KeyDefinition("id", source="propety:type"), "KeyDefinition('id', source='header:propety:type')", True),
         (KeyDefinition("type", source=len), "KeyDefinition('type', source='header:type')", False),
+        (
+            KeyDefinition("cause", source="cause_id", names="id"),
+            "KeyDefinition('cause', source='header:cause_id', names='id')",
+            False,
+        ),
     ],
 )
 def test_a_definition_is_written_as_code_and_hints_at_properties(
@@ -194,6 +203,7 @@ def test_a_definition_is_written_as_code_and_hints_at_properties(
 ) -> None:
     """The code means the same; a hint comes where a bare name became a header's and a property has it."""
     assert definition.code == code
-    assert eval(code, {"KeyDefinition": KeyDefinition}).sources == definition.sources
+    same = eval(code, {"KeyDefinition": KeyDefinition})
+    assert (same.sources, same.names) == (definition.sources, definition.names)
     assert bool(definition.hint) is hint
     assert not hint or f"--source property:{definition.components[0].name.rpartition(':')[2]}" in definition.hint

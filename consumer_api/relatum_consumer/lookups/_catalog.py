@@ -11,6 +11,7 @@ from relatum.checks import meant
 from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded, StreamNotFound
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
+from relatum.store import definitions_of
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Lacking
 from relatum_consumer.lookups._limits import CATALOG_AGE_S
@@ -117,7 +118,7 @@ class Catalog:
         now = time.monotonic()
         keys = yield from Select(statements.definitions(), {})
         streams = yield from Select(statements.present_streams(None), {"vhost": self.vhost})
-        self._snapshot = snapshot = _Snapshot(_definitions(keys), *_names(streams), now)
+        self._snapshot = snapshot = _Snapshot({each.name: each for each in definitions_of(keys)}, *_names(streams), now)
         return snapshot
 
     def definition(self, key: str) -> Steps[KeyDefinition]:
@@ -223,13 +224,6 @@ class Catalog:
         count = None if names is None else len(names)
         rows = yield from Select(statements.present_streams(count), {"vhost": self.vhost} | statements.named(names))
         return [PresentStream(*row) for row in rows]
-
-
-def _definitions(rows: Iterable[Sequence[Any]]) -> dict[str, KeyDefinition]:
-    return {
-        name: KeyDefinition(name, source=tuple(sources), type=key_type, since=since, key_id=key_id)
-        for key_id, name, sources, key_type, since in rows
-    }
 
 
 def _names(rows: Iterable[Sequence[Any]]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:

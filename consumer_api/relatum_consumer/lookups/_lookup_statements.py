@@ -12,7 +12,16 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import RECORDERS, compiled, coverage, keys, may_hold_values, relationships, streams, time_blocks
+from relatum.store import (
+    KEYS_IN_FORCE,
+    RECORDERS,
+    compiled,
+    coverage,
+    may_hold_values,
+    relationships,
+    streams,
+    time_blocks,
+)
 
 Order = Literal["oldest", "newest", "offset"]
 Direction = Literal["after", "before"]
@@ -52,9 +61,8 @@ _BY_ITSELF: Final[Any] = sa.literal_column("0")
 
 @lru_cache
 def definitions() -> str:
-    """Key definitions in force: key id, name, sources, type, since."""
-    columns = [keys.c.key_id, keys.c.name, keys.c.sources, keys.c.type, keys.c.since]
-    return compiled(sa.select(*columns).where(keys.c.removed_at.is_(None)).order_by(keys.c.key_id))
+    """Key definitions in force, as `definitions_of` takes them."""
+    return compiled(KEYS_IN_FORCE)
 
 
 @lru_cache(maxsize=512)

@@ -54,11 +54,14 @@ class KeyDefinition:
             interceptor calls it on each message and writes what it returns into the header of the key's name
             (None: no header), so that everybody else finds it there.
         type: `"text"` (default), `"integer"` or `"timestamp"`; see `relatum.keys` for what compares equal.
+        names: The name of another key: a value of this key names the message that has the same value of that one, which
+            came before (`correlation_id` that of a request's `message_id`). Of the same type, and of as many parts.
+            None (default): the value names nothing, it is shared.
         since: When it was defined; set by the database.
         key_id: Its number in the database; set by the database, 0 before.
 
     Raises:
-        InvalidKeyDefinition: name, source or type cannot be one.
+        InvalidKeyDefinition: name, source, type or names cannot be one.
     """
 
     name: str
@@ -68,6 +71,7 @@ class KeyDefinition:
     key_id: int = field(default=0, compare=False)
     components: tuple[Component, ...] = field(init=False, compare=False)
     from_body: BodyFunction | None = field(init=False, compare=False, default=None)
+    names: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_name(self.name, key=self.name)
@@ -82,6 +86,13 @@ class KeyDefinition:
                 f"key {self.name!r}: since= takes a datetime, not {shown(self.since)}", key=self.name
             )
         object.__setattr__(self, "components", self._components())
+        if self.names is not None:
+            _check_name(self.names, key=self.name)
+            if self.names == self.name:
+                raise InvalidKeyDefinition(
+                    f"key {self.name!r} cannot name itself: leave names= out where messages share its value",
+                    key=self.name,
+                )
 
     def _components(self) -> tuple[Component, ...]:
         source = self.source
@@ -102,15 +113,17 @@ class KeyDefinition:
 
     @property
     def meaning(self) -> str:
-        """Where the value comes from, and its type, in words."""
-        return f"{' + '.join(self.sources)}, {self.value_type}"
+        """Where the value comes from, its type, and what it names, in words."""
+        names = "" if self.names is None else f", names {self.names!r}"
+        return f"{' + '.join(self.sources)}, {self.value_type}{names}"
 
     @property
     def code(self) -> str:
         """The definition as it is written in code."""
         source = self.sources[0] if len(self.components) == 1 else tuple(self.sources)
         key_type = "" if self.value_type is KeyType.TEXT else f", type={self.value_type.value!r}"
-        return f"KeyDefinition({self.name!r}, source={source!r}{key_type})"
+        names = "" if self.names is None else f", names={self.names!r}"
+        return f"KeyDefinition({self.name!r}, source={source!r}{key_type}{names})"
 
     @property
     def hint(self) -> str:

@@ -113,7 +113,7 @@ def _told(left: dict[str, int | None]) -> str:
 
 
 def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple((key.name, key.value_type.value, *key.sources) for key in definitions)
+    return tuple((key.name, key.value_type.value, key.names or "", *key.sources) for key in definitions)
 
 
 def _start(

@@ -28,7 +28,7 @@ keys = typer.Typer(
 
 
 def _document(key: KeyDefinition) -> dict[str, Any]:
-    return {"name": key.name, "source": key.sources, "type": str(key.type), "since": key.since}
+    return {"name": key.name, "source": key.sources, "type": str(key.type), "names": key.names, "since": key.since}
 
 
 def _day(moment: datetime | None) -> str:
@@ -47,6 +47,15 @@ def add(
         ),
     ] = None,
     key_type: Annotated[KeyType, typer.Option("--type", help="How values compare.")] = KeyType.TEXT,
+    named: Annotated[
+        str | None,
+        typer.Option(
+            "--names",
+            metavar="KEY",
+            help="A value of this key names the message that has it as KEY: the one that came before.",
+            show_default=False,
+        ),
+    ] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +66,8 @@ def add(
     """
     if source and len(names) > 1:
         raise typer.BadParameter("--source is for one key at a time")
-    wanted = [KeyDefinition(name, source=tuple(source) if source else None, type=key_type) for name in names]
+    sources = tuple(source) if source else None
+    wanted = [KeyDefinition(name, source=sources, type=key_type, names=named) for name in names]
     with as_engine(require_database(database)) as engine:
         stored = add_keys(engine, wanted)
     for key in wanted:
@@ -67,7 +77,7 @@ def add(
         print_json([_document(key) for key in stored])
         return
     for key in stored:
-        console.print(f"{key.name}: {' + '.join(key.sources)}, {key.type}, since {_day(key.since)}", markup=False)
+        console.print(f"{key.name}: {key.meaning}, since {_day(key.since)}", markup=False)
 
 
 @keys.command("list")
@@ -81,9 +91,9 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     if not found:
         console.print("No key is defined. `relatum keys add NAME` defines one.")
         return
-    table = Table("key", "from", "type", "since")
+    table = Table("key", "from", "type", "names", "since")
     for key in found:
-        table.add_row(key.name, " + ".join(key.sources), str(key.type), _day(key.since))
+        table.add_row(key.name, " + ".join(key.sources), str(key.type), key.names or "–", _day(key.since))
     console.print(table)
 
 

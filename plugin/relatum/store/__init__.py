@@ -4,11 +4,13 @@ from relatum.store._address import DatabaseAddress, parse_database
 from relatum.store._arrays import arrays
 from relatum.store._catalog import (
     FORGOTTEN,
+    KEYS_IN_FORCE,
     StreamRow,
     add_keys,
     check_keys,
     check_recorded,
     current_stream,
+    definitions_of,
     ensure_stream,
     ensure_streams,
     key_definitions,
@@ -110,6 +112,7 @@ from relatum.wire import Position
 
 __all__ = [
     "FORGOTTEN",
+    "KEYS_IN_FORCE",
     "LEASE_S",
     "NOW",
     "PART_BYTES",
@@ -164,6 +167,7 @@ __all__ = [
     "covered",
     "current_stream",
     "database_name",
+    "definitions_of",
     "drop_parts",
     "empty_parts",
     "ensure_stream",

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -48,17 +48,27 @@ class StreamRow:
 _STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
 
+_named_key: Final = keys.alias("named_key")
+KEYS_IN_FORCE: Final = (
+    sa.select(keys.c.key_id, keys.c.name, keys.c.sources, keys.c.type, keys.c.since, _named_key.c.name.label("names"))
+    .select_from(keys.outerjoin(_named_key, keys.c.names_key_id == _named_key.c.key_id))
+    .where(keys.c.removed_at.is_(None))
+    .order_by(keys.c.key_id)
+)
+"""Selects what `definitions_of` takes. One that was removed stays named; its name goes for the next."""
+
+
+def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
+    """The definitions that rows of `KEYS_IN_FORCE` hold."""
+    return [
+        KeyDefinition(name, source=tuple(sources), type=key_type, names=names, since=since, key_id=key_id)
+        for key_id, name, sources, key_type, since, names in rows
+    ]
+
+
 def key_definitions(connection: sa.Connection) -> list[KeyDefinition]:
     """The definitions in force, oldest first."""
-    rows = connection.execute(
-        sa.select(keys.c.key_id, keys.c.name, keys.c.sources, keys.c.type, keys.c.since)
-        .where(keys.c.removed_at.is_(None))
-        .order_by(keys.c.key_id)
-    )
-    return [
-        KeyDefinition(row.name, source=tuple(row.sources), type=row.type, since=row.since, key_id=row.key_id)
-        for row in rows
-    ]
+    return definitions_of(connection.execute(KEYS_IN_FORCE).all())
 
 
 def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[KeyDefinition]:
@@ -67,18 +77,20 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
     `wanted`: Names (the header of that name, as text) or definitions.
 
     Returns:
-        The definitions as stored, in the order given. One that is in force already and says the same is kept.
+        The definitions as stored, in the order given. One that is in force already and says the same is kept; one that
+        named no key so far, and now does, is told so: no row depends on that.
 
     Raises:
         KeyDefinitionConflict: a definition of that name says something else; nothing was written.
-        InvalidKeyDefinition: a definition cannot be one, or there are too many; nothing was written.
+        InvalidKeyDefinition: a definition cannot be one, names a key that is not defined or of another type, or there
+            are too many; nothing was written.
     """
     definitions = as_definitions(wanted)
     with translated_errors(), engine.begin() as connection:
         in_force = {definition.name: definition for definition in key_definitions(connection)}
         for definition in definitions:
             _check_same(definition, in_force.get(definition.name))
-        if in_force.keys() >= {definition.name for definition in definitions}:
+        if all(_is_said(definition, in_force.get(definition.name)) for definition in definitions):
             # The usual case, without a lock: hundreds of publishers may start at once.
             return [in_force[definition.name] for definition in definitions]
         # Two that define the same key at once wait for each other here.
@@ -89,9 +101,13 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
             _check_same(definition, in_force.get(definition.name))
         if len(in_force) + len(missing) > KEYS_MAX:
             raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
+        _check_named(definitions, {key.name: key for key in missing} | in_force)
         if missing:
             rows = [{"name": key.name, "sources": key.sources, "type": str(key.type)} for key in missing]
             connection.execute(sa.insert(keys), rows)
+        directed = [key for key in definitions if not _is_said(key, in_force.get(key.name)) and key.names]
+        if directed:
+            connection.execute(_SET_NAMES, [{"of_key": key.name, "named": key.names} for key in directed])
         stored = {definition.name: definition for definition in key_definitions(connection)}
     for definition in missing:
         hint = f" ({definition.hint})" if definition.hint else ""
@@ -115,13 +131,48 @@ def check_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> None
 def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
     if existing is None:
         return
-    if (wanted.sources, wanted.type) != (existing.sources, existing.type):
+    names_other = None not in (wanted.names, existing.names) and wanted.names != existing.names
+    if (wanted.sources, wanted.type) != (existing.sources, existing.type) or names_other:
         raise KeyDefinitionConflict(
             f"key {wanted.name!r} is defined already, as {existing.meaning}, and was asked for now as "
             f"{wanted.meaning}: write {existing.code} to use it as it is, use another name, or remove it first "
             f"(`relatum keys remove`)",
             key=wanted.name,
         )
+
+
+def _is_said(wanted: KeyDefinition, existing: KeyDefinition | None) -> bool:
+    """Whether a definition in force says all that one like it does."""
+    return existing is not None and wanted.names in (None, existing.names)
+
+
+def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinition]) -> None:
+    for key in wanted:
+        if key.names is None:
+            continue
+        named = known.get(key.names)
+        if named is None:
+            raise InvalidKeyDefinition(
+                f"key {key.name!r} names {key.names!r}, which is no key{meant(key.names, known)}: define that one, too",
+                key=key.name,
+            )
+        if (named.value_type, len(named.components)) != (key.value_type, len(key.components)):
+            raise InvalidKeyDefinition(
+                f"key {key.name!r} ({key.meaning}) cannot have the values of {named.name!r} ({named.meaning}): "
+                "both need the same type, and as many parts",
+                key=key.name,
+            )
+
+
+_SET_NAMES: Final = (
+    sa.update(keys)
+    .where(keys.c.name == sa.bindparam("of_key", type_=sa.Text), keys.c.removed_at.is_(None))
+    .values(
+        names_key_id=sa.select(_named_key.c.key_id)
+        .where(_named_key.c.name == sa.bindparam("named", type_=sa.Text), _named_key.c.removed_at.is_(None))
+        .scalar_subquery()
+    )
+)
 
 
 def remove_key(engine: sa.Engine, name: str) -> None:

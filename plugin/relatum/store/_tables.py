@@ -106,6 +106,8 @@ keys = Table(
     Column("type", Text, nullable=False),
     made_at("since"),
     moment("removed_at"),
+    # The key whose messages values of this one name.
+    Column("names_key_id", SmallInteger, ForeignKey("relatum.keys.key_id")),
     Index("keys_in_force", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     CheckConstraint("type IN ('text', 'integer', 'timestamp')", name="keys_type"),
 )
