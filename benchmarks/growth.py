@@ -63,7 +63,7 @@ DROP_AIM_S: Final = 1.0
 LAST: Final = 3
 """Millions of rows at the end whose rate is compared: a part is closed in some of them."""
 
-COLUMNS: Final = "(stream_offset, time_us, stream_id, key_id, value)"
+COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"
 
 
 @dataclass(slots=True)
@@ -127,8 +127,8 @@ def lines(stream_id: int, batch: int) -> list[str]:
     """A batch of rows: an id that no other message has, scattered among those of real ones, and one of fifty hosts."""
     first = batch * BATCH_ROWS // 2
     return [
-        f"{offset}\t{1_700_000_000_000_000 + offset * 10}\t{stream_id}\t1\to{offset * 2_654_435_761 % (1 << 28):07x}\n"
-        f"{offset}\t{1_700_000_000_000_000 + offset * 10}\t{stream_id}\t2\thost{offset % HOSTS:04d}\n"
+        f"1\to{offset * 2_654_435_761 % (1 << 28):07x}\t{stream_id}\t{1_700_000_000_000_000 + offset * 10}\t{offset}\n"
+        f"2\thost{offset % HOSTS:04d}\t{stream_id}\t{1_700_000_000_000_000 + offset * 10}\t{offset}\n"
         for offset in range(first, first + BATCH_ROWS // 2)
     ]
 

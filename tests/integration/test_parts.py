@@ -15,6 +15,7 @@ from relatum.recording import _part_tender, verify
 from relatum.store import (
     add_keys,
     copy_rows,
+    copy_text,
     drop_parts,
     empty_parts,
     ensure_stream,
@@ -158,12 +159,23 @@ def waiting(engine: sa.Engine) -> bool:
         return bool(connection.execute(sa.text(query)).scalar_one())
 
 
+def test_rows_of_one_transaction_lie_in_the_order_of_values(engine: sa.Engine, stream_id: int) -> None:
+    """Whatever order they come in, and whatever is in a value: so each page of the index is come to once."""
+    turn_parts(engine)
+    values = [f"{n * 7919 % 1009:04d}" for n in range(1009)] + ["line\nend", "line\u2028end\x85", "tab\tand\\"]
+    texts = [f"1\t{copy_text(value)}\t{stream_id}\t\\N\t{n}\n" for n, value in enumerate(values)]
+    with engine.begin() as connection:
+        copy_rows(connection, ["".join(texts[:500]), *texts[500:]])
+        query = sa.text("SELECT value, stream_offset FROM relatum.relationships_1 ORDER BY ctid")
+        assert list(connection.execute(query)) == sorted((value, n) for n, value in enumerate(values))
+
+
 def test_a_closed_part_has_a_dense_index(engine: sa.Engine, stream_id: int) -> None:
     """The index that grew with random values is replaced; look-ups use the new one under the old one's name."""
     turn_parts(engine)
     with engine.begin() as connection:
         for start in range(0, 20_000, 1000):
-            rows = [f"{n}\t{n}\t{stream_id}\t1\t{n * 7919 % 20_011:08d}\n" for n in range(start, start + 1000)]
+            rows = [f"1\t{n * 7919 % 20_011:08d}\t{stream_id}\t{n}\t{n}\n" for n in range(start, start + 1000)]
             copy_rows(connection, rows)
     turn(engine)
     before = index_sizes(engine)

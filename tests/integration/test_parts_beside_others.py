@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from relatum.store import copy_rows, ensure_stream, turn_parts
 from relatum_consumer.lookups._lookup_statements import probe
 from tests.support import wait_until
-from tests.support.parts import MESSAGES, close, close_first, lines, offsets_in, parts_of, turn, write
+from tests.support.parts import MESSAGES, close, close_first, offsets_in, parts_of, turn, write
 from tests.support.plans import nodes_of, plan_of
 
 
@@ -102,7 +102,7 @@ def test_what_is_in_no_other_part_is_asked_of_one(engine: sa.Engine, database_ur
     turn_parts(engine)
     for start in range(0, 5 * MESSAGES, MESSAGES):
         with engine.begin() as connection:
-            copy_rows(connection, [f"{n}\t{n}\t{stream_id}\t1\tv{n:08d}\n" for n in range(start, start + MESSAGES)])
+            copy_rows(connection, [f"1\tv{n:08d}\t{stream_id}\t{n}\t{n}\n" for n in range(start, start + MESSAGES)])
         turn(engine)
     close(engine)
     sought = probe("oldest", keys=1, names=1, bounded=False, floored=False)
@@ -140,7 +140,7 @@ def test_a_recorder_of_the_release_before_goes_on(engine: sa.Engine, database_ur
         before.execute("SET ROLE relatum_recorder")
         columns = "stream_offset, time_us, stream_id, key_id, value"
         with before.cursor().copy(f"COPY relatum.relationships ({columns}) FROM STDIN".encode()) as copy:
-            copy.write("".join(lines(stream_id, range(MESSAGES))))
+            copy.write("".join(f"{n}\t{n}\t{stream_id}\t1\tv{n}\n" for n in range(MESSAGES)))
     turn_parts(engine)
     write(engine, stream_id, range(MESSAGES, 2 * MESSAGES))
     turn(engine)

@@ -19,7 +19,7 @@ def write(engine: sa.Engine, stream_id: int, offsets: Sequence[int]) -> None:
 
 def lines(stream_id: int, offsets: Sequence[int]) -> list[str]:
     """The lines of such rows."""
-    return [f"{offset}\t{offset * 1000}\t{stream_id}\t1\tv{offset % 7}\n" for offset in offsets]
+    return [f"1\tv{offset % 7}\t{stream_id}\t{offset * 1000}\t{offset}\n" for offset in offsets]
 
 
 def parts_of(engine: sa.Engine) -> list[Part]:

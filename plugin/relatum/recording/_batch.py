@@ -132,7 +132,7 @@ _Row: TypeAlias = tuple[int, str, int, int, str]
 def _lines_of(rows: list[_Row]) -> str:
     if needs_escape("".join([row[4] for row in rows])):
         rows = [(*row[:4], copy_text(row[4])) for row in rows]
-    return "".join([f"{offset}\t{time}\t{stream}\t{key}\t{value}\n" for offset, time, stream, key, value in rows])
+    return "".join([f"{key}\t{value}\t{stream}\t{time}\t{offset}\n" for offset, time, stream, key, value in rows])
 
 
 def is_readable(batch: RecordBatch) -> bool:

@@ -159,7 +159,7 @@ class WindowRepair:
             if message.offset in offsets:
                 for offset, key_id, value, time_us in expected.rows(message):
                     shown = "\\N" if time_us is None else time_us
-                    lines.append(f"{offset}\t{shown}\t{self._stream.stream_id}\t{key_id}\t{copy_text(value)}\n")
+                    lines.append(f"{key_id}\t{copy_text(value)}\t{self._stream.stream_id}\t{shown}\t{offset}\n")
         copy_rows(connection, lines)
 
     def _write_blocks(

@@ -37,7 +37,8 @@ CLOSING_S: Final = 21_600.0
 """Seconds that closing a part may take: its index is built anew, at some 300,000 rows a second, and a part of a table
 of 100,000,000,000 rows has 4,000,000,000. It ends with the component that does it."""
 
-_COLUMNS: Final = "(stream_offset, time_us, stream_id, key_id, value)"
+_COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"
+"""As the index has them: lines sorted as text are, but for numbers of other lengths, in its order."""
 
 _FOR_ROWS: Final = (
     sa.select(table_parts.c.part)
@@ -82,9 +83,15 @@ _STATE: Final = sa.select(
 def copy_rows(connection: sa.Connection, lines: Iterable[str]) -> None:
     """Write rows into the open part, in the connection's transaction; all of them into one.
 
-    `lines`: Finished lines of COPY's text format: offset, time, stream id, key id, value.
+    They are written in the order of keys and values. PostgreSQL then comes to each page of the index once, where
+    values in no order have it read and write pages again and again that it has no room for in its memory.
+
+    `lines`: Finished lines of COPY's text format, any number in each text: key id, value, stream id, time, offset.
     """
-    data = "".join(lines).encode()
+    rows = "".join(lines).split("\n")
+    # What is behind the last line's end comes first.
+    rows.sort()
+    data = "\n".join(rows[1:]).encode()
     if not data:
         return
     part = connection.execute(_FOR_ROWS).scalar_one()
