@@ -83,7 +83,7 @@ def _against_copy(context: Context) -> tuple[list[CatchUp], list[float]]:
 
 
 def copy_alone(database_url: str) -> float:
-    """Seconds one COPY takes to write the rows that were recorded, as they are in the stream, into a table just like theirs."""
+    """Seconds one COPY takes to write the recorded rows into a table just like theirs, in the order of the stream."""
     with psycopg.connect(database_url) as connection:
         cursor = connection.cursor()
         with cursor.copy(
