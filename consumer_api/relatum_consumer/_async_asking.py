@@ -4,7 +4,6 @@
 import asyncio
 import ssl
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
@@ -16,7 +15,6 @@ from relatum.checks import checked_count, checked_seconds
 from relatum.closing import AsyncClosing
 from relatum.errors import (
     AccessRefused,
-    DatabaseUnavailable,
     NotFound,
     ReadTimeout,
     RelatumError,
@@ -34,8 +32,8 @@ from relatum.reading import (
     check_limit,
 )
 from relatum.steps import async_run
-from relatum.store import Database
-from relatum.waiting import LOOK_S, Deadline, in_thread, left_s, within
+from relatum.store import AsyncDatabase
+from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._async_together import AsyncFlights
 from relatum_consumer._async_watching import AsyncSignal, AsyncWatching
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
@@ -96,16 +94,11 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
             checked_count("max_connections", max_connections, most=POOL_MAX)
         if max_waiting is not None:
             checked_count("max_waiting", max_waiting, least=0)
-        self._database = Database(
+        self._database = AsyncDatabase(
             database, refusing=CLOSED, pool_size=pool_size, connections_max=max_connections, is_kept=True
         )
         most = 2 * pool_size if max_connections is None else max_connections
         self._timeout_s = timeout_s
-        # asyncio only:
-        self._pool_size = most
-        self._asking: set[Deadline] = set()
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="relatum-database")
-        # both:
         check_limit(connections_max)
         self._counts = LookupCounts(connections_max, None if max_waiting is None else most + max_waiting)
         self._options: dict[str, Any] = {
@@ -127,9 +120,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
     def _renew(self) -> None:
         """In a child: groups under way are the parent's. What else is the parent's sees to itself."""
         # asyncio only:
-        leave_to_parent(self._threads, self._reader)
-        self._threads = ThreadPoolExecutor(self._pool_size, thread_name_prefix="relatum-database")
-        self._reader, self._asking = None, set()
+        leave_to_parent(self._reader)
+        self._reader = None
         # both:
         leave_to_parent(*self._sharing)
         self._counts.renew()
@@ -187,24 +179,8 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         return await reader.scan(request.stream, request.start, request.stop, request.take)
 
     async def _select(self, request: Select) -> list[Any]:
-        # blocking only:
-        # with within(self._timeout_s):
-        #     return self._database.rows(request.sql, request.parameters)
-        # asyncio only:
-        if self._is_closed:
-            raise UsedAfterClose(CLOSED)
-        with within(self._timeout_s) as deadline:
-            self._asking.add(deadline)
-            try:
-                # The thread's own error, which says more, comes first where a thread has begun.
-                async with asyncio.timeout(deadline.left_s() + 2 * LOOK_S):
-                    return await in_thread(self._threads, self._database.rows, request.sql, request.parameters)
-            except TimeoutError:
-                text = f"all {self._pool_size} threads for the database (max_connections) are in use"
-                raise DatabaseUnavailable(f"{text}, and none became free ({deadline})", reason="pool") from None
-            finally:
-                self._asking.discard(deadline)
-        # both:
+        with within(self._timeout_s):
+            return await self._database.rows(request.sql, request.parameters)
 
     async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
         reader = await self._open_reader()
@@ -296,11 +272,5 @@ class AsyncAsking(AsyncGroupMethods, AsyncClosing):
         self._watching.end()
         if reader is not None:
             await reader.close()
-        # asyncio only:
-        # The threads give their connections back first.
-        for deadline in list(self._asking):
-            deadline.end_in(0)
-        await asyncio.to_thread(self._threads.shutdown)
-        # both:
-        self._database.close()
+        await self._database.close()
         metrics.retire(self._counts)

@@ -29,15 +29,16 @@ class AsyncRelations(AsyncAsking):
             never answers. Default 10. It ends as `DatabaseUnavailable` (`reason` is "timeout", or "pool" where all
             connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
             a recorder) may need more. Iterators take it for each question they ask.
-        max_connections: Connections to the database at most, each kept once it was opened; what is asked waits for one
-            within `timeout_s`. With `asyncio`, statements run in so many threads, and a call that is cancelled has its
-            thread give up the statement. None (default) for twice `pool_size`. An engine's pool is its owner's.
+        max_connections: Sessions of PostgreSQL at most (`connections_max` is the broker's), each kept once it was
+            opened; what is asked waits for one within `timeout_s`. A call that is cancelled gives its statement up. None
+            (default) for twice `pool_size`. An engine's pool is its owner's.
         pool_size: Half of that, as the option was before, and as a database's URL may have it. Default 5.
-        max_waiting: Look-ups that may wait for a connection at most; what comes beyond is refused at once
-            (`ConnectionsInUse`). 0 refuses where there are as many look-ups as connections; None (default) never.
+        max_waiting: Look-ups that may wait for a session of PostgreSQL at most; what comes beyond is refused at once
+            (`ConnectionsInUse`). 0 refuses where there are `max_connections` look-ups; None (default) never.
             Look-ups that wait for a message do not count, nor do `read` and iterators.
-        connections_max: Connections to the broker at most, from 2 on, to all its nodes together. What is asked waits
-            for one within `timeout_s`; each iteration that reads streams holds one. Default 16.
+        connections_max: Connections to the broker at most (`max_connections` is PostgreSQL's), from 2 on, to all its
+            nodes together. What is asked waits for one within `timeout_s`; each iteration that reads streams holds one.
+            Default 16.
         ssl_context: The TLS context for the broker; None: what its URL says, or the system's authorities.
         auth_mechanism: "PLAIN" logs in with user and password, "EXTERNAL" with the client certificate; None: what the
             broker's URL says, or PLAIN.

@@ -37,13 +37,13 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Notes what is asked of the database from now on."""
-    noted, rows = Asked(), Database.rows
+    noted, asked = Asked(), Database.asked
 
-    def noting(self: Database, statement: Any, *args: Any, **options: Any) -> Any:
+    def noting(self: Database, statement: Any, parameters: Any) -> Any:
         noted.statements.append(str(statement))
-        return rows(self, statement, *args, **options)
+        return asked(self, statement, parameters)
 
-    monkeypatch.setattr(Database, "rows", noting)
+    monkeypatch.setattr(Database, "asked", noting)
     return noted
 
 

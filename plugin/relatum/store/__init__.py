@@ -2,6 +2,7 @@
 
 from relatum.store._address import DatabaseAddress, parse_database
 from relatum.store._arrays import arrays
+from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
     FORGOTTEN,
     KEYS_IN_FORCE,
@@ -121,6 +122,7 @@ __all__ = [
     "SETTLE_S",
     "STATEMENT_S",
     "TIME",
+    "AsyncDatabase",
     "CommitInDoubt",
     "CoverageRow",
     "Database",

@@ -30,7 +30,7 @@ from relatum.waiting import Deadline
 
 _DIALECT: Final = registry.load("postgresql.psycopg")()
 
-_TRIES: Final = 5
+TRIES: Final = 5
 """Times a statement or transaction is tried that another one, or a dead connection, got in the way of."""
 
 _IN_THE_WAY: Final = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
@@ -90,7 +90,8 @@ class Database:
         self.engine = engine if ending is None else component_engine(engine, ending)
         """For those who are given an engine."""
         most = _kept_most(self.engine.pool, is_alone=options.get("is_kept", False)) if self._is_own else 0
-        self._kept = Kept(self.engine, most)
+        self.kept = Kept(self.engine, most)
+        """Its connections, for who carries statements out as `rows` does."""
 
     def rows(
         self,
@@ -114,50 +115,58 @@ class Database:
             DatabaseUnavailable: PostgreSQL does not answer, on a new connection either.
             UsedAfterClose: it was closed.
         """
-        if self._is_closed and self._refusing is not None:
-            raise UsedAfterClose(self._refusing)
-        text = _text_of(statement)
-        given = {**text.own, **parameters} if text.own else parameters
+        sql, given = self.asked(statement, parameters)
         with translated_errors():
-            for tries_left in reversed(range(1 if once else _TRIES)):
-                lent = self._kept.take()
+            for tries_left in reversed(range(1 if once else TRIES)):
+                lent = self.kept.take()
                 try:
-                    rows = _executed(lent.driver, text.sql, given, accept)
+                    rows = _executed(lent.driver, sql, given, accept)
                 except BaseException as error:
-                    if not self._may_go_on(lent, error) or not tries_left:
+                    if not self.may_go_on(lent, error) or not tries_left:
                         raise
                 else:
-                    self._kept.give_back(lent)
+                    self.kept.give_back(lent)
                     return rows
         raise AssertionError("the last try returns or raises")
 
-    def _may_go_on(self, lent: Lent, error: BaseException) -> bool:
+    def asked(self, statement: Any, parameters: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+        """What the driver is given for a statement; for who carries it out as `rows` does.
+
+        Raises:
+            UsedAfterClose: it was closed.
+        """
+        if self._is_closed and self._refusing is not None:
+            raise UsedAfterClose(self._refusing)
+        text = _text_of(statement)
+        return text.sql, {**text.own, **parameters} if text.own else parameters
+
+    def may_go_on(self, lent: Lent, error: BaseException) -> bool:
         """Whether what ended with this error may come through if it is begun again; gives the connection back."""
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
-            self._kept.forget(lent, error)  # a new one may reach a server that takes writes
+            self.kept.forget(lent, error)  # a new one may reach a server that takes writes
             return False
         if not lent.driver.closed and lent.driver.info.transaction_status is TransactionStatus.IDLE:
             # One that was refused is over, and the connection is as good as before.
-            self._kept.give_back(lent)
+            self.kept.give_back(lent)
             return isinstance(error, _IN_THE_WAY)
         if not isinstance(error, psycopg.OperationalError) or isinstance(error, NoAnswerInTime):
             # One that had no answer in time is alone, as is one that was interrupted.
             lent.pooled.invalidate()
             return False
         # It was dead: others of before may be, too. A new one tells.
-        self._kept.forget(lent, error)
+        self.kept.forget(lent, error)
         return not lent.is_new
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """A transaction; committed at the end of the block, or rolled back where it raises."""
-        self._kept.spare()
+        self.kept.spare()
         with translated_errors(), self.engine.begin() as connection:
             yield connection
 
     def run(self, work: Callable[[sa.Connection], _Answer]) -> _Answer:
         """Do work in one transaction; again where another one, or a connection of a server before, was in the way."""
-        for tries_left in reversed(range(_TRIES)):
+        for tries_left in reversed(range(TRIES)):
             try:
                 with self.transaction() as connection:
                     return work(connection)
@@ -169,7 +178,7 @@ class Database:
     def close(self) -> None:
         """Give the connections back; those in use as their work is done. A caller's engine stays as it is."""
         self._is_closed = True
-        self._kept.drop()
+        self.kept.drop()
         if self._is_own:
             close_engine(self.engine, self._refusing)
 

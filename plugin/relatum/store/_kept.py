@@ -51,11 +51,14 @@ class Lent:
 
 
 class Kept:
-    """The connections of one component for statements by themselves. Thread-safe."""
+    """The connections of one component for statements by themselves. Thread-safe.
+
+    `most`: How many are kept; 0 for a caller's.
+    """
 
     def __init__(self, engine: sa.Engine, most: int) -> None:
         self._engine = engine
-        self._most = most
+        self.most = most
         self._lock = threading.Lock()
         self._idle: list[Lent] = []
         self._waiting = 0
@@ -66,6 +69,11 @@ class Kept:
         self._lock = threading.Lock()
         leave_to_parent(*self._idle)
         self._idle, self._waiting = [], 0
+
+    def take_idle(self) -> Lent | None:
+        """One that is idle, without a wait; None where there is none."""
+        with self._lock:
+            return self._idle.pop() if self._idle else None
 
     def take(self) -> Lent:
         """One that is idle, or one of the pool, which may have to be waited for."""
@@ -82,7 +90,7 @@ class Kept:
     def give_back(self, lent: Lent) -> None:
         """Keep it for the next, unless somebody waits for one."""
         with self._lock:
-            if len(self._idle) < self._most and not self._waiting:
+            if len(self._idle) < self.most and not self._waiting:
                 lent.is_new = False
                 self._idle.append(lent)
                 return
@@ -90,8 +98,7 @@ class Kept:
 
     def spare(self) -> None:
         """Let the pool have one that is idle, for who is about to ask it for one."""
-        with self._lock:
-            lent = self._idle.pop() if self._idle else None
+        lent = self.take_idle()
         if lent is not None:
             lent.give_back()
 

@@ -6,6 +6,7 @@ statement's limit and by the deadline of the call (`relatum.waiting`). Then the 
 next on it belongs to nobody; the pool puts another in its place. The server is asked to end the statement, too.
 """
 
+import asyncio
 import math
 import selectors
 import threading
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 import sqlalchemy as sa
 from psycopg.pq import PollingStatus, TransactionStatus
+from psycopg.waiting import Ready, Wait
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
@@ -74,6 +76,42 @@ def _no_answer(deadline: Deadline | None, what: str) -> NoAnswerInTime:
     return NoAnswerInTime(f"no answer in time ({reason}); it is safe to repeat")
 
 
+async def _in_task(steps: Generator[Any, Any, _Result], socket: int, look_s: float) -> _Result:
+    """Take psycopg's steps, which ask to wait for a socket, with the running loop; they go on after `look_s` anyway."""
+    loop = asyncio.get_running_loop()
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(await _ready(loop, socket, wanted, look_s))
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    finally:
+        steps.close()
+
+
+async def _ready(loop: asyncio.AbstractEventLoop, socket: int, wanted: int, look_s: float) -> int:
+    came: asyncio.Future[int] = loop.create_future()
+
+    def tell(state: int) -> None:
+        if not came.done():
+            came.set_result(state)
+
+    timer = loop.call_later(look_s, tell, 0)
+    if wanted & Wait.R:
+        loop.add_reader(socket, tell, Ready.R)
+    if wanted & Wait.W:
+        loop.add_writer(socket, tell, Ready.W)
+    try:
+        return await came
+    finally:
+        timer.cancel()
+        if wanted & Wait.R:
+            loop.remove_reader(socket)
+        if wanted & Wait.W:
+            loop.remove_writer(socket)
+
+
 def no_connection() -> DatabaseUnavailable:
     """The error of who waited for a connection of a pool that others use up."""
     deadline = current()
@@ -100,13 +138,36 @@ class TimedConnection(psycopg.Connection[Any]):
         Raises:
             NoAnswerInTime: it has passed; the connection is closed, unless nothing was asked yet.
         """
+        until, deadline, look_s = self._limits(interval)
+        return self._wait_until(until, deadline, gen, (look_s, *args), options)
+
+    async def wait_in_task(self, gen: Generator[Any, Any, _Result]) -> _Result:
+        """As `wait`, for a statement by itself and a task of the running loop, which must have the connection alone.
+
+        Raises:
+            NoAnswerInTime: as for `wait`.
+            CancelledError: the task was cancelled; the server is told, and the connection is closed.
+        """
+        until, deadline, look_s = self._limits(LOOK_S)
+        try:
+            return await _in_task(_ended(gen, until, deadline, self._limit), self.pgconn.socket, look_s)
+        except (NoAnswerInTime, asyncio.CancelledError, GeneratorExit):
+            self._abandon()
+            raise
+
+    def _limits(self, interval: float) -> tuple[float, Deadline | None, float]:
+        """Until when to wait from now on, what may end that before, and how often to look whether it has."""
         now, deadline, seconds = time.monotonic(), self._deadline(), self.statement_s
         until = math.inf if seconds is None else now + seconds
         if deadline is not None:
             until = min(until, deadline.until)
             if until <= now:
                 raise _no_answer(deadline, "")
-        return self._wait_until(until, deadline, gen, (min(interval, until - now), *args), options)
+        return until, deadline, min(interval, until - now)
+
+    @property
+    def _limit(self) -> str:
+        return "" if self.statement_s is None else f"statement_s={self.statement_s:g} s"
 
     def _deadline(self) -> Deadline | None:
         """What ends first: the call under way, or the component it is of."""
@@ -118,9 +179,8 @@ class TimedConnection(psycopg.Connection[Any]):
     def _wait_until(
         self, until: float, deadline: Deadline | None, gen: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        what = "" if self.statement_s is None else f"statement_s={self.statement_s:g} s"
         try:
-            return super().wait(_ended(gen, until, deadline, what), *args, **options)
+            return super().wait(_ended(gen, until, deadline, self._limit), *args, **options)
         except NoAnswerInTime as error:
             self._abandon()
             if self._is_committing:
