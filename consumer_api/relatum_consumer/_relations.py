@@ -29,8 +29,8 @@ class Relations(Asking):
             connections are in use) or `ReadTimeout`, and is safe to repeat. What reads much (`complete=True` far behind
             a recorder) may need more. Iterators take it for each question they ask.
         max_connections: Sessions of PostgreSQL at most (`connections_max` is the broker's), each kept once it was
-            opened; what is asked waits for one within `timeout_s`. A call that is cancelled gives its statement up. None
-            (default) for twice `pool_size`. An engine's pool is its owner's.
+            opened; what is asked waits for one within `timeout_s`. None (default) for twice `pool_size`. An engine's
+            pool is its owner's.
         pool_size: Half of that, as the option was before, and as a database's URL may have it. Default 5.
         max_waiting: Look-ups that may wait for a session of PostgreSQL at most; what comes beyond is refused at once
             (`ConnectionsInUse`). 0 refuses where there are `max_connections` look-ups; None (default) never.
