@@ -34,6 +34,7 @@ COMPILED: Final = (
     "relatum/uuid7.py",
     "relatum/wire/_amqp10.py",
     "relatum/wire/_head.py",
+    "relatum/wire/_plain_records.py",
     "relatum/wire/_scalars.py",
     "relatum_spark/source/_columns.py",
     "relatum_spark/source/_header_text.py",

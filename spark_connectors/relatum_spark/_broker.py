@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from relatum.errors import ConfigurationError
 from relatum.reading import BrokerAddress, StreamReader
+from relatum_spark._workers import spare_collections
 
 BROKER_VARIABLE: Final = "RELATUM_BROKER_URL"
 STREAM_VARIABLE: Final = "RELATUM_STREAM_URL"
@@ -57,7 +58,8 @@ class Broker:
         return cls(BrokerAddress.parse(broker, stream_url))
 
     def open(self) -> StreamReader:
-        """A reader that is connected. Errors as of `StreamReader.open`."""
+        """A reader that is connected, mostly a task's. Errors as of `StreamReader.open`."""
+        spare_collections()
         return StreamReader.open(self.logged_in(), timeout_s=self.timeout_s)
 
     def logged_in(self) -> BrokerAddress:

@@ -18,6 +18,7 @@ from relatum.keys import KeyDefinition
 from relatum.reading import StreamReader
 from relatum.store import as_engine, translated_errors
 from relatum_spark._definitions import definitions_of
+from relatum_spark._workers import spare_collections
 from relatum_spark.source._keyfilter import KeyFilter, look_up
 from relatum_spark.source._offsets import Slice, slices
 from relatum_spark.source._options import SourceOptions, parse_options
@@ -37,7 +38,8 @@ class RabbitMQStreams(DataSource):
         return "rabbitmq_streams"
 
     def schema(self) -> StructType:
-        """The columns that the options ask for."""
+        """The columns that the options ask for; asked in a worker of its own, for each data frame."""
+        spare_collections()
         options = parse_options(self.options)
         return columns(value=options.include_value, headers=options.include_headers, keys=options.keys)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from relatum.errors import ChunkCorrupt, ProtocolError
+from relatum.wire._plain_records import plain_records, plain_records_at
 from relatum.wire._unpacking import UnpackError, unpacked
 
 PIECE_BYTES_MAX: Final = 4 << 20
@@ -183,49 +184,29 @@ def _corrupt(chunk: Chunk) -> ChunkCorrupt:
 
 def _plain_records(chunk: Chunk) -> list[bytes] | None:
     """Records of a chunk without sub-entry batches; None where there is one after all."""
-    data, position = chunk.data, chunk.data_start
-    unpack = _LENGTH.unpack_from
-    records: list[bytes] = []
-    append = records.append
     try:
-        for _ in range(chunk.entry_count):
-            (length,) = unpack(data, position)
-            if length & _SUB_ENTRY_BIT:
-                return None
-            position += 4
-            end = position + length
-            append(data[position:end])
-            position = end
-    except struct.error as error:
+        found = plain_records(chunk.data, chunk.data_start, chunk.entry_count)
+    except IndexError as error:
         raise _corrupt(chunk) from error
-    # A slice that was cut short leaves the position past the end: one test here instead of one a record.
-    if position != chunk.data_end:
+    if found is None:
+        return None
+    records, end = found
+    if end != chunk.data_end:
         raise _corrupt(chunk)
     return records
 
 
 def _plain_records_at(chunk: Chunk, offsets: list[int]) -> list[bytes] | None:
     """Some records of a chunk without sub-entry batches; None where a batch comes before the last of them."""
-    data, position = chunk.data, chunk.data_start
-    unpack = _LENGTH.unpack_from
-    records: list[bytes] = []
-    at = chunk.first_offset
+    first = chunk.first_offset
     try:
-        for offset in offsets:
-            for _ in range(offset - at):
-                (length,) = unpack(data, position)
-                if length & _SUB_ENTRY_BIT:
-                    return None
-                position += 4 + length
-            (length,) = unpack(data, position)
-            if length & _SUB_ENTRY_BIT:
-                return None
-            records.append(data[position + 4 : position + 4 + length])
-            position += 4 + length
-            at = offset + 1
-    except struct.error as error:
+        found = plain_records_at(chunk.data, chunk.data_start, [offset - first for offset in offsets])
+    except IndexError as error:
         raise _corrupt(chunk) from error
-    if position > chunk.data_end:
+    if found is None:
+        return None
+    records, end = found
+    if end > chunk.data_end:
         raise _corrupt(chunk)
     return records
 

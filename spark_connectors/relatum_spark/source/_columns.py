@@ -21,6 +21,7 @@ from relatum_spark.source._records import (
     UnusualRecord,
     body_at,
     is_time,
+    may_be_stamped,
     parts_of,
     properties_at,
     set_properties,
@@ -77,10 +78,11 @@ class ColumnBuilder:
             return
         stream, chunk_ms, records = batch.stream, batch.chunk_ms, batch.records
         chunk_us = _chunk_us(chunk_ms)
-        add = self._adder()
+        # One look at all of them: mostly no record has a time in its headers.
+        is_stamped = self._with_headers or may_be_stamped(records)
         for row, record in enumerate(records):
             try:
-                add(record, chunk_us)
+                self._add(record, chunk_us, is_stamped)
             except UnusualRecord:
                 self._add_decoded(Message.from_record(stream, batch.offsets[row], record, chunk_ms))
         if self._keys:
@@ -99,7 +101,7 @@ class ColumnBuilder:
             self._add_decoded(message)
         else:
             try:
-                self._adder()(raw, _chunk_us(message.chunk_ms))
+                self._add(raw, _chunk_us(message.chunk_ms), True)
             except UnusualRecord:
                 self._add_decoded(message)
         if self._keys:
@@ -114,23 +116,17 @@ class ColumnBuilder:
             count += streams.pop()[1]
         streams.append((stream, count))
 
-    def _adder(self) -> Any:
-        """What adds one usual record's time, body, headers and properties, as far as they are wanted."""
+    def _add(self, raw: bytes, chunk_us: int | None, is_stamped: bool) -> None:
+        """Add one usual record's time, body, headers and properties, as far as they are wanted."""
         if self._with_headers:
-            return self._add_whole
-        return self._add_body if self._with_value else self._add_time
-
-    def _add_time(self, raw: bytes, chunk_us: int | None) -> None:
-        _, properties, application, _, _ = parts_of(raw)
-        time_us = time_at(raw, properties, application)
-        self._times.append(chunk_us if time_us is None else time_us)
-
-    def _add_body(self, raw: bytes, chunk_us: int | None) -> None:
+            self._add_whole(raw, chunk_us)
+            return
         _, properties, application, data, data_end = parts_of(raw)
-        body = body_at(raw, data, data_end)
-        time_us = time_at(raw, properties, application)
+        body = body_at(raw, data, data_end) if self._with_value else b""
+        time_us = time_at(raw, properties, application if is_stamped else -1)
         self._times.append(chunk_us if time_us is None else time_us)
-        self._values.append(body)
+        if self._with_value:
+            self._values.append(body)
 
     def _add_whole(self, raw: bytes, chunk_us: int | None) -> None:
         """Everything is read before anything is added: an unusual record leaves no trace."""
@@ -196,7 +192,7 @@ class ColumnBuilder:
         columns = {
             "stream": self._stream_column(),
             "offset": pa.array(self._offsets, pa.int64()),
-            "timestamp": pa.array(self._times, self._schema.field("timestamp").type),
+            "timestamp": _times(self._times, self._schema.field("timestamp").type),
         }
         if self._with_value:
             columns["value"] = pa.array(self._values, pa.binary())
@@ -225,9 +221,17 @@ class ColumnBuilder:
         arrays = []
         for name, field in zip(PROPERTY_NAMES, kind, strict=True):
             column = self._properties[name]
+            if not column:
+                arrays.append(pa.nulls(rows, field.type))
+                continue
             column.extend([None] * (rows - len(column)))
-            arrays.append(pa.array(column, field.type))
+            arrays.append(_times(column, field.type) if name == "timestamp" else pa.array(column, field.type))
         return pa.StructArray.from_arrays(arrays, fields=list(kind))
+
+
+def _times(microseconds: list[int | None], kind: pa.DataType) -> pa.Array:
+    """Times of numbers, which Arrow takes in faster as such."""
+    return pa.array(microseconds, pa.int64()).view(kind)
 
 
 def _chunk_us(chunk_ms: int | None) -> int | None:

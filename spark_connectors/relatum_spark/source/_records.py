@@ -7,6 +7,7 @@ another form is an `UnusualRecord`: the caller goes through `Message` then, so n
 Source: as of `relatum.wire._amqp10`.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from struct import Struct
 from struct import error as struct_error
@@ -122,15 +123,21 @@ def body_at(raw: bytes, data: int, data_end: int) -> bytes:
     raise UnusualRecord
 
 
+def may_be_stamped(records: Sequence[bytes]) -> bool:
+    """Whether one of some records may have the header `relatum_time`: a search costs less than their maps."""
+    return _TIME_NAME in b"".join(records)
+
+
 def time_at(raw: bytes, properties: int, application: int) -> int | None:
     """The message's own time, as of `message_time`: header, property, or an id that says it; None where it has none.
+
+    `application` is -1, too, where there is no such header.
 
     Raises:
         UnusualRecord: a section is broken inside.
     """
     try:
-        # Most records are told from their bytes alone to have no such header: the search costs less than the map.
-        if application >= 0 and raw.find(_TIME_NAME, application) >= 0:
+        if application >= 0:
             found: list[Any] = [None]
             amqp10.pick(raw, application, _TIME_SLOT, found)
             if is_time(found[0]):
@@ -197,7 +204,7 @@ def properties_at(raw: bytes, position: int) -> dict[str, Any]:
                 at += 1
                 continue
             if code == 0xA1:
-                value: Any = str(raw[at + 2 : at + 2 + raw[at + 1]], "utf-8")
+                value: Any = raw[at + 2 : at + 2 + raw[at + 1]].decode()
                 at += 2 + raw[at + 1]
             else:
                 value, at = amqp10.decode_value(raw, at)
@@ -284,7 +291,7 @@ class HeaderReader:
                 key = raw[at + 2 : value]
                 if raw[value] == 0xA1 and (name := names.get(key)) is not None:
                     at = value + 2 + raw[value + 1]
-                    headers[name] = str(raw[value + 2 : at], "utf-8")
+                    headers[name] = raw[value + 2 : at].decode()
                 else:
                     at = self._other(raw, key, value, headers, basic)
         except (IndexError, UnicodeDecodeError, UndecodableMessage):

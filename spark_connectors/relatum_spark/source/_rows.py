@@ -113,13 +113,13 @@ def record_batches(
 
 def _pieces(batch: RecordBatch, rows_max: int, bytes_max: int) -> Iterator[tuple[RecordBatch, int]]:
     """A batch in pieces within the caps, each with its size; nearly always the batch itself."""
-    sizes = [len(record) for record in batch.records] or [len(message.body) for message in batch.messages or ()]
-    total = sum(sizes)
+    payloads = batch.records or [message.body for message in batch.messages or ()]
+    total = sum(map(len, payloads))
     if len(batch) <= rows_max and total <= bytes_max:
         yield batch, total
         return
     start = held = 0
-    for row, size in enumerate(sizes):
+    for row, size in enumerate(map(len, payloads)):
         if row > start and (row - start >= rows_max or held + size > bytes_max):
             yield _cut(batch, range(start, row)), held
             start, held = row, 0

@@ -1,6 +1,7 @@
 """`spark.read.format("rabbitmq_streams")`: the right rows, and clear errors in time."""
 
 import logging
+import os
 import pickle
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pika
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from pyspark.errors import PySparkException
@@ -22,6 +24,8 @@ from relatum.reading import StreamReader
 from relatum.store import add_keys
 from relatum_spark import Broker, register
 from relatum_spark._format import BatchReader, RabbitMQStreams
+from relatum_spark._workers import USED_AGAIN
+from relatum_spark.source import _columns
 from relatum_spark.source._offsets import Slice
 from relatum_spark.source._reading import read_slice
 from relatum_spark.source._rows import Part
@@ -527,6 +531,18 @@ def test_a_broken_neighbour_hides_nothing(
     publish_plain(amqp_url, stream_name, orders(2))
     assert "pyspark_broken" not in sys.modules
     assert source.offsets(stream_name) == [0, 1]
+
+
+def test_workers_are_used_again_and_run_what_is_compiled(spark: SparkSession) -> None:
+    """On this machine a task's Python has the hot modules in the form that the driver's has."""
+
+    def seen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"again": [USED_AGAIN in os.environ], "file": [_columns.__file__]})
+
+    assert [tuple(row) for row in spark.range(1).mapInArrow(seen, "again boolean, file string").collect()] == [
+        (True, _columns.__file__)
+    ]
 
 
 def test_spark_finds_the_source_by_itself() -> None:
