@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SharedGroups,
     )
     from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, Status
+    from relatum_consumer.traces import Trace
 
 __all__ = [
     "Answer",
@@ -47,6 +48,7 @@ __all__ = [
     "SharedGroup",
     "SharedGroups",
     "Status",
+    "Trace",
 ]
 
 _HOMES = {
@@ -69,6 +71,7 @@ _HOMES = {
     "SharedGroup": "relatum_consumer.groups",
     "SharedGroups": "relatum_consumer.groups",
     "Status": "relatum_consumer.lookups",
+    "Trace": "relatum_consumer.traces",
 }
 
 # A command's help needs none of this, nor the database's driver.

@@ -11,6 +11,7 @@ from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum_consumer._asking import Asking
 from relatum_consumer.lookups import Answer, Names, Order
+from relatum_consumer.traces import Start, Trace, trace
 
 
 class Relations(Asking):
@@ -184,6 +185,61 @@ class Relations(Asking):
         checked_seconds("timeout_s", timeout_s)
         steps = self._lookups.wait_related(message, to, by, limit, order, timeout_s)
         return self._run(steps, waits_s=timeout_s)
+
+    # --- what is connected ---------------------------------------------------------------------------------
+
+    def trace(
+        self,
+        start: Start,
+        *,
+        by: Names = None,
+        hops: int = 8,
+        limit: int = 1_000,
+        fan_out: int = 200,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        complete: bool = False,
+    ) -> Trace:
+        """All messages that are connected with one, over one key or several: hop by hop, from each to all it leads to.
+
+        A hop asks for all new values by one statement, and reads all new messages together. Where a key names another
+        (`KeyDefinition(…, names=)`), the trace tells what came from what; other values are shared.
+
+        Args:
+            start: A message read from a stream, recorded or not, or a key's name and a value as a tuple.
+            by: The key or keys to follow, and what they name; None for every key defined.
+            hops: Hops from the start at most, 1 to 1,000. Default 8.
+            limit: Messages at most, the start among them, 1 to 100,000. Default 1,000. Of those of one hop the oldest
+                are taken.
+            fan_out: Messages that one value may have to be followed, 1 to 10,000. Default 200. It counts what is
+                recorded, also where retention has dropped it since.
+            since: As for `find`; the start itself may be earlier.
+            until: As for `find`.
+            complete: True also reads what is retained and not recorded yet, at each hop.
+
+        Returns:
+            The messages, how they are linked, what a bound left out, and how sure each step is. It holds for what was
+            in the streams when the trace began, and for some that came later.
+
+        Raises:
+            KeyNotDefined: no key of that name is defined, or, by every key, none at all.
+            InvalidRelationshipKey: no message can carry the value of the start.
+            NothingRecorded: no stream of this virtual host is recorded: nothing can be known.
+            InvalidInput: an argument is wrong.
+        """
+        return self._run(
+            trace(
+                self._catalog,
+                start,
+                by=by,
+                hops=hops,
+                limit=limit,
+                fan_out=fan_out,
+                since=since,
+                until=until,
+                complete=complete,
+            )
+        )
 
     # --- by time ------------------------------------------------------------------------------------------
 

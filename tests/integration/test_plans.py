@@ -11,6 +11,7 @@ from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
 from relatum_consumer.lookups._watching import parameters_of, watched
+from relatum_consumer.traces import _trace_statements as traces
 from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of, scanned_in
 
 ROWS = 1_000_000
@@ -155,3 +156,27 @@ def test_many_waits_cost_an_index_probe_each(filled: psycopg.Connection[Any], mo
     assert all(column in node["Index Cond"] for node in nodes for column in INDEXES["relationships_lookup"]), plan
     assert plan["Actual Rows"] == 1
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 500 * 12, plan
+
+
+TRACED = {
+    "values": (traces.rows_of_values(), 50),
+    "values by stream": (traces.rows_by_stream(bounded=False), 1_000),
+    "values in a span of time": (traces.rows_by_stream(bounded=True), 1_000),
+}
+"""Statements of a trace, and how many pages a value may cost: ten streams have it, and half of the parts might."""
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("name", TRACED)
+def test_a_step_of_a_trace_costs_index_probes_for_each_value(
+    filled: psycopg.Connection[Any], name: str, mode: str
+) -> None:
+    """One statement for 300 values, some that nobody has, and one that half a million messages share."""
+    sql, pages_a_value = TRACED[name]
+    values = {n: (2, f"o{n * 70}") for n in range(299)} | {299: (1, "hot")}
+    plan = plan_of(filled, mode, sql, traces.parameters_of("/", values, 201, AT, AT + 1_000_000))
+    nodes = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
+    assert {node["Node Type"] for node in nodes} <= {"Index Only Scan", "Index Scan"}, plan
+    assert all(column in node["Index Cond"] for node in nodes for column in ("key_id", "value")), plan
+    assert scanned_in(plan) - CATALOG <= {"streams"}, plan
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 300 * pages_a_value, plan

@@ -4,11 +4,12 @@
 """
 
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
-from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, value_of
+from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
 from relatum_consumer.lookups._lookup_statements import Order
-from relatum_consumer.lookups._lookups import Lookups, Names, names_of, time_us_of
+from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of, time_us_of
 from relatum_consumer.lookups._proof import (
     Evidence,
     Uncovered,
@@ -21,7 +22,7 @@ from relatum_consumer.lookups._proof import (
     evidence,
     replaced,
 )
-from relatum_consumer.lookups._related import Question, answer, first_retained
+from relatum_consumer.lookups._related import Question, Row, answer, first_retained, read_rows
 from relatum_consumer.lookups._requests import (
     CLOSED,
     NOT_REACHED_YET,
@@ -57,6 +58,7 @@ __all__ = [
     "Breathe",
     "Catalog",
     "Evidence",
+    "Gathered",
     "Health",
     "Hit",
     "InTime",
@@ -73,6 +75,7 @@ __all__ = [
     "Question",
     "Reach",
     "Read",
+    "Row",
     "Select",
     "Sift",
     "Status",
@@ -96,6 +99,9 @@ __all__ = [
     "is_of_all",
     "names_of",
     "reached",
+    "read_rows",
     "replaced",
+    "span_of",
     "time_us_of",
+    "value_of",
 ]

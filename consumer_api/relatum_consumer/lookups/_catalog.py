@@ -134,19 +134,24 @@ class Catalog:
             hint = meant(key, snapshot.definitions)
             raise KeyNotDefined(f"no key {key!r} is defined{hint}; see `relatum keys list`", key=key) from None
 
+    def definitions(self, keys: Sequence[str] | None) -> Steps[list[KeyDefinition]]:
+        """The definitions of keys, or of every key defined where None."""
+        if keys is not None:
+            found = []
+            for key in dict.fromkeys(keys):
+                definition = yield from self.definition(key)
+                found.append(definition)
+            return found
+        snapshot = yield from self._current()
+        if not snapshot.definitions:
+            snapshot = yield from self._current(fresh=True)
+        if not snapshot.definitions:
+            raise KeyNotDefined("no key is defined, so nothing can be related: see `relatum keys add`", key="")
+        return list(snapshot.definitions.values())
+
     def values_of(self, message: Message, keys: Sequence[str] | None) -> Steps[Values]:
         """The message's own values of the keys, or of every key defined where None; and the keys it has no value of."""
-        if keys is None:
-            snapshot = yield from self._current()
-            if not snapshot.definitions:
-                snapshot = yield from self._current(fresh=True)
-            definitions = list(snapshot.definitions.values())
-            if not definitions:
-                raise KeyNotDefined("no key is defined, so nothing can be related: see `relatum keys add`", key="")
-        else:
-            definitions = []
-            for key in dict.fromkeys(keys):
-                definitions.append((yield from self.definition(key)))
+        definitions = yield from self.definitions(keys)
         found = [(definition, _look(definition, message)) for definition in definitions]
         return Values(
             tuple(Wanted(definition, value) for definition, value in found if isinstance(value, str)),

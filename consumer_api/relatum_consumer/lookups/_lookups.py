@@ -83,9 +83,7 @@ class Lookups:
         """Messages that carry a key's value."""
         names = names_of("streams", streams)
         _check_limit(limit, order)
-        low, high = (_bound(name, moment) for name, moment in (("since", since), ("until", until)))
-        if low is not None and high is not None and low > high:
-            raise InvalidInput("since= is later than until=, so that no message can lie between them")
+        low, high = span_of(since, until)
         wanted = yield from self.catalog.value_sought(key, value)
         question = Question((wanted,), names, order, limit, low, high)
         return (yield from answer(self.catalog, question, complete=complete))
@@ -195,6 +193,14 @@ def time_us_of(moment: Any) -> int:
         return timestamp_us(moment)
     except InvalidValue as error:
         raise InvalidInput(f"no moment between the years 1 and 9999: {error.reason}") from error
+
+
+def span_of(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
+    """The bounds of a span of time in microseconds since 1970, UTC; None where there is none."""
+    low, high = _bound("since", since), _bound("until", until)
+    if low is not None and high is not None and low > high:
+        raise InvalidInput("since= is later than until=, so that no message can lie between them")
+    return low, high
 
 
 def _bound(argument: str, moment: datetime | None) -> int | None:

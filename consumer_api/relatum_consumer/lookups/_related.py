@@ -219,23 +219,35 @@ def verified(
     wanted: Sequence[Wanted], rows: Sequence[Row], *, is_named: bool
 ) -> Steps[tuple[tuple[Hit, ...], dict[MessageId, Gone]]]:
     """The rows' messages, each checked against its row; and the rows whose messages are gone."""
-    if not rows:
-        return (), {}
     hits: list[Hit] = []
+
+    def take(row: Row, message: Message) -> None:
+        hits.append(check(wanted, row.id, row.time_us, row.key_ids, message))
+
+    gone = yield from read_rows(rows, take, is_named=is_named)
+    return tuple(hits), gone
+
+
+def read_rows(
+    rows: Sequence[Row], take: Callable[[Row, Message], object], *, is_named: bool
+) -> Steps[dict[MessageId, Gone]]:
+    """Show each row with its message to `take`, which checks it; the rows whose messages are gone."""
+    if not rows:
+        return {}
     gone: dict[MessageId, Gone] = {}
     messages = yield from Read([row.id for row in rows])
     for count, (row, message) in enumerate(zip(rows, messages, strict=True), 1):
         if not count % SLICE:
             yield from Breathe()
         if isinstance(message, Message):
-            hits.append(check(wanted, row.id, row.time_us, row.key_ids, message))
+            take(row, message)
         elif isinstance(message, AccessRefused) and not is_named:
             # All of a stream that was not asked for is unread: nothing of it is asked for again.
             gone[row.id] = Gone(INTEGER_MAX, is_sure=False)
         else:
             first = first_retained(row.id, message, is_named=is_named)
             gone[row.id] = Gone(first, is_sure(message))
-    return tuple(hits), gone
+    return gone
 
 
 def check(

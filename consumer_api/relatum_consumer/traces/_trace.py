@@ -1,0 +1,226 @@
+"""What a trace gives: the messages that are connected, how they are, where it stopped, and how sure each step is."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Final
+
+from relatum.ids import MessageId
+from relatum.reading import Message
+from relatum_consumer.lookups import Lacking, LeftOut, Status
+
+_SEVERITY: Final = (Status.UNPROVEN, Status.NOT_RECORDED_YET, Status.FOUND, Status.EXPIRED, Status.ABSENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One message names another: it came from that one.
+
+    Attributes:
+        cause: The message that is named; None where none of the trace is.
+        effect: The message whose key has the value.
+        key: The name of the key by which it names the other.
+        value: The value, in canonical form.
+    """
+
+    cause: MessageId | None
+    effect: MessageId
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Messages that share a key's value: two or more, by time, stream and offset. It has no direction."""
+
+    key: str
+    value: str
+    ids: tuple[MessageId, ...]
+
+
+class StopReason(StrEnum):
+    """Which bound left something out."""
+
+    FAN_OUT = "fan_out"
+    """More messages than `fan_out` have the value: it was not followed. `count` is how many at least."""
+    TIME = "time"
+    """The value is recorded for messages before `since`, from `until` on, or of unknown time, too: `count` at least."""
+    LIMIT = "limit"
+    """`count` messages more were found, and not read."""
+    HOPS = "hops"
+    """`count` values of the last messages were not followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a trace stopped.
+
+    Attributes:
+        reason: The bound.
+        count: Of what, `StopReason` says.
+        key: The key's name, where one value is meant; else None.
+        value: The value, in canonical form.
+    """
+
+    reason: StopReason
+    count: int
+    key: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one hop asked and found.
+
+    Attributes:
+        hop: 1 for what the start leads to, and so on.
+        values: Values asked for.
+        found: Messages found that were not known before.
+        status: `found`, or what is known where nothing new was found: `absent` says that there is no more, as of the
+            beginning of the trace. With `unread`, or with `complete` where something cannot be proven, `unproven`.
+    """
+
+    hop: int
+    values: int
+    found: int
+    status: Status
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The messages connected with a start. It does not change.
+
+    Attributes:
+        messages: All of them, the start among them, by time, stream and offset; each was read and checked.
+        hops: How many hops each message is from the start: 0 for the message itself.
+        edges: Who named whom, in the order of the messages.
+        shared: Values that messages share, in the order of their first messages.
+        stopped: What bounds left out; empty where nothing was.
+        steps: What each hop asked, and how sure it is.
+        expired: Where messages lay that were met and that retention has dropped since.
+        unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
+        streams: The streams over which it holds, in order.
+        left_out: Recorded streams that this user may not read.
+        unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
+        lacking: The keys, each with the reason, where the start has no value of any of them: nothing was looked for.
+    """
+
+    messages: tuple[Message, ...]
+    hops: Mapping[MessageId, int]
+    edges: tuple[Edge, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    stopped: tuple[Stop, ...] = ()
+    steps: tuple[Step, ...] = ()
+    expired: tuple[MessageId, ...] = field(default=(), kw_only=True)
+    unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
+    streams: tuple[str, ...] = field(default=(), kw_only=True)
+    left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
+    unattended: tuple[str, ...] = field(default=(), kw_only=True)
+    lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
+
+    @property
+    def status(self) -> Status:
+        """The worst of the steps: `unproven` and `not_recorded_yet` say that there may be more.
+
+        `found`: something was, and each step is sure. Else `expired` or `absent`.
+        """
+        return min((step.status for step in self.steps), key=_SEVERITY.index, default=Status.ABSENT)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    @cached_property
+    def _by_id(self) -> dict[MessageId, Message]:
+        return {message.id: message for message in self.messages}
+
+    def message(self, where: MessageId) -> Message:
+        """The message at a place; `KeyError` where it is not among them."""
+        return self._by_id[where]
+
+    @cached_property
+    def _causes(self) -> dict[MessageId, dict[MessageId, None]]:
+        return _ends((edge.effect, edge.cause) for edge in self.edges if edge.cause is not None)
+
+    @cached_property
+    def _effects(self) -> dict[MessageId, dict[MessageId, None]]:
+        return _ends((edge.cause, edge.effect) for edge in self.edges if edge.cause is not None)
+
+    def causes(self, where: MessageId) -> tuple[MessageId, ...]:
+        """The messages that the one at a place names, each once, in the order of the edges."""
+        return tuple(self._causes.get(where, ()))
+
+    def effects(self, where: MessageId) -> tuple[MessageId, ...]:
+        """The messages that name the one at a place, each once, in the order of the edges."""
+        return tuple(self._effects.get(where, ()))
+
+    @property
+    def roots(self) -> tuple[MessageId, ...]:
+        """Where messages lie that name none of the others, by time: what the others came from, and who stands alone."""
+        return tuple(message.id for message in self.messages if message.id not in self._causes)
+
+    def to_dot(self) -> str:
+        """The graph for Graphviz: messages as boxes, shared values as ellipses, arrows from cause to effect."""
+        from relatum_consumer.traces._drawing import dot
+
+        return dot(self)
+
+    def to_mermaid(self) -> str:
+        """The same as a flowchart for Mermaid."""
+        from relatum_consumer.traces._drawing import mermaid
+
+        return mermaid(self)
+
+    def to_json(self) -> str:
+        """All of it but the messages' bodies, as one JSON document."""
+        return json.dumps(self.to_document(), ensure_ascii=False)
+
+    def to_document(self) -> dict[str, Any]:
+        """The same as values for JSON."""
+        return {
+            "status": str(self.status),
+            "messages": [_message(message, self.hops[message.id]) for message in self.messages],
+            "edges": [
+                {
+                    "cause": edge.cause and edge.cause._asdict(),
+                    "effect": edge.effect._asdict(),
+                    "key": edge.key,
+                    "value": edge.value,
+                }
+                for edge in self.edges
+            ],
+            "shared": [
+                {"key": each.key, "value": each.value, "ids": [where._asdict() for where in each.ids]}
+                for each in self.shared
+            ],
+            "stopped": [
+                {"reason": str(stop.reason), "count": stop.count, "key": stop.key, "value": stop.value}
+                for stop in self.stopped
+            ],
+            "steps": [
+                {"hop": step.hop, "values": step.values, "found": step.found, "status": str(step.status)}
+                for step in self.steps
+            ],
+            "expired": [where._asdict() for where in self.expired],
+            "unread": [where._asdict() for where in self.unread],
+            "left_out": [each._asdict() for each in self.left_out],
+            "lacking": [each._asdict() for each in self.lacking],
+            "unattended": list(self.unattended),
+            "streams": list(self.streams),
+        }
+
+
+def _ends(pairs: Any) -> dict[MessageId, dict[MessageId, None]]:
+    found: dict[MessageId, dict[MessageId, None]] = {}
+    for one, other in pairs:
+        found.setdefault(one, {})[other] = None
+    return found
+
+
+def _message(message: Message, hop: int) -> dict[str, Any]:
+    time = None if message.time is None else message.time.isoformat()
+    return {"stream": message.stream, "offset": message.offset, "time": time, "hop": hop}

@@ -1,0 +1,335 @@
+"""A trace, as steps: hop by hop all new values in one statement, all new messages in one read. See docs/adr/0027."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from relatum.checks import checked_count
+from relatum.errors import AccessRefused, InvalidInput
+from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
+from relatum.reading import Message
+from relatum.store import TIME
+from relatum_consumer.lookups import (
+    ANSWER_MESSAGES_MAX,
+    Breathe,
+    Catalog,
+    Evidence,
+    Gathered,
+    Names,
+    Row,
+    Select,
+    Status,
+    Steps,
+    again_if_replaced,
+    evidence,
+    names_of,
+    read_rows,
+    replaced,
+    span_of,
+)
+from relatum_consumer.traces import _trace_statements as statements
+from relatum_consumer.traces._links import Directions, Value
+from relatum_consumer.traces._trace import Step, Stop, StopReason, Trace
+
+HOPS_MAX: Final = 1_000
+"""Hops of one trace."""
+
+FAN_OUT_MAX: Final = 10_000
+"""Messages of one value that are followed."""
+
+_SLICE_ROWS: Final = 1_000
+"""Rows of the index that are put in order in one go, where others share the thread: about 3 ms."""
+
+Start: TypeAlias = "Message | tuple[str, Any]"
+"""A message that was read, or a key's name and a value."""
+
+Places: TypeAlias = dict[MessageId, int | None]
+"""Where messages lie, with their times as far as they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    hops: int
+    limit: int
+    fan_out: int
+    since: int | None
+    until: int | None
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether only a span of time is meant."""
+        return self.since is not None or self.until is not None
+
+    def has(self, time_us: int | None) -> bool:
+        """Whether a message of this time is meant; one without a time is where every time is."""
+        if not self.is_in_time:
+            return True
+        if time_us is None:
+            return False
+        return (self.since is None or time_us >= self.since) and (self.until is None or time_us < self.until)
+
+
+def trace(
+    catalog: Catalog,
+    start: Start,
+    *,
+    by: Names,
+    hops: int,
+    limit: int,
+    fan_out: int,
+    since: datetime | None,
+    until: datetime | None,
+    complete: bool,
+) -> Steps[Trace]:
+    """All that is connected with a start."""
+    checked_count("hops", hops, most=HOPS_MAX)
+    checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
+    checked_count("fan_out", fan_out, most=FAN_OUT_MAX)
+    bounds = _Bounds(hops, limit, fan_out, *span_of(since, until))
+    names = names_of("by", by)
+    if isinstance(start, Message):
+        definitions = yield from _keys(catalog, names)
+        begin = partial(_Course, catalog, Directions(definitions), bounds, start, ())
+        values = yield from catalog.values_of(start, [key.name for key in definitions])
+        if not values.wanted:
+            return Trace((start,), {start.id: 0}, lacking=values.lacking)
+    else:
+        if not isinstance(start, tuple) or isinstance(start, MessageId) or len(start) != 2:
+            raise InvalidInput(
+                "a trace starts with a message, or with a key's name and a value as a tuple; of a place read the "
+                "message first: relations.read(stream, offset)"
+            )
+        wanted = yield from catalog.value_sought(*start)
+        definitions = yield from _keys(catalog, None if names is None else (*names, start[0]))
+        begin = partial(_Course, catalog, Directions(definitions), bounds, None, ((wanted.key_id, wanted.value),))
+    return (yield from again_if_replaced(lambda: begin().trace(complete=complete)))
+
+
+def _keys(catalog: Catalog, names: Sequence[str] | None) -> Steps[list[KeyDefinition]]:
+    """The keys to follow: those named, and what they name, as far as it is defined."""
+    chosen = yield from catalog.definitions(names)
+    if names is None:
+        return chosen
+    in_force = {key.name: key for key in (yield from catalog.definitions(None))}
+    more = [in_force[key.names] for key in chosen if key.names in in_force]
+    return list({key.name: key for key in (*chosen, *more)}.values())
+
+
+class _Course:
+    """One trace while it goes on: what was met so far."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        directions: Directions,
+        bounds: _Bounds,
+        start: Message | None,
+        values: Sequence[Value],
+    ) -> None:
+        self._catalog = catalog
+        self._directions = directions
+        self._bounds = bounds
+        self._messages: dict[MessageId, Message] = {}
+        self._values: dict[MessageId, dict[int, str]] = {}
+        self._hops: dict[MessageId, int] = {}
+        self._asked: set[Value] = set()
+        self._too_many: set[Value] = set()
+        self._stops: list[Stop] = []
+        self._steps: list[Step] = []
+        self._expired: dict[MessageId, None] = {}
+        self._unread: dict[MessageId, None] = {}
+        self._frontier: list[Value] = list(values)
+        if start is not None:
+            self._take(start, 0, directions.values_of(start))
+
+    def trace(self, *, complete: bool) -> Steps[Trace]:
+        """Go to the end, or to a bound."""
+        # Before the index is asked for anything: so it holds for all that comes.
+        key_ids = [*self._directions.definitions, *([TIME] if self._bounds.is_in_time else [])]
+        known = yield from evidence(self._catalog, None, key_ids)
+        if not known.streams:
+            if known.left_out:
+                raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
+            if not known.gone:
+                yield from self._catalog.nothing_recorded()
+        for hop in range(1, self._bounds.hops + 2):
+            wanted = self._next_values()
+            if not wanted:
+                break
+            if hop > self._bounds.hops:
+                self._stops.append(Stop(StopReason.HOPS, len(wanted)))
+                break
+            if not (yield from self._hop(hop, wanted, known, complete=complete)):
+                break
+        return (yield from self._concluded(known))
+
+    def _next_values(self) -> list[Value]:
+        """The values that were not asked for yet."""
+        found = [each for each in dict.fromkeys(self._directions.sought(self._frontier)) if each not in self._asked]
+        self._frontier = []
+        return found
+
+    def _take(self, message: Message, hop: int, values: dict[int, str]) -> None:
+        self._messages[message.id] = message
+        self._values[message.id] = values
+        self._hops[message.id] = hop
+        self._frontier += values.items()
+
+    # --- one hop ------------------------------------------------------------------------------------------
+
+    def _hop(self, hop: int, wanted: Sequence[Value], known: Evidence, *, complete: bool) -> Steps[bool]:
+        """Find what has the values, and read it. Whether to go on."""
+        self._asked.update(wanted)
+        by_value = yield from self._rows(wanted)
+        unrecorded: dict[MessageId, Message] = {}
+        if complete:
+            unrecorded = yield from self._unrecorded(set(wanted), by_value, known)
+        rows = self._new_rows(by_value)
+        cut = len(rows) - (self._bounds.limit - len(self._messages))
+        if cut > 0:
+            rows = rows[:-cut]
+            self._stops.append(Stop(StopReason.LIMIT, cut))
+        before, lost = len(self._messages), len(self._expired)
+        was_whole = not self._unread
+        yield from self._read(rows, hop, by_value, unrecorded, known)
+        found = len(self._messages) - before
+        status = known.status(
+            is_found=bool(found or cut > 0),
+            was_read=complete,
+            has_expired=len(self._expired) > lost,
+            is_whole=was_whole and not self._unread,
+        )
+        self._steps.append(Step(hop, len(wanted), found, status))
+        return cut <= 0
+
+    def _rows(self, wanted: Sequence[Value]) -> Steps[dict[Value, Places]]:
+        """Where messages of each value lie, by the index; of too many, so many that it shows."""
+        numbered = dict(enumerate(wanted))
+        found, unsure = yield from self._select(statements.rows_of_values(), numbered)
+        if unsure:
+            again = {number: numbered[number] for number in unsure}
+            found |= (yield from self._select(statements.rows_by_stream(bounded=False), again))[0]
+        if self._bounds.is_in_time:
+            yield from self._keep_in_time(numbered, found)
+        return {numbered[number]: rows for number, rows in found.items()}
+
+    def _keep_in_time(self, numbered: Mapping[int, Value], found: dict[int, Places]) -> Steps[None]:
+        """Leave out rows of other times; of values that have too many, those of the span are asked for."""
+        full = {number: numbered[number] for number, rows in found.items() if len(rows) > self._bounds.fan_out}
+        within = (yield from self._select(statements.rows_by_stream(bounded=True), full))[0] if full else {}
+        for number, rows in found.items():
+            inside = {where: time_us for where, time_us in rows.items() if self._bounds.has(time_us)}
+            inside = within.get(number, inside)
+            if len(inside) < len(rows):
+                key_id, value = numbered[number]
+                name = self._directions.definitions[key_id].name
+                self._stops.append(Stop(StopReason.TIME, len(rows) - len(inside), name, value))
+            found[number] = inside
+
+    def _ask(self, sql: str, numbered: Mapping[int, Value]) -> Steps[list[Any]]:
+        bounds = self._bounds
+        parameters = statements.parameters_of(
+            self._catalog.vhost, numbered, bounds.fan_out + 1, bounds.since, bounds.until
+        )
+        return (yield from Select(sql, parameters))
+
+    def _select(self, sql: str, numbered: Mapping[int, Value]) -> Steps[tuple[dict[int, Places], list[int]]]:
+        """Rows by the values' numbers; and the numbers of those that have too many, some of streams not meant."""
+        found: dict[int, Places] = {number: {} for number in numbered}
+        counts = dict.fromkeys(numbered, 0)
+        for count, (number, stream, offset, time_us) in enumerate((yield from self._ask(sql, numbered)), 1):
+            if not count % _SLICE_ROWS:
+                yield from Breathe()
+            counts[number] += 1
+            if stream is not None:
+                found[number][MessageId(stream, offset)] = time_us
+        most = self._bounds.fan_out + 1
+        return found, [number for number, rows in found.items() if len(rows) < counts[number] >= most]
+
+    def _unrecorded(
+        self, wanted: set[Value], by_value: Mapping[Value, Places], known: Evidence
+    ) -> Steps[dict[MessageId, Message]]:
+        """Messages of the values that are not recorded, which join those that are; of each so many that it shows."""
+        most = self._bounds.fan_out + 1
+        gathered = Gathered(lambda _: True, "ask for fewer with fan_out=, or for a span of time (since=, until=)")
+
+        def consider(message: Message) -> None:
+            if not self._bounds.has(message.time_us):
+                return
+            for value in wanted.intersection(self._directions.values_of(message).items()):
+                if len(by_value[value]) < most:
+                    by_value[value].setdefault(message.id, message.time_us)
+                    gathered.take(message)
+
+        yield from known.scan(consider)
+        return {message.id: message for message in gathered.messages}
+
+    def _new_rows(self, by_value: Mapping[Value, Mapping[MessageId, int | None]]) -> list[Row]:
+        """Where messages lie that were not met yet, by time, stream and offset; values that have too many are named."""
+        new: dict[MessageId, Row] = {}
+        for (key_id, value), places in by_value.items():
+            if len(places) > self._bounds.fan_out:
+                self._too_many.add((key_id, value))
+                name = self._directions.definitions[key_id].name
+                self._stops.append(Stop(StopReason.FAN_OUT, len(places), name, value))
+                continue
+            for where, time_us in places.items():
+                if not any(where in met for met in (self._messages, self._expired, self._unread)):
+                    new.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
+        return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
+
+    def _read(
+        self,
+        rows: Sequence[Row],
+        hop: int,
+        by_value: Mapping[Value, Mapping[MessageId, int | None]],
+        unrecorded: Mapping[MessageId, Message],
+        known: Evidence,
+    ) -> Steps[None]:
+        """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
+        refused = {each.stream for each in known.left_out}
+        self._expired |= dict.fromkeys(row.id for row in rows if row.id.stream in known.gone)
+        self._unread |= dict.fromkeys(row.id for row in rows if row.id.stream in refused)
+
+        def take(row: Row, message: Message) -> None:
+            values = self._directions.values_of(message)
+            is_other = row.time_us is not None and message.time_us is not None and row.time_us != message.time_us
+            has_all = all(row.id in by_value.get((key_id, values.get(key_id, "")), ()) for key_id in row.key_ids)
+            if is_other or not has_all:
+                raise replaced(*row.id)
+            self._take(message, hop, values)
+
+        for row in rows:
+            if row.id in unrecorded:
+                take(row, unrecorded[row.id])
+        asked = [row for row in rows if row.id.stream not in refused.union(known.gone) and row.id not in unrecorded]
+        gone = yield from read_rows(asked, take, is_named=False)
+        for where, each in gone.items():
+            (self._expired if each.is_sure else self._unread)[where] = None
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def _concluded(self, known: Evidence) -> Steps[Trace]:
+        ordered = sorted(
+            self._messages.values(),
+            key=lambda each: (each.time_us is None, each.time_us or 0, each.stream, each.offset),
+        )
+        edges, shared = self._directions.links({each.id: self._values[each.id] for each in ordered}, self._too_many)
+        found = Trace(
+            tuple(ordered),
+            self._hops,
+            edges,
+            shared,
+            tuple(self._stops),
+            tuple(self._steps),
+            expired=tuple(self._expired),
+            unread=tuple(self._unread),
+            streams=known.streams,
+            left_out=known.left_out,
+        )
+        if found.status is not Status.NOT_RECORDED_YET:
+            return found
+        return replace(found, unattended=(yield from known.unattended(self._catalog)))

@@ -1,0 +1,287 @@
+"""Traces against real streams and a real database, through both faces; networkx says what is connected."""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any
+
+import networkx as nx
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from relatum import MessageId
+from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, NothingRecorded
+from relatum.keys import KeyDefinition, moment
+from relatum.reading import Message
+from relatum.store import add_keys
+from relatum_consumer import Relations, Status, Trace
+from relatum_consumer.traces import Stop, StopReason
+from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support.relations import FACES, open_relations
+
+KEYS = ["order_id", "host", "id", KeyDefinition("cause", names="id")]
+LEADS_TO = {"order_id": ["order_id"], "host": ["host"], "id": ["id", "cause"], "cause": ["cause", "id"]}
+"""By which keys messages are sought that a value leads to: another description of what `names=` means."""
+
+
+@pytest.fixture(params=FACES)
+def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) -> Iterator[Relations]:
+    """Look-ups through each face."""
+    with open_relations(request.param, amqp_url, database_url) as relations:
+        yield relations
+
+
+@pytest.fixture
+def streams(amqp_url: str) -> Iterator[list[str]]:
+    """The names of three new streams."""
+    names = [unique_name() for _ in range(3)]
+    for name in names:
+        declare_stream(amqp_url, name)
+    yield names
+    for name in names:
+        delete_stream(amqp_url, name)
+
+
+def said(at_us: int, **values: Any) -> tuple[bytes, dict[str, Any]]:
+    """A message of a time, with values of keys."""
+    return b"x", values | {"relatum_time": at_us}
+
+
+def publish(amqp_url: str, engine: sa.Engine, held: Mapping[str, list[Any]]) -> None:
+    """Publish messages to streams, and record them."""
+    for stream, messages in held.items():
+        publish_plain(amqp_url, stream, messages)
+    with recording(amqp_url, engine, *held, keys=KEYS):
+        for stream in held:
+            wait_recorded(amqp_url, engine, stream)
+
+
+def reached(
+    held: Mapping[MessageId, tuple[int, dict[str, str]]], start: MessageId, *, hops: int, limit: int, fan_out: int
+) -> dict[MessageId, int]:
+    """What is connected with a message, and by how many hops, as networkx has it."""
+    carriers: dict[tuple[str, str], list[MessageId]] = {}
+    for where, (_, values) in held.items():
+        for value in values.items():
+            carriers.setdefault(value, []).append(where)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(held)
+    for where, (_, values) in held.items():
+        graph.add_edges_from((where, (other, value)) for key, value in values.items() for other in LEADS_TO[key])
+    graph.add_edges_from((value, where) for value, ids in carriers.items() if len(ids) <= fan_out for where in ids)
+    layers = dict(nx.single_source_shortest_path_length(graph, start, cutoff=2 * hops))
+    ordered = sorted((steps // 2, held[where][0], where) for where, steps in layers.items() if where in held)
+    return {where: hop for hop, _, where in ordered[:limit]}
+
+
+def test_a_trace_is_what_networkx_finds_connected(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str], chance: Random
+) -> None:
+    """The same messages at the same distance, unbounded and by each bound; each arrow joins a cause and an effect."""
+    held: dict[MessageId, tuple[int, dict[str, str]]] = {}
+    messages: dict[str, list[Any]] = {stream: [] for stream in streams}
+    for n in range(150):
+        values = {
+            "id": f"m{n}",
+            "host": f"h{chance.choice([0, 0, *range(60)])}",
+            "order_id": f"o{chance.randrange(80)}",
+        }
+        values = {key: value for key, value in values.items() if key == "id" or chance.random() < 0.6}
+        if chance.random() < 0.4:
+            values["cause"] = f"m{chance.randrange(160)}"
+        stream = chance.choice(streams)
+        held[MessageId(stream, len(messages[stream]))] = n, values
+        messages[stream].append(said(n, **values))
+    publish(amqp_url, engine, messages)
+    variants = [
+        {"hops": 100, "limit": 1_000, "fan_out": 200},
+        {"hops": 100, "limit": 1_000, "fan_out": 3},
+        {"hops": 2, "limit": 1_000, "fan_out": 200},
+        {"hops": 100, "limit": 10, "fan_out": 20},
+        {"hops": 1, "limit": 3, "fan_out": 2},
+    ]
+    for start in chance.sample(sorted(held), 4):
+        message = relations.read(*start)
+        for bounds in variants:
+            trace = relations.trace(message, **bounds)
+            expected = reached(held, start, **bounds)
+            assert (dict(trace.hops), start, bounds) == (expected, start, bounds)
+            assert [each.id for each in trace] == sorted(expected, key=lambda where: (held[where][0], where))
+            arrows = {(edge.cause, edge.effect) for edge in trace.edges if edge.cause is not None}
+            assert arrows == {
+                (cause, effect)
+                for cause in expected
+                for effect in expected
+                if cause != effect and held[effect][1].get("cause") == held[cause][1]["id"]
+            }
+            all_there = len(reached(held, start, hops=100, limit=1_000, fan_out=bounds["fan_out"])) == len(expected)
+            assert all_there or {"hops", "limit"} & {stop.reason for stop in trace.stopped}
+
+
+# --- directions -------------------------------------------------------------------------------------------
+
+
+def test_causes_and_effects_are_told(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """From the middle of a chain to what it came from and all that came from it; a cause that is nowhere is named."""
+    orders, payments, _ = streams
+    publish(
+        amqp_url,
+        engine,
+        {
+            orders: [said(1, id="a", cause="nowhere"), said(2, id="b", cause="a"), said(3, id="z", cause="nowhere")],
+            payments: [said(4, id="c", cause="b"), said(5, id="d", cause="b"), said(6, id="e", cause="d")],
+        },
+    )
+    a, b, z = (MessageId(orders, n) for n in range(3))
+    c, d, e = (MessageId(payments, n) for n in range(3))
+    trace = relations.trace(relations.read(*d))
+    assert [each.id for each in trace] == [a, b, z, c, d, e]
+    assert (trace.causes(d), trace.effects(b), trace.effects(d)) == ((b,), (c, d), (e,))
+    assert trace.roots == (a, z)
+    assert [(edge.effect, edge.key, edge.value) for edge in trace.edges if edge.cause is None] == [
+        (a, "cause", "nowhere"),
+        (z, "cause", "nowhere"),
+    ]
+    # Both name one that is not there: that is what joins them.
+    assert [(each.key, each.value, each.ids) for each in trace.shared] == [("cause", "nowhere", (a, z))]
+    assert (trace.status, trace.steps[-1].status, trace.stopped) == (Status.FOUND, Status.ABSENT, ())
+    # By a key that names another, that one is followed, too; by one that is named, no more than who shares it.
+    assert len(relations.trace(("cause", "b"), by="cause")) == 6
+    assert [each.id for each in relations.trace(("id", "b"), by="id")] == [b]
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_a_value_of_too_many_messages_is_named_and_not_followed(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """Exactly as many as allowed are followed, one more is not; who shares it by other ways is there all the same."""
+    messages = [said(n, host="hot", order_id="o" if n in (0, 1) else f"o{n}") for n in range(6)]
+    publish(amqp_url, engine, {streams[0]: messages})
+    start = relations.read(streams[0], 0)
+    assert len(relations.trace(start, fan_out=6)) == 6
+    trace = relations.trace(start, fan_out=5)
+    assert [each.offset for each in trace] == [0, 1]
+    assert trace.stopped == (Stop(StopReason.FAN_OUT, 6, "host", "hot"),)
+    assert [(each.key, each.value) for each in trace.shared] == [("order_id", "o")]
+    assert not relations.trace(("host", "hot"), fan_out=5).messages
+
+
+def test_rows_that_are_not_meant_do_not_count(
+    amqp_url: str, engine: sa.Engine, database_url: str, relations: Relations, streams: list[str]
+) -> None:
+    """Those of another virtual host, and of the stream before it was declared again, however many."""
+    publish(amqp_url, engine, {streams[0]: [said(1, host="hot"), said(2, host="hot")]})
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("INSERT INTO relatum.streams (vhost, name) VALUES ('elsewhere', 'a')")
+        connection.execute(
+            "INSERT INTO relatum.relationships (stream_offset, time_us, stream_id, key_id, value) "
+            "SELECT n, n, (SELECT stream_id FROM relatum.streams WHERE vhost = 'elsewhere'), key_id, 'hot' "
+            "FROM relatum.keys, generate_series(1, 50) AS n WHERE name = 'host'"
+        )
+    for fan_out, found in ((10, 2), (2, 2), (1, 0)):
+        trace = relations.trace(("host", "hot"), fan_out=fan_out)
+        assert (fan_out, len(trace), len(trace.stopped)) == (fan_out, found, int(not found))
+
+
+def test_what_each_bound_left_out_is_told(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """Hops, messages and time: where it stopped, and how much of it is known."""
+    messages = [said(n, id=f"m{n}", cause=f"m{n - 1}") for n in range(1, 9)]
+    publish(amqp_url, engine, {streams[0]: messages})
+    start = relations.read(streams[0], 0)
+
+    def told(trace: Trace) -> tuple[list[int], list[tuple[str, int]]]:
+        return [each.offset for each in trace], [(str(stop.reason), stop.count) for stop in trace.stopped]
+
+    assert told(relations.trace(start, hops=2)) == ([0, 1, 2], [("hops", 2)])
+    assert told(relations.trace(start, limit=3)) == ([0, 1, 2], [("limit", 1)])
+    assert told(relations.trace(start, limit=8)) == (list(range(8)), [])
+    assert told(relations.trace(start, until=moment(4))) == ([0, 1, 2], [("time", 1)])
+    later = relations.trace(relations.read(streams[0], 4), since=moment(4), until=moment(7))
+    assert told(later) == ([3, 4, 5], [("time", 1)] * 2)
+    # Of a value that more messages have than may be followed, those of the span may be few enough.
+    publish(amqp_url, engine, {streams[1]: [said(n, host="hot") for n in range(10, 20)]})
+    hot = relations.trace(("host", "hot"), fan_out=4, since=moment(12), until=moment(16))
+    assert told(hot) == ([2, 3, 4, 5], [("time", 1)])
+    hot = relations.trace(("host", "hot"), fan_out=3, since=moment(12), until=moment(16))
+    assert told(hot) == ([], [("fan_out", 4)])
+
+
+# --- how sure ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_recorded_is_said_and_read_where_asked(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """The start itself need not be recorded; without `complete` nobody says that there is no more."""
+    publish(amqp_url, engine, {streams[0]: [said(1, id="a", order_id="o")]})
+    publish_plain(amqp_url, streams[0], [said(2, id="b", cause="a"), said(3, id="c", cause="b"), said(4, host="h")])
+    start = relations.read(streams[0], 1)
+    trace = relations.trace(start)
+    assert [each.offset for each in trace] == [0, 1]
+    assert (trace.status, trace.unattended) == (Status.NOT_RECORDED_YET, (streams[0],))
+    trace = relations.trace(start, complete=True)
+    assert [each.offset for each in trace] == [0, 1, 2]
+    assert (trace.status, trace.steps[-1].status) == (Status.FOUND, Status.ABSENT)
+    assert [each.offset for each in relations.trace(start, complete=True, until=moment(3))] == [0, 1]
+
+
+def test_messages_that_are_gone_are_named(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """What was recorded of a stream that was deleted has expired; the others are found all the same."""
+    publish(amqp_url, engine, {streams[0]: [said(1, order_id="o")], streams[1]: [said(2, order_id="o")]})
+    delete_stream(amqp_url, streams[1])
+    trace = relations.trace(("order_id", "o"))
+    assert ([each.id for each in trace], trace.expired) == ([(streams[0], 0)], ((streams[1], 0),))
+    assert trace.status is Status.FOUND
+
+
+def test_a_start_without_values_leads_nowhere(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """Nothing is looked for, and each key is named with the reason."""
+    publish(amqp_url, engine, {streams[0]: [said(1, other="o")]})
+    trace = relations.trace(relations.read(streams[0], 0))
+    assert (len(trace), trace.status, trace.steps) == (1, Status.ABSENT, ())
+    assert {each.key for each in trace.lacking} == {"order_id", "host", "id", "cause"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"hops": 0}, InvalidInput),
+        ({"limit": 0}, InvalidInput),
+        ({"fan_out": 10_001}, InvalidInput),
+        ({"since": moment(2), "until": moment(1)}, InvalidInput),
+        ({"by": "nonsense"}, KeyNotDefined),
+        ({"start": MessageId("s", 1)}, InvalidInput),
+        ({"start": "order_id"}, InvalidInput),
+        ({"start": ("nonsense", 1)}, KeyNotDefined),
+        ({"start": ("order_id", 1.5)}, InvalidRelationshipKey),
+        ({}, NothingRecorded),
+    ],
+)
+def test_wrong_questions_are_refused(
+    engine: sa.Engine, relations: Relations, options: dict[str, Any], error: type[Exception]
+) -> None:
+    """One clear error each, before anything is read."""
+    add_keys(engine, KEYS)
+    with pytest.raises(error):
+        relations.trace(**{"start": ("order_id", "o")} | options)
+
+
+def test_a_message_from_elsewhere_may_be_the_start(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """One that a client received, of a stream that nobody records."""
+    publish(amqp_url, engine, {streams[0]: [said(1, order_id="o")]})
+    publish_plain(amqp_url, streams[2], [said(2, order_id="o")])
+    received = relations.read(streams[2], 0)
+    assert isinstance(received, Message)
+    assert [each.stream for each in relations.trace(received)] == [streams[0], streams[2]]
