@@ -23,6 +23,7 @@ from benchmarks import (
     serial,
     service,
     sizes,
+    tracing,
 )
 from benchmarks._command import run
 
@@ -36,6 +37,7 @@ GROUPS: Final = {
         bloom,
         many,
         group_reading,
+        tracing,
         publishing,
         affinity,
         contexts,

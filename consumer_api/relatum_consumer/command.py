@@ -1,7 +1,6 @@
 """`relatum find` and `relatum related`, and what commands of groups share with them."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,6 +10,8 @@ from relatum.terminal import (
     ExitCode,
     JsonOption,
     ServerOptions,
+    SinceOption,
+    UntilOption,
     console,
     message_document,
     print_json,
@@ -21,16 +22,18 @@ from relatum.terminal import (
 if TYPE_CHECKING:
     from relatum_consumer import Answer, Relations
 
-__all__ = ["find", "open_relations", "related"]
+__all__ = ["CODES", "WORDS", "CompleteOption", "find", "open_relations", "related", "some"]
 
-_CODES: Final = {
+CODES: Final = {
     "found": ExitCode.OK,
     "absent": ExitCode.NOT_THERE,
     "expired": ExitCode.NOT_THERE,
     "not_recorded_yet": ExitCode.NOT_YET,
     "unproven": ExitCode.UNPROVEN,
 }
-_WORDS: Final = {
+"""With which code a command ends, by the status of its answer."""
+
+WORDS: Final = {
     "found": "found",
     "absent": "absent: all that these streams retain is recorded, or was read, and there is none",
     "expired": "expired: there was one, and retention has dropped it",
@@ -44,11 +47,6 @@ STREAMS_SHOWN: Final = 5
 
 STREAMS_LISTED: Final = 100
 """Streams listed in an answer's document; `streams_count` counts all."""
-
-_FORMATS: Final = [
-    f"%Y-%m-%d{time}" for time in ("", *(f"T%H:%M{rest}" for rest in ("", ":%S", ":%S.%f", ":%S%z", ":%S.%f%z")))
-]
-"""How a moment is written: ISO 8601."""
 
 
 class InTime(StrEnum):
@@ -79,19 +77,8 @@ def find(
         typer.Option("--streams", "-s", metavar="STREAM", help=_LOOK_IN, show_default=False),
     ] = None,
     to: Annotated[list[str] | None, typer.Option("--to", "-t", hidden=True, help="Before 0.5: --streams.")] = None,
-    since: Annotated[
-        datetime | None,
-        typer.Option(
-            help="Only messages of this time or later; UTC where no zone is given.",
-            metavar="MOMENT",
-            formats=_FORMATS,
-            show_default=False,
-        ),
-    ] = None,
-    until: Annotated[
-        datetime | None,
-        typer.Option(help="Only earlier messages.", metavar="MOMENT", formats=_FORMATS, show_default=False),
-    ] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
     limit: LimitOption = 20,
     complete: CompleteOption = False,
     *,
@@ -108,8 +95,8 @@ def find(
             key,
             value[0] if len(value) == 1 else tuple(value),
             streams=[*(streams or ()), *(to or ())] or None,
-            since=_utc(since),
-            until=_utc(until),
+            since=since,
+            until=until,
             limit=limit,
             complete=complete,
         )
@@ -170,11 +157,6 @@ def open_relations(servers: ServerOptions) -> "Relations":
     return Relations(broker=servers.broker_url, database=servers.database_url, stream_url=servers.stream_url)
 
 
-def _utc(moment: datetime | None) -> datetime | None:
-    """A moment given without a zone is UTC."""
-    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
-
-
 def _print(answer: "Answer", as_json: bool) -> None:
     if as_json:
         print_json(_document(answer))
@@ -184,21 +166,21 @@ def _print(answer: "Answer", as_json: bool) -> None:
         if answer and answer.status == "unproven":
             console.print("unproven: there may be more, which nobody can prove or rule out")
         elif not answer:
-            nothing = f"absent: {answer.explanation}" if answer.lacking else _WORDS[answer.status]
+            nothing = f"absent: {answer.explanation}" if answer.lacking else WORDS[answer.status]
             console.print(nothing, markup=False)
             if answer.unattended:
                 console.print(answer.explanation, markup=False)
         if answer.unread:
-            console.print(f"could not be read: {_some([str(place) for place in answer.unread])}", markup=False)
+            console.print(f"could not be read: {some([str(place) for place in answer.unread])}", markup=False)
         for each in answer.left_out:
             console.print(f"left out: {each.stream}: {each.reason}", markup=False)
-        console.print(f"in {_some(answer.streams)}", markup=False)
-    code = _CODES[answer.status]
+        console.print(f"in {some(answer.streams)}", markup=False)
+    code = CODES[answer.status]
     if code:
         raise typer.Exit(code)
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """The first of names, and how many more there are."""
     more = len(names) - STREAMS_SHOWN
     return ", ".join(names[:STREAMS_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -223,6 +223,36 @@ def test_read_prints_messages_and_says_what_is_not_there(relatum: Relatum, amqp_
     assert relatum.run("read", "relatum-test-nowhere", "0").returncode == ExitCode.NOT_THERE
 
 
+def test_trace_shows_what_is_connected(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
+    """A tree from a message or a value, graphs, and a document; the code says how sure it is."""
+    relatum.ok("keys", "add", "id", "order_id")
+    relatum.ok("keys", "add", "cause", "--names", "id")
+    held = [{"id": "a", "order_id": 7}, {"id": "b", "cause": "a"}, {"order_id": 7, "cause": "[red]x"}, {"id": "z"}]
+    publish_plain(amqp_url, stream_name, [(b"x", headers | {"relatum_time": n}) for n, headers in enumerate(held)])
+    recorded(relatum, stream_name, keys=())
+    shown = relatum.ok("trace", stream_name, "1")
+    assert f"◀ cause: {stream_name}@0  1970-01-01 00:00:00.000+00:00" in shown
+    for words in ("order_id = 7", "cause = [red]x: not found", "3 messages, 2 hops", "found: there is no more"):
+        assert words in shown
+    document = relatum.json("trace", "order_id", "7", "--fan-out", "5")
+    assert [(message["offset"], message["hop"], message["body"]) for message in document["messages"]] == [
+        (0, 1, "x"),
+        (1, 2, "x"),
+        (2, 1, "x"),
+    ]
+    assert document["status"] == "found"
+    assert relatum.ok("trace", stream_name, "1", "--dot").startswith("digraph trace {\n")
+    assert relatum.ok("trace", stream_name, "1", "--mermaid", "--until", "now").startswith("flowchart LR\n")
+    stopped = relatum.ok("trace", "order_id", "7", "--hops", "1", "--by", "cause")
+    assert "not followed: " in stopped
+    assert relatum.run("trace", stream_name, "3").returncode == ExitCode.NOT_THERE
+    assert relatum.run("trace", "nowhere", "x").returncode == ExitCode.NOT_THERE
+    assert relatum.run("trace", stream_name, "1", "--dot", "--json").returncode == ExitCode.USAGE
+    publish_plain(amqp_url, stream_name, [(b"x", {"id": "c"})])
+    assert relatum.run("trace", stream_name, "1").returncode == ExitCode.NOT_YET
+    assert relatum.run("trace", stream_name, "1", "--complete").returncode == ExitCode.OK
+
+
 def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amqp_url: str, stream_name: str) -> None:
     """Found, absent and not recorded yet each have their exit code; `--complete` reads what is not recorded."""
     publish_plain(amqp_url, stream_name, orders(1, 2, 2, 3))

@@ -1,6 +1,8 @@
 """Traces against real streams and a real database, through both faces; networkx says what is connected."""
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -285,3 +287,17 @@ def test_a_message_from_elsewhere_may_be_the_start(
     received = relations.read(streams[2], 0)
     assert isinstance(received, Message)
     assert [each.stream for each in relations.trace(received)] == [streams[0], streams[2]]
+
+
+def test_what_the_page_shows_works(
+    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each block of docs/traces.md, as it stands there, with names of our own."""
+    publish(amqp_url, engine, {streams[0]: [said(1, id="a", order_id=17), said(2, order_id=17, cause="a")]})
+    add_keys(engine, ["payment_id"])
+    page = (Path(__file__).parents[2] / "docs" / "traces.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"BROKER": amqp_url, "DATABASE": database_url}
+    exec(block.replace('"orders"', repr(streams[0])), names)
+    assert "led to" in capsys.readouterr().out
+    assert len(names["payments"]) == len(names["trace"]) == 2

@@ -28,6 +28,7 @@ RUN = {
     "docs/spark.md": ["integration/spark/test_page.py"],
     "docs/sql.md": ["integration/spark/test_relationships.py"],
     "docs/super-streams.md": ["integration/test_super_streams_page.py"],
+    "docs/traces.md": ["integration/test_traces.py"],
 }
 """Pages, and the tests that run their blocks of Python."""
 

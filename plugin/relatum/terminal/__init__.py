@@ -7,6 +7,7 @@ the application that finds them.
 from relatum.terminal._exits import EPILOG, ExitCode, exit_code_of
 from relatum.terminal._log_lines import JsonFormatter, LogFormat, LogLevel, TextFormatter, set_up_logging
 from relatum.terminal._messages_shown import message_document, print_messages
+from relatum.terminal._moments import ReadMoment, SinceOption, UntilOption, parse_moment, read_moment
 from relatum.terminal._output import (
     confirm,
     console,
@@ -46,10 +47,13 @@ __all__ = [
     "JsonOption",
     "LogFormat",
     "LogLevel",
+    "ReadMoment",
     "ServerOptions",
+    "SinceOption",
     "StreamUrlOption",
     "SuperStreamArgument",
     "TextFormatter",
+    "UntilOption",
     "confirm",
     "console",
     "ending_with_output",
@@ -57,6 +61,7 @@ __all__ = [
     "exit_code_of",
     "message_document",
     "moment_text",
+    "parse_moment",
     "parse_span",
     "plain_text",
     "print_error",
@@ -64,6 +69,7 @@ __all__ = [
     "print_json",
     "print_messages",
     "ranges_text",
+    "read_moment",
     "require_broker",
     "require_database",
     "set_up_logging",

@@ -1,0 +1,181 @@
+"""`relatum trace`: what is connected with a message or a value, as a tree, a graph, or a document."""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.text import Text
+from rich.tree import Tree
+
+from relatum.errors import KeyNotDefined
+from relatum.ids import MessageId
+from relatum.terminal import (
+    JsonOption,
+    ServerOptions,
+    SinceOption,
+    UntilOption,
+    console,
+    errors,
+    message_document,
+    plain_text,
+    print_json,
+    spread,
+)
+from relatum_consumer.command import CODES, CompleteOption, open_relations, some
+
+if TYPE_CHECKING:
+    from relatum_consumer import Relations, Trace
+
+__all__ = ["trace"]
+
+_WORDS: Final = {
+    "found": "found: there is no more, within these bounds",
+    "absent": "absent: nothing else is connected with it",
+    "expired": "expired: there was something, and retention has dropped it",
+    "not_recorded_yet": "not recorded yet: there may be more; --complete reads what is not recorded",
+    "unproven": "unproven: there may be more, which nobody can prove or rule out",
+}
+_STOPS: Final = {
+    "fan_out": "not followed: {value}, which {count:,} messages have, or more (--fan-out)",
+    "time": "left out: {count:,} or more messages of other times with {value}",
+    "limit": "left out: {count:,} more messages (--limit)",
+    "hops": "not followed: {count:,} values of the last messages (--hops)",
+}
+_STOPS_SHOWN: Final = 5
+
+
+@spread
+def trace(
+    name: Annotated[
+        str, typer.Argument(metavar="STREAM|KEY", help="The message's stream; or a key's name.", show_default=False)
+    ],
+    value: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="OFFSET|VALUE…", help="Its offset; or the value, a composite's in order.", show_default=False
+        ),
+    ],
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--by", "-b", metavar="KEY", help="Follow this key; repeatable. Any key where left out.", show_default=False
+        ),
+    ] = None,
+    hops: Annotated[int, typer.Option(help="Hops from the start at most.", min=1)] = 8,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)] = 1_000,
+    fan_out: Annotated[int, typer.Option(help="Follow values that at most so many messages have.", min=1)] = 200,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    complete: CompleteOption = False,
+    as_dot: Annotated[bool, typer.Option("--dot", help="Print a graph for Graphviz.")] = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a flowchart for Mermaid.")] = False,
+    *,
+    servers: ServerOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all messages that are connected with one, or with a key's value, and what came from what.
+
+    A name that is a key's is taken as that. Where keys name other messages (`relatum keys add --names`), arrows lead
+    from what came first. Ends with 0 (found), 6 (nothing else is there), 8 (not recorded yet: there may be more) or 11
+    (unproven). `--json` prints one document.
+    """
+    if as_dot + as_mermaid + as_json > 1:
+        raise typer.BadParameter("give one of --dot, --mermaid and --json")
+    bounds = {"hops": hops, "limit": limit, "fan_out": fan_out, "since": since, "until": until}
+    with open_relations(servers) as relations:
+        found = _traced(relations, name, value, {"by": by, "complete": complete} | bounds)
+    if as_dot or as_mermaid:
+        print(found.to_dot() if as_dot else found.to_mermaid(), end="", flush=True)
+    elif as_json:
+        messages = [message_document(message) | {"hop": found.hops[message.id]} for message in found]
+        print_json(found.to_document() | {"messages": messages})
+    else:
+        start = next((str(where) for where, hop in found.hops.items() if hop == 0), f"{name} = {' | '.join(value)}")
+        console.print(tree(found, start))
+    if not as_json:
+        where = errors if as_dot or as_mermaid else console
+        where.print(*_told(found), sep="\n", markup=False, highlight=False, soft_wrap=True)
+    code = CODES[found.status]
+    if code:
+        raise typer.Exit(code)
+
+
+def _traced(relations: "Relations", name: str, value: list[str], options: dict[str, Any]) -> "Trace":
+    """The trace from a key's value, where there is such a key, else from the message at an offset."""
+    try:
+        return relations.trace((name, value[0] if len(value) == 1 else tuple(value)), **options)
+    except KeyNotDefined as error:
+        if error.key != name or len(value) != 1 or not (value[0].isascii() and value[0].isdigit()):
+            raise
+    return relations.trace(relations.read(name, int(value[0])), **options)
+
+
+def _told(found: "Trace") -> list[str]:
+    """How many messages there are, where it stopped, and how sure that is."""
+    lines = [f"{len(found):,} messages, {max(found.hops.values(), default=0)} hops"]
+    lines += [
+        _STOPS[stop.reason].format(value=f"{stop.key} = {stop.value}", count=stop.count)
+        for stop in found.stopped[:_STOPS_SHOWN]
+    ]
+    if len(found.stopped) > _STOPS_SHOWN:
+        lines.append(f"and {len(found.stopped) - _STOPS_SHOWN:,} more such values")
+    if found.expired:
+        lines.append(f"expired: {some([str(where) for where in found.expired])}")
+    if found.unread:
+        lines.append(f"could not be read: {some([str(where) for where in found.unread])}")
+    lines += [f"left out: {each.stream}: {each.reason}" for each in found.left_out]
+    if found.lacking:
+        lines.append(f"it has no value of {some([each.key for each in found.lacking])}: nothing was looked for")
+    else:
+        lines.append(_WORDS[found.status])
+    if found.unattended:
+        lines.append(f"nobody records {some(found.unattended)}")
+    return [plain_text(line).plain for line in lines]
+
+
+# --- the tree ---------------------------------------------------------------------------------------------
+
+
+def tree(found: "Trace", start: str) -> Tree:
+    """Each message once, below the one it was first reached from, by the nearest way from the start."""
+    links = _links(found)
+    root = Tree(plain_text(start))
+    first = [where for where, hop in found.hops.items() if hop == 0]
+    placed = dict.fromkeys(first)
+    line: deque[tuple[Tree, MessageId]] = deque((root, where) for where in first)
+    if not first:
+        placed = dict.fromkeys(where for where, hop in found.hops.items() if hop == 1)
+        line.extend((root.add(_shown(found, where, "")), where) for where in placed)
+    while line:
+        branch, where = line.popleft()
+        for label, others, is_arrow in links[where]:
+            new = [each for each in others if each not in placed]
+            prefix, below = (label, branch) if is_arrow else ("", branch)
+            if not is_arrow and (new or not others):
+                below = branch.add(plain_text(label))
+            for each in new:
+                placed[each] = None
+                line.append((below.add(_shown(found, each, prefix)), each))
+    return root
+
+
+def _links(found: "Trace") -> dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]]:
+    """Where each message leads, with the words for it: by an arrow, or to all that share a value; or to nothing."""
+    links: dict[MessageId, list[tuple[str, Sequence[MessageId], bool]]] = defaultdict(list)
+    for edge in found.edges:
+        if edge.cause is None:
+            links[edge.effect].append((f"◀ {edge.key} = {edge.value}: not found", (), False))
+        else:
+            links[edge.cause].append((f"▶ {edge.key}: ", [edge.effect], True))
+            links[edge.effect].append((f"◀ {edge.key}: ", [edge.cause], True))
+    for shared in found.shared:
+        for where in shared.ids:
+            links[where].append((f"{shared.key} = {shared.value}", shared.ids, False))
+    return links
+
+
+def _shown(found: "Trace", where: MessageId, prefix: str) -> Text:
+    time = found.message(where).time
+    moment = "no time" if time is None else time.isoformat(sep=" ", timespec="milliseconds")
+    return plain_text(f"{prefix}{where}  {moment}")
