@@ -25,6 +25,11 @@ COVERAGE: Final = (
     "WHERE name = %s AND replaced_at IS NULL AND is_tail"
 )
 
+ROWS: Final = (
+    "SELECT count(*), max(stream_offset) FROM relatum.relationships JOIN relatum.streams USING (stream_id) "
+    "WHERE name = %s AND replaced_at IS NULL"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
@@ -79,7 +84,7 @@ def catch_up(
         begun_at, first = _wait_covered(connection, stream, 0)
         ended_at, last = _wait_covered(connection, stream, messages)
         found = CatchUp(last - first, ended_at - begun_at, peak_rss_bytes(pid))
-        row = connection.execute("SELECT count(*), max(stream_offset) FROM relatum.relationships").fetchone()
+        row = connection.execute(ROWS, [stream]).fetchone()
         assert row == (rows_each * messages, messages - 1), f"{row} are in the table of {messages} messages"
     return found
 

@@ -2,86 +2,47 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 import sqlalchemy as sa
 
-from benchmarks import _streams as streams
+from benchmarks import _grown as asked
 from benchmarks._context import Context
+from benchmarks._grown import GROUP, GROWN_ID, HOSTS, HOT_MESSAGES, MILLION, REAL_MESSAGES, Grown
 from benchmarks._recorder import catch_up
 from benchmarks._results import Row
-from benchmarks._timing import median, milliseconds
-from relatum.reading import StreamReader
-from relatum.recording import status, verify
 from relatum.store import (
     PART_BYTES,
     close_parts,
     copy_rows,
-    drop_parts,
     ensure_stream,
     make_engine,
-    retain_from,
     turn_parts,
 )
-from relatum_consumer import Relations, Status
-from relatum_consumer.lookups import _lookup_statements as statements
 
-GROUP: Final = "growth"
-
-BATCH_ROWS: Final = 20_000
-MILLION: Final = 1_000_000
-HOSTS: Final = 50
-STREAM: Final = "grown"
-GROWN_ID: Final = 2
-"""The stream's id: behind the one that is recorded."""
+BATCH_ROWS: Final = 50_000
+"""Rows of a transaction: a recorder that catches up has 40,000 to 60,000."""
 TENDED_S: Final = 1.0
 
-WHOLE_S: Final = 1_200.0
-"""Seconds after which the one table, which gets slower and slower, is left where it is."""
-PARTS_S: Final = 1_800.0
+WHOLE_S: Final = 1_500.0
+"""Seconds after which the one table, which gets slower and slower, is left where it is: at about 50,000,000 rows.
+100,000,000 in parts, at 200,000 a second, and all else take 15 minutes."""
+PARTS_S: Final = 1_500.0
 """The same of the table in parts."""
-
-REAL_MESSAGES: Final = 20_000
-"""Messages that are in a stream, and whose rows are the first: those that look-ups are asked for."""
 
 SHOWN_ROWS: Final = 10 * MILLION
 """Rows after which their rate is a figure of its own, which is kept where the run is stopped."""
 
 BYTES_A_ROW: Final = 68
 """Without the index: a run of few rows has smaller parts, so that some are closed."""
-ASKED: Final = 500
 
 RATE_AIM: Final = 0.8
-RELATED_AIM: Final = 1.3
-BYTES_AIM: Final = 115.0
-DROP_AIM_S: Final = 1.0
-LAST: Final = 3
-"""Millions of rows at the end whose rate is compared: a part is closed in some of them."""
 
 COLUMNS: Final = "(key_id, value, stream_id, time_us, stream_offset)"
-
-
-@dataclass(slots=True)
-class Grown:
-    """Rows a second of each million, and bytes of a row, index included."""
-
-    rates: list[float] = field(default_factory=list)
-    bytes: float = 0.0
-
-    @property
-    def rows(self) -> int:
-        """How many were written."""
-        return len(self.rates) * MILLION
-
-    @property
-    def last(self) -> float:
-        """Rows a second at the end."""
-        return median(self.rates[-LAST:])
 
 
 def measure(context: Context) -> Iterator[Row]:
@@ -105,13 +66,14 @@ def measure(context: Context) -> Iterator[Row]:
 
 @contextmanager
 def _recorded(context: Context) -> Iterator[sa.Engine]:
-    """A database in which the stream is recorded that look-ups read."""
-    stream, database = context.orders(REAL_MESSAGES), context.new_database()
-    catch_up(context.broker_url, context.stream_url, database, stream, REAL_MESSAGES)
+    """A database in which the streams are recorded that look-ups read."""
+    database = context.new_database()
+    for messages in (REAL_MESSAGES, HOT_MESSAGES):
+        catch_up(context.broker_url, context.stream_url, database, context.orders(messages), messages)
     engine = make_engine(database)
     try:
         with engine.begin() as connection:
-            assert ensure_stream(connection, "/", STREAM).stream_id == GROWN_ID
+            assert ensure_stream(connection, "/", context.orders(HOT_MESSAGES)).stream_id == GROWN_ID
         yield engine
     finally:
         engine.dispose()
@@ -124,11 +86,14 @@ def _write(engine: sa.Engine, data: list[str]) -> None:
 
 
 def lines(stream_id: int, batch: int) -> list[str]:
-    """A batch of rows: an id that no other message has, scattered among those of real ones, and one of fifty hosts."""
-    first = batch * BATCH_ROWS // 2
+    """A batch of rows: an id that no other message has, scattered among those of real ones, and one of fifty hosts.
+
+    They are later than the stream's messages, and behind them.
+    """
+    first = HOT_MESSAGES + batch * BATCH_ROWS // 2
     return [
-        f"1\to{offset * 2_654_435_761 % (1 << 28):07x}\t{stream_id}\t{1_700_000_000_000_000 + offset * 10}\t{offset}\n"
-        f"2\thost{offset % HOSTS:04d}\t{stream_id}\t{1_700_000_000_000_000 + offset * 10}\t{offset}\n"
+        f"1\to{offset * 2_654_435_761 % (1 << 28):07x}\t{stream_id}\t{4_000_000_000_000_000 + offset * 10}\t{offset}\n"
+        f"2\thost-{offset % HOSTS}\t{stream_id}\t{4_000_000_000_000_000 + offset * 10}\t{offset}\n"
         for offset in range(first, first + BATCH_ROWS // 2)
     ]
 
@@ -199,10 +164,11 @@ def _with_parts(context: Context, small: sa.Engine, engine: sa.Engine, before: G
     )
     context.say("closing what is full")
     close_parts(engine, turn_parts(engine, part_bytes))
-    yield _related(context, small, engine, grown)
-    yield _bytes(engine, before)
-    yield from _bounded(context, engine)
-    yield _dropped(engine, grown)
+    yield asked.related(context, small, engine, grown)
+    yield asked.sizes(engine, before)
+    yield from asked.bounded(context, small, engine, grown)
+    yield asked.settled(context, engine)
+    yield asked.dropped(engine, grown)
 
 
 @contextmanager
@@ -221,109 +187,3 @@ def _tended(engine: sa.Engine, part_bytes: int) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def _related(context: Context, small: sa.Engine, large: sa.Engine, grown: Grown) -> Row:
-    """A look-up by a value that one message has, which is read, in turns. All parts have such values."""
-    context.say("looking up")
-    numbers = range(0, REAL_MESSAGES, REAL_MESSAGES // ASKED)
-    name = context.stream(
-        "growth-questions", lambda name: streams.write_one_by_one(context.broker_url, name, numbers), len(numbers)
-    )
-    real = context.orders(REAL_MESSAGES)
-    with StreamReader.open(context.address) as reader:
-        questions = list(reader.iterate(name))
-    taken: tuple[list[float], list[float]] = ([], [])
-    with (
-        Relations(context.address, _url(small)) as few,
-        Relations(context.address, _url(large)) as many,
-    ):
-        for number, message in zip(numbers, questions, strict=True):
-            for relations, seconds in zip((few, many), taken, strict=True):
-                begun = time.perf_counter()
-                answer = relations.related(message, to=real, by="order_id")
-                seconds.append(time.perf_counter() - begun)
-                assert answer.status is Status.FOUND
-                assert [each.offset for each in answer] == [number]
-    at_first, at_last = (median(seconds[ASKED // 10 :]) for seconds in taken)
-    return Row(
-        GROUP,
-        f"`related` at {grown.rows:,} rows",
-        milliseconds(at_last),
-        f"{milliseconds(at_first)} at 1,000,000",
-        at_last / at_first,
-        f"≤ {RELATED_AIM:g}",
-        at_last / at_first <= RELATED_AIM,
-        figures={"small_s": at_first, "large_s": at_last},
-    )
-
-
-def _url(engine: sa.Engine) -> str:
-    return engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def _bytes(engine: sa.Engine, before: Grown) -> Row:
-    query = sa.text(
-        "SELECT sum(rows), sum(pg_relation_size(of_part)), sum(pg_indexes_size(of_part)), count(*) "
-        "FROM (SELECT part, sum(row_count) AS rows FROM relatum.part_streams GROUP BY 1) closed, "
-        "LATERAL to_regclass('relatum.relationships_' || part) AS of_part"
-    )
-    with engine.connect() as connection:
-        rows, heap, index, parts = connection.execute(query).one()
-    size = float((heap + index) / rows)
-    return Row(
-        GROUP,
-        f"bytes a row, index included, in {parts} closed parts",
-        f"{size:.1f} (rows {float(heap / rows):.1f})",
-        f"{before.bytes:.1f} in one table",
-        size / before.bytes,
-        f"≤ {BYTES_AIM:g}",
-        size <= BYTES_AIM,
-        figures={"bytes": size, "whole_bytes": before.bytes, "parts": parts},
-    )
-
-
-def _bounded(context: Context, engine: sa.Engine) -> Iterator[Row]:
-    """What must not grow with the table."""
-    real = context.orders(REAL_MESSAGES)
-    text = statements.probe("newest", keys=1, names=1, bounded=False, floored=False)
-    given = {"vhost": "/", "key_id_0": 2, "name_0": STREAM, "limit": 101, "value_0": "host0007"}
-
-    def hot() -> None:
-        with engine.connect() as connection:
-            driver: Any = connection.connection.driver_connection
-            assert len(driver.execute(text, given).fetchall()) == 101
-
-    asked: Sequence[tuple[str, Callable[[], object]]] = (
-        ("probe for a hot value's newest 100", hot),
-        ("`status` of a stream", lambda: status(context.address, engine, [real])),
-        ("`verify --sample` of a stream, a window", lambda: verify(context.address, engine, [real], sample=0.01)),
-    )
-    for what, ask in asked:
-        taken: list[float] = []
-        for _ in range(5):
-            begun = time.perf_counter()
-            ask()
-            taken.append(time.perf_counter() - begun)
-        yield Row(GROUP, what, milliseconds(median(taken)), aim="reported", figures={"s": median(taken)})
-
-
-def _dropped(engine: sa.Engine, grown: Grown) -> Row:
-    # Half as many messages as rows; of a run of few rows, half. Of the stream that look-ups read, all.
-    gone = min(10 * MILLION, grown.rows // 2) // 2 + BATCH_ROWS
-    with engine.begin() as connection:
-        retain_from(connection, {GROWN_ID: gone, GROWN_ID - 1: REAL_MESSAGES})
-    begun = time.perf_counter()
-    rows = sum(drop_parts(engine).values())
-    taken = time.perf_counter() - begun
-    each = taken / max(1.0, rows / (10 * MILLION))
-    return Row(
-        GROUP,
-        f"retention of {rows:,} rows",
-        f"{taken:.2f} s",
-        "",
-        None,
-        f"≤ {DROP_AIM_S:g} s for 10,000,000",
-        bool(rows) and each <= DROP_AIM_S,
-        figures={"rows": rows, "s": taken},
-    )
