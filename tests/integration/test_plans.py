@@ -7,9 +7,11 @@ import psycopg
 import pytest
 
 from relatum.limits import INTEGER_MAX
+from relatum.store import Either
 from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
+from relatum_consumer.lookups._probe_statement import probe_statement
 from relatum_consumer.lookups._watching import parameters_of, watched
 from relatum_consumer.traces import _trace_statements as traces
 from tests.support.plans import CATALOG, CLOSE_PARTS, MAKE_PARTS, PARTS, filled_database, nodes_of, plan_of, scanned_in
@@ -23,35 +25,39 @@ ONE_VALUE = {"key_id": 1, "value": "hot", "stream_id": 1, "floor": 0}
 BLOCKS = {"stream_id": 1, "floor": 0, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 AT = ROWS // 2 * 1_000
 
-STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+PROBES: dict[str, tuple[Either, dict[str, Any]]] = {
     "one key, one stream": (
-        statements.probe("oldest", keys=1, names=1, bounded=False, floored=False),
+        probe_statement("oldest", keys=1, names=1, bounded=False, floored=False),
         ORDERS | {"name_0": "s1"},
     ),
     "one key, all streams": (
-        statements.probe("oldest", keys=1, names=None, bounded=False, floored=False, many=True),
+        probe_statement("oldest", keys=1, names=None, bounded=False, floored=False, many=True),
         ORDERS,
     ),
     "two keys, two streams": (
-        statements.probe("newest", keys=2, names=2, bounded=False, floored=False),
+        probe_statement("newest", keys=2, names=2, bounded=False, floored=False),
         TWO | {"name_0": "s1", "name_1": "s2"},
     ),
     "a hot value, the oldest": (
-        statements.probe("oldest", keys=1, names=1, bounded=False, floored=False),
+        probe_statement("oldest", keys=1, names=1, bounded=False, floored=False),
         HOT | {"name_0": "s1"},
     ),
     "a hot value, the newest": (
-        statements.probe("newest", keys=1, names=1, bounded=False, floored=False),
+        probe_statement("newest", keys=1, names=1, bounded=False, floored=False),
         HOT | {"name_0": "s1"},
     ),
     "a hot value, in a span of time": (
-        statements.probe("oldest", keys=1, names=1, bounded=True, floored=False),
-        HOT | {"name_0": "s1", "since": AT, "until": None},
+        probe_statement("oldest", keys=1, names=1, bounded=True, floored=False),
+        HOT | {"name_0": "s1", "since": AT // 2, "until": None},
     ),
     "a hot value, what is retained": (
-        statements.probe("newest", keys=1, names=1, bounded=False, floored=True),
+        probe_statement("newest", keys=1, names=1, bounded=False, floored=True),
         HOT | {"name_0": "s1", "floor_names": ["s1"], "floors": [10]},
     ),
+}
+
+STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (sql.prepared, parameters) for name, (sql, parameters) in PROBES.items()},
     "a hot value, after a moment": (
         statements.keyed_beside("after"),
         ONE_VALUE | {"t": AT, "o": 1, "limit": 1},
@@ -137,6 +143,19 @@ def test_each_statement_uses_its_index(filled: psycopg.Connection[Any], name: st
     assert max(sorted_rows, default=0) < 2_500
     pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     assert pages < (5 * STREAMS if all_streams else 400), plan
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_what_is_not_prepared_answers_the_same_and_plans_no_part(filled: psycopg.Connection[Any], name: str) -> None:
+    """A statement that is planned each time names functions, which keep the plans of 30 parts; they read as little."""
+    sql, parameters = PROBES[name]
+    expected = filled.execute(sql.prepared, parameters).fetchall()
+    assert filled.execute(sql.unprepared, parameters).fetchall() == expected
+    assert expected
+    plan = plan_of(filled, "force_custom_plan", sql.unprepared, parameters)
+    assert "relationships" not in {node.get("Relation Name") for node in nodes_of(plan)}, plan
+    most = 5 * STREAMS if name == "one key, all streams" else 400
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < most, plan
 
 
 def test_the_limit_bounds_what_a_hot_value_costs(filled: psycopg.Connection[Any]) -> None:

@@ -22,6 +22,7 @@ def driver_error(error: psycopg.Error) -> sa.exc.DBAPIError:
     [
         (psycopg.errors.UndefinedTable("no table"), SchemaMissing),
         (psycopg.errors.UndefinedColumn("no column"), SchemaMissing),
+        (psycopg.errors.UndefinedFunction("no function"), SchemaMissing),
         (psycopg.errors.InvalidCatalogName("no database"), ConfigurationError),
         (psycopg.OperationalError(REFUSED), ConfigurationError),
         (psycopg.OperationalError("connection refused"), DatabaseUnavailable),

@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.store import (
     KEYS_IN_FORCE,
     RECORDERS,
@@ -43,14 +42,14 @@ _VHOST: Final = sa.bindparam("vhost", type_=sa.Text)
 _STREAM_ID: Final = sa.bindparam("stream_id", type_=sa.Integer)
 
 
-def _big(name: str) -> sa.BindParameter[int]:
+def big(name: str) -> sa.BindParameter[int]:
     return sa.bindparam(name, type_=sa.BigInteger)
 
 
-_T: Final = _big("t")
-_U: Final = _big("u")
-_O: Final = _big("o")
-_FLOOR: Final = _big("floor")
+_T: Final = big("t")
+_U: Final = big("u")
+_O: Final = big("o")
+_FLOOR: Final = big("floor")
 _PAGE: Final[Any] = sa.literal_column(str(BLOCK_PAGE))
 _BY_ITSELF: Final[Any] = sa.literal_column("0")
 """As the offset of a subquery, keeps PostgreSQL from joining it in another way than class by class."""
@@ -69,7 +68,7 @@ def definitions() -> str:
 def present_streams(names: int | None) -> str:
     """Present generations of the streams meant: id, name, super stream, whether times are recorded."""
     columns = [streams.c.stream_id, streams.c.name, streams.c.super_stream, streams.c.record_time]
-    return compiled(sa.select(*columns).where(*_meant(names)).order_by(streams.c.name))
+    return compiled(sa.select(*columns).where(*meant_streams(names)).order_by(streams.c.name))
 
 
 @lru_cache
@@ -119,95 +118,7 @@ def coverage_rows() -> str:
 # --- by key -----------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=512)
-def probe(order: Order, *, keys: int, names: int | None, bounded: bool, floored: bool, many: bool = False) -> str:
-    """Rows of key values in streams: stream, offset, time, key id; at most `limit` for each key and stream.
-
-    One probe of each part's index for each key and stream, which stops at the limit: a value that a million messages
-    share costs no more than any other.
-    Ordering by offset must sort what one value has in a stream.
-
-    The text depends on how many keys and names there are. With arrays as parameters PostgreSQL would not know, expect
-    ten of each, and plan anew each time, which takes as long as the probe.
-
-    Args:
-        order: In which order rows are taken up to the limit.
-        keys: How many pairs of `key_id_…` and `value_…` are sought.
-        names: How many streams and super streams `name_…` are meant, else (None) every recorded one.
-        bounded: Only times from `since` to before `until`; either may be NULL.
-        floored: Only offsets from `floors` on, one for each of `floor_names`.
-        many: Find first which streams have the value. It answers the same.
-    """
-    key_id, value, wanted = _wanted(keys)
-    rows = relationships
-    meant = sa.select(streams.c.stream_id, streams.c.name).where(*_meant(names)).cte("meant")
-    inner = sa.select(rows.c.stream_offset, rows.c.time_us).where(
-        rows.c.key_id == key_id,
-        rows.c.value == value,
-        rows.c.stream_id == meant.c.stream_id,
-        may_hold_values(key_id, value, value),
-    )
-    if bounded:
-        # A bound that is not given is the end of the range, so that one text with an index range serves both.
-        inner = inner.where(
-            rows.c.time_us >= sa.func.coalesce(_big("since"), sa.literal_column(str(INTEGER_MIN + 1))),
-            rows.c.time_us < sa.func.coalesce(_big("until"), sa.literal_column(str(INTEGER_MAX))),
-        )
-    source: Any = meant
-    if wanted is not None:
-        source = source.join(wanted, sa.true())
-    if floored:
-        floors = _floors()
-        source = source.outerjoin(floors, floors.c.name == meant.c.name)
-        inner = inner.where(rows.c.stream_offset >= sa.func.coalesce(floors.c.floor, sa.literal_column("0")))
-    found = inner.order_by(*_ordering(order)).limit(_big("limit")).lateral("found")
-    statement = sa.select(meant.c.name, found.c.stream_offset, found.c.time_us, key_id)
-    statement = statement.select_from(source.join(found, sa.true()))
-    if many:
-        statement = statement.where(sa.tuple_(key_id, value, meant.c.stream_id).in_(_lying(key_id, value, wanted)))
-    return compiled(statement)
-
-
-def _lying(key_id: Any, value: Any, wanted: Any) -> sa.Select[Any]:
-    """Which streams have rows of the values, in order, from one to the next: two probes a part for each."""
-    rows = relationships.c
-
-    def least(of_key: Any, of_value: Any, *behind: sa.ColumnElement[bool]) -> Any:
-        held = may_hold_values(of_key, of_value, of_value)
-        found = sa.select(rows.stream_id).where(rows.key_id == of_key, rows.value == of_value, held, *behind)
-        return found.order_by(rows.stream_id).limit(sa.literal_column("1")).scalar_subquery()
-
-    first = sa.select(key_id.label("key_id"), value.label("value"), least(key_id, value).label("stream_id"))
-    if wanted is not None:
-        first = first.select_from(wanted)
-    lying = first.cte("lying", recursive=True)
-    behind = least(lying.c.key_id, lying.c.value, rows.stream_id > lying.c.stream_id)
-    lying = lying.union_all(sa.select(lying.c.key_id, lying.c.value, behind).where(lying.c.stream_id.is_not(None)))
-    return sa.select(lying.c.key_id, lying.c.value, lying.c.stream_id).where(lying.c.stream_id.is_not(None))
-
-
-def _wanted(keys: int) -> tuple[Any, Any, Any]:
-    """Key id and value sought, and the table they are columns of where there are several."""
-    pairs = [
-        (sa.bindparam(f"key_id_{n}", type_=sa.SmallInteger), sa.bindparam(f"value_{n}", type_=sa.Text))
-        for n in range(keys)
-    ]
-    if keys == 1:
-        return *pairs[0], None
-    columns = sa.column("key_id", sa.SmallInteger), sa.column("value", sa.Text)
-    # A table of values has the database's collation; the column's own is needed to use its index.
-    wanted = sa.values(*columns, name="wanted").data(pairs)
-    return wanted.c.key_id, wanted.c.value.collate("C"), wanted
-
-
-def _floors() -> Any:
-    names = sa.bindparam("floor_names", type_=postgresql.ARRAY(sa.Text))
-    offsets = sa.bindparam("floors", type_=postgresql.ARRAY(sa.BigInteger))
-    columns = sa.column("name", sa.Text), sa.column("floor", sa.BigInteger)
-    return sa.func.unnest(names, offsets).table_valued(*columns, name="floors").render_derived()
-
-
-def _meant(names: int | None) -> list[sa.ColumnElement[bool]]:
+def meant_streams(names: int | None) -> list[sa.ColumnElement[bool]]:
     """The streams meant: of this virtual host, in their present generation, and, if named, of those names."""
     conditions = [streams.c.vhost == _VHOST, streams.c.replaced_at.is_(None)]
     if names is not None:
@@ -221,15 +132,6 @@ def named(names: Sequence[str] | None) -> dict[str, str]:
     return {f"name_{n}": name for n, name in enumerate(names or ())}
 
 
-def _ordering(order: Order) -> Sequence[Any]:
-    rows = relationships.c
-    if order == "oldest":
-        return (rows.time_us, rows.stream_offset)
-    if order == "newest":
-        return (rows.time_us.desc(), rows.stream_offset.desc())
-    return (rows.stream_offset,)
-
-
 @lru_cache
 def keyed_beside(direction: Direction) -> str:
     """Rows of one key value in one stream next to (`t`, `o`) in the order of (time, offset): offset, time."""
@@ -238,15 +140,15 @@ def keyed_beside(direction: Direction) -> str:
     after = direction == "after"
     order = (rows.time_us, rows.stream_offset) if after else (rows.time_us.desc(), rows.stream_offset.desc())
     statement = _one_value().where(place > at if after else place < at, rows.stream_offset >= _FLOOR)
-    return compiled(statement.order_by(*order).limit(_big("limit")))
+    return compiled(statement.order_by(*order).limit(big("limit")))
 
 
 @lru_cache
 def keyed_between() -> str:
     """Rows of one key value in one stream with times from `low` to `high`, both included: offset, time."""
     rows = relationships.c
-    statement = _one_value().where(rows.time_us >= _big("low"), rows.time_us <= _big("high"))
-    return compiled(statement.order_by(rows.time_us, rows.stream_offset).limit(_big("limit")))
+    statement = _one_value().where(rows.time_us >= big("low"), rows.time_us <= big("high"))
+    return compiled(statement.order_by(rows.time_us, rows.stream_offset).limit(big("limit")))
 
 
 def _one_value() -> sa.Select[Any]:
@@ -290,7 +192,7 @@ def _in_class(blocks: Any, classes: Any) -> list[sa.ColumnElement[bool]]:
 @lru_cache
 def blocks_between() -> str:
     """Blocks of a stream that have times between `low` and `high`, both included, in the order of their offsets."""
-    found = _reaching(_big("low"), _big("high"))
+    found = _reaching(big("low"), big("high"))
     return compiled(found.order_by(sa.text("first_offset"), sa.text("last_offset")))
 
 

@@ -18,7 +18,7 @@ from relatum.errors import (
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message
-from relatum.store import TIME
+from relatum.store import TIME, Either
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups._answering import Found, answered
@@ -26,6 +26,7 @@ from relatum_consumer.lookups._catalog import Catalog, Wanted
 from relatum_consumer.lookups._gathered import Gathered, check_count
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, SLICE, SLICE_ROWS
 from relatum_consumer.lookups._lookup_statements import Order
+from relatum_consumer.lookups._probe_statement import probe_statement
 from relatum_consumer.lookups._proof import Evidence, replaced
 from relatum_consumer.lookups._requests import Breathe, Partitions, Read, Select, Steps, Watch
 
@@ -173,7 +174,7 @@ def probe(catalog: Catalog, question: Question) -> Steps[Found]:
             return Found(hits, sure, tuple(where for where, is_sure in expired.items() if not is_sure))
 
 
-def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[str, dict[str, Any]]:
+def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> tuple[Either, dict[str, Any]]:
     names, wanted = question.names, question.wanted
     parameters: dict[str, Any] = {"vhost": catalog.vhost, "limit": question.most} | statements.named(names)
     for n, each in enumerate(wanted):
@@ -183,7 +184,7 @@ def _probe(catalog: Catalog, question: Question, floors: Mapping[str, int]) -> t
         parameters |= {"since": question.since, "until": question.until}
     if floors:
         parameters |= {"floor_names": list(floors), "floors": list(floors.values())}
-    sql = statements.probe(
+    sql = probe_statement(
         question.order,
         keys=len(wanted),
         names=None if names is None else len(names),

@@ -12,7 +12,7 @@ from relatum.errors import RelatumError
 from relatum.ids import MessageId
 from relatum.reading import Agreement, Message, StreamBounds
 from relatum.steps import Request
-from relatum.store import Position
+from relatum.store import Either, Position
 
 CLOSED: Final = "these relations were closed: make others, or ask inside the `with` block"
 """What is said where they are used after that."""
@@ -27,7 +27,7 @@ _Result = TypeVar("_Result")
 class Select(Request[list[Any]]):
     """Run a statement. Answer: its rows, a list of tuples."""
 
-    sql: str
+    sql: str | Either
     parameters: Mapping[str, Any]
 
 

@@ -37,7 +37,7 @@ from relatum.store._coverage import (
     proven,
     tail_of,
 )
-from relatum.store._database import Database, compiled
+from relatum.store._database import Database, Either, compiled
 from relatum.store._engine import (
     STATEMENT_S,
     as_engine,
@@ -127,6 +127,7 @@ __all__ = [
     "CoverageRow",
     "Database",
     "DatabaseAddress",
+    "Either",
     "Filled",
     "Member",
     "NewTail",

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 
 from relatum.errors import UsedAfterClose
 from relatum.processes import after_fork, leave_to_parent
-from relatum.store._database import CLOSED, TRIES, Database, Rows
+from relatum.store._database import CLOSED, TRIES, Database, Rows, Text
 from relatum.store._kept import Lent
 from relatum.store._translation import translated_errors
 from relatum.store._waiting import TimedConnection, no_connection
@@ -98,11 +98,11 @@ class AsyncDatabase:
         except TimeoutError:
             raise no_connection() from None
 
-    async def _carried_out(self, sql: bytes, given: Mapping[str, Any]) -> Rows:
+    async def _carried_out(self, text: Text, given: Mapping[str, Any]) -> Rows:
         for tries_left in reversed(range(TRIES)):
             lent = self._kept.take_idle() or await self._opened()
             try:
-                rows = await _executed(lent.driver, sql, given)
+                rows = await _executed(lent.driver, text.on(lent.driver), given)
             except BaseException as error:
                 if not self._database.may_go_on(lent, error) or not tries_left:
                     raise

@@ -41,11 +41,23 @@ Rows = list[Any]
 _Answer = TypeVar("_Answer")
 
 
-class _Text(NamedTuple):
+class Either(NamedTuple):
+    """Two texts that answer the same: for sessions that prepare a statement, and for those that plan it each time."""
+
+    prepared: str
+    unprepared: str
+
+
+class Text(NamedTuple):
     """A statement as psycopg takes it, and the parameters it brings itself."""
 
     sql: bytes
+    unprepared: bytes
     own: Mapping[str, Any]
+
+    def on(self, driver: TimedConnection) -> bytes:
+        """What a connection is asked."""
+        return self.sql if driver.prepare_threshold is not None else self.unprepared
 
 
 def compiled(statement: Any) -> str:
@@ -54,11 +66,14 @@ def compiled(statement: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def _text_of(statement: Any) -> _Text:
+def _text_of(statement: Any) -> Text:
+    if isinstance(statement, Either):
+        return Text(statement.prepared.encode(), statement.unprepared.encode(), {})
     if isinstance(statement, str):
-        return _Text(statement.encode(), {})
+        return Text(statement.encode(), statement.encode(), {})
     text = statement.compile(dialect=_DIALECT)
-    return _Text(str(text).encode(), {name: value for name, value in text.params.items() if value is not None})
+    sql = str(text).encode()
+    return Text(sql, sql, {name: value for name, value in text.params.items() if value is not None})
 
 
 class Database:
@@ -103,7 +118,7 @@ class Database:
     ) -> Rows:
         """The rows a statement gives, as named tuples; those of an update that gives none: none.
 
-        - `statement`: Built once, so that it is compiled once; or its text.
+        - `statement`: Built once, so that it is compiled once; or its text, or either of two.
         - `accept`: Whether what it wrote shall stay, by its rows: then it is a transaction. None (default): it stays.
         - `once`: Whether it is not repeated here where the connection is lost, since the caller finds out what became
           of it. Default: False.
@@ -115,12 +130,12 @@ class Database:
             DatabaseUnavailable: PostgreSQL does not answer, on a new connection either.
             UsedAfterClose: it was closed.
         """
-        sql, given = self.asked(statement, parameters)
+        text, given = self.asked(statement, parameters)
         with translated_errors():
             for tries_left in reversed(range(1 if once else TRIES)):
                 lent = self.kept.take()
                 try:
-                    rows = _executed(lent.driver, sql, given, accept)
+                    rows = _executed(lent.driver, text.on(lent.driver), given, accept)
                 except BaseException as error:
                     if not self.may_go_on(lent, error) or not tries_left:
                         raise
@@ -129,7 +144,7 @@ class Database:
                     return rows
         raise AssertionError("the last try returns or raises")
 
-    def asked(self, statement: Any, parameters: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+    def asked(self, statement: Any, parameters: Mapping[str, Any]) -> tuple[Text, Mapping[str, Any]]:
         """What the driver is given for a statement; for who carries it out as `rows` does.
 
         Raises:
@@ -138,7 +153,7 @@ class Database:
         if self._is_closed and self._refusing is not None:
             raise UsedAfterClose(self._refusing)
         text = _text_of(statement)
-        return text.sql, {**text.own, **parameters} if text.own else parameters
+        return text, {**text.own, **parameters} if text.own else parameters
 
     def may_go_on(self, lent: Lent, error: BaseException) -> bool:
         """Whether what ended with this error may come through if it is begun again; gives the connection back."""

@@ -54,7 +54,12 @@ _LOCKED: Final = (
 _MEANT: Final[tuple[tuple[tuple[type[psycopg.Error], ...], Callable[[str], RelatumError]], ...]] = (
     # What SQLSTATEs mean, with the first line of PostgreSQL's words.
     (
-        (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.InvalidSchemaName),
+        (
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedColumn,
+            psycopg.errors.UndefinedFunction,
+            psycopg.errors.InvalidSchemaName,
+        ),
         lambda said: SchemaMissing("the database has no schema `relatum`, or an older one: run `relatum migrate`"),
     ),
     (
@@ -137,7 +142,7 @@ class translated_errors:  # noqa: N801 - reads as the statement it is: `with tra
     Raises:
         DatabaseUnavailable: PostgreSQL does not answer, ended the connection, is full or read-only (field `reason`):
             nothing was committed, unless the connection was lost during the commit itself.
-        SchemaMissing: a table or column is not there.
+        SchemaMissing: a table, column or function is not there.
         ConfigurationError: there is no such database, TLS is not as asked for, or a pooler mixes up sessions.
         AccessRefused: this user may not.
         RowRefused: PostgreSQL cannot hold a value, however often it is given; nothing was written.
