@@ -74,9 +74,9 @@ def test_mutated_messages(data: st.DataObject, sample: bytes) -> None:
 def test_section_decoders(raw: bytes) -> None:
     """The decoders themselves raise our data error only."""
     try:
-        for section in amqp10.find_sections(b"\x00\x53\x74" + raw):
-            amqp10.decode_value(b"\x00\x53\x74" + raw, section.start)
-            amqp10.decode_map(b"\x00\x53\x74" + raw, section.start)
+        for _, start, _ in amqp10.find_sections(b"\x00\x53\x74" + raw):
+            amqp10.decode_value(b"\x00\x53\x74" + raw, start)
+            amqp10.decode_map(b"\x00\x53\x74" + raw, start)
     except UndecodableMessage:
         pass
 

@@ -10,7 +10,7 @@ Source: OASIS AMQP 1.0, part 1 (types) and part 3.2 (message format).
 from contextlib import suppress
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from relatum.errors import UndecodableMessage
 from relatum.wire._scalars import SCALARS, TEXTS, Opaque, text_of
@@ -52,13 +52,9 @@ _SECTION_NAMES: Final = {
 }
 
 
-class Section(NamedTuple):
-    """Where a section's value lies in the message's bytes: its code, its constructor's position, its end."""
-
-    code: int
-    start: int
-    end: int
-
+Section: TypeAlias = tuple[int, int, int]
+"""Where a section's value lies in the message's bytes: its code, its constructor's position, its end. No named tuple:
+to make one of those takes longer than to find the section, and is a call out of what is compiled."""
 
 _FIXED: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 WIDTHS: Final = [_FIXED.get(code >> 4, -1 if code >> 4 in (0xA, 0xC, 0xE) else -4) for code in range(256)]
@@ -125,7 +121,7 @@ def find_sections(raw: bytes) -> list[Section]:
             if not HEADER <= code <= FOOTER:
                 raise UndecodableMessage(f"no AMQP 1.0 section has the descriptor 0x{code:x}")
             position = end_of_value(raw, start)
-            found.append(Section(code, start, position))
+            found.append((code, start, position))
     except IndexError:
         raise UndecodableMessage("an AMQP 1.0 section ends too early") from None
     return found
@@ -141,12 +137,8 @@ def _section_code(raw: bytes, position: int) -> tuple[int, int]:
     raise UndecodableMessage("a section's descriptor is neither a number nor a symbol")
 
 
-class Entries(NamedTuple):
-    """The items of a list or map: how many (a map's keys and values both count), the first's position, the end."""
-
-    items: int
-    start: int
-    end: int
+Entries: TypeAlias = tuple[int, int, int]
+"""The items of a list or map: how many (a map's keys and values both count), the first's position, the end."""
 
 
 def entries_of(raw: bytes, position: int, kind: str) -> Entries:
@@ -171,7 +163,7 @@ def entries_of(raw: bytes, position: int, kind: str) -> Entries:
         raise UndecodableMessage(f"an AMQP 1.0 {kind} counts more than it holds")
     if count > VALUES_MAX:
         raise TooManyValues(f"an AMQP 1.0 {kind} of {count} values")
-    return Entries(count, start, end)
+    return count, start, end
 
 
 def pick(raw: bytes, position: int, wanted: dict[bytes, int], found: list[Any]) -> None:
@@ -326,26 +318,26 @@ def _as_key(value: Any) -> Any:
 
 def body_of(raw: bytes, sections: list[Section]) -> bytes:
     """The body: data sections joined; the bytes of a value section's text or binary; else the sections as they are."""
-    data = [section for section in sections if section.code == DATA]
+    data = [_binary(raw, start, end) for code, start, end in sections if code == DATA]
     if data:
-        return b"".join(_binary(raw, section) for section in data)
-    body = [section for section in sections if section.code in (SEQUENCE, VALUE)]
-    if len(body) == 1 and body[0].code == VALUE:
-        value, _ = decode_value(raw, body[0].start)
+        return data[0] if len(data) == 1 else b"".join(data)
+    body = [section for section in sections if section[0] in (SEQUENCE, VALUE)]
+    if len(body) == 1 and body[0][0] == VALUE:
+        value, _ = decode_value(raw, body[0][1])
         if isinstance(value, str):
             return value.encode("utf-8", "surrogatepass")
         if isinstance(value, bytes):
             return value
-    return b"".join(raw[section.start : section.end] for section in body)
+    return b"".join([raw[start:end] for _, start, end in body])
 
 
-def _binary(raw: bytes, section: Section) -> bytes:
-    code = raw[section.start]
+def _binary(raw: bytes, start: int, end: int) -> bytes:
+    code = raw[start]
     if code == 0xA0:
-        return raw[section.start + 2 : section.end]
+        return raw[start + 2 : end]
     if code == 0xB0:
-        return raw[section.start + 5 : section.end]
-    return raw[section.start : section.end]  # Not binary, against the specification: shown as it is.
+        return raw[start + 5 : end]
+    return raw[start:end]  # Not binary, against the specification: shown as it is.
 
 
 def pick_list(raw: bytes, position: int, wanted: dict[int, int], found: list[Any]) -> None:

@@ -62,5 +62,5 @@ def find_head(raw: bytes) -> tuple[int, int, int]:
 
 def _head_of(sections: list[Section]) -> Head:
     """The same from sections: for descriptors in their longer forms."""
-    starts = {section.code: section.start for section in sections}
+    starts = {code: start for code, start, _ in sections}
     return Head(*(starts.get(code, -1) for code in (MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES)))
