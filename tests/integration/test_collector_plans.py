@@ -24,6 +24,8 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "outcomes": (outcomes_by_id, {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)]}),
     "forward": (statements.forward, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
     "forwarded": (statements.forwarded, {**PLACES, "of_member": LIVE_MEMBER, "into": 1}),
+    "succeed": (statements.succeed, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
+    "succeeded": (statements.succeeded, {**PLACES, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finish": (statements.finish, {**PLACES, **RESULTS, "of_member": LIVE_MEMBER, "of_bulk": 1}),
     "finished": (
         statements.finished,

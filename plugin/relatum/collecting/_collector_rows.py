@@ -1,14 +1,15 @@
 """The rows of collected messages: written, changed and read in a transaction of the store's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
 import sqlalchemy as sa
 
 from relatum.collecting import _collector_statements as statements
-from relatum.collecting._ports import Entry, Stored
+from relatum.collecting._ports import Entry, Result, Stored
 from relatum.ids import MessageId
+from relatum.outcomes import OutcomeStatus
 from relatum.store import copy_lines, copy_text
 
 
@@ -60,22 +61,48 @@ def add_missing(
     connection.execute(statements.add_missing, new)
 
 
+Change = tuple[Any, Any, dict[str, Any]]
+"""A statement that changes rows of one source, one that finds those which are so afterwards, and their parameters."""
+
+
 def update(
-    connection: sa.Connection,
-    update: sa.Update,
-    done: "sa.Select[Any]",
-    wanted: Iterable[Mapping[str, Any]],
-    sources: Mapping[str, int],
+    connection: sa.Connection, changes: Sequence[Change], places: Collection[MessageId], sources: Mapping[str, int]
 ) -> Stored:
-    """Change rows; where some are not as they should be before, those that are so afterwards count too."""
-    rows: list[Any] = []
-    for named in wanted:
-        changed = connection.execute(update, named).all()
-        rows += changed
-        if len(changed) < len(named["offsets"]):
-            rows += connection.execute(done, named)
-    at = rows[0][2] if rows else connection.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
-    return Stored(places_of(rows, sources), at)
+    """Change rows; where some are not as they should be before, those that are so afterwards count too.
+
+    `places`: Those that the changes name, all together.
+    """
+    streams, found, at = streams_of(sources), list[tuple[str, list[int]]](), None
+    for change, done, named in changes:
+        offsets, moment = connection.execute(change, named).one()
+        if len(offsets or ()) < len(named["offsets"]):
+            # Those that were changed just now are among them.
+            offsets, moment = connection.execute(done, named).one()
+        found.append((streams[named["source"]], offsets or []))
+        at = at or moment
+    if at is None:
+        at = connection.execute(sa.select(sa.func.statement_timestamp())).scalar_one()
+    if sum(len(offsets) for _, offsets in found) == len(places):
+        return Stored(frozenset(places), at)
+    return Stored(frozenset(MessageId(stream, offset) for stream, offsets in found for offset in offsets), at)
+
+
+def ends(results: Sequence[Result], sources: Mapping[str, int], **mine: Any) -> list[Change]:
+    """The changes that store what an attempt came to.
+
+    `mine`: The parameters that say whose messages they must be.
+    """
+    others = {result.place: result for result in results if result.status is not OutcomeStatus.SUCCEEDED}
+    rest = by_source((result.place for result in results if result.place not in others), sources, **mine)
+    changes: list[Change] = [(statements.succeed, statements.succeeded, named) for named in rest]
+    streams = streams_of(sources)
+    for named in by_source(others, sources, **mine):
+        its_own = [others[MessageId(streams[named["source"]], offset)] for offset in named["offsets"]]
+        named["states"] = [result.status.value for result in its_own]
+        named["reasons"] = [result.reason for result in its_own]
+        named["retries_s"] = [result.retry_in_s for result in its_own]
+        changes.append((statements.finish, statements.finished, named))
+    return changes
 
 
 def by_source(places: Iterable[MessageId], sources: Mapping[str, int], **named: Any) -> list[dict[str, Any]]:

@@ -93,8 +93,8 @@ class CollectorSources:
         with self._lock:
             self._ids.update(sources)
 
-    def advance(self, connection: sa.Connection, member: int, advance: Advance) -> bool:
-        """Move the position by compare-and-set; False where this very call has done so before."""
+    def advance(self, connection: sa.Connection, member: int, advance: Advance) -> tuple[bool, int]:
+        """Move the position by compare-and-set; False where this very call has done so before. And the stream's row."""
         known = advance.known_by
         moved = connection.execute(
             statements.advance,
@@ -112,11 +112,12 @@ class CollectorSources:
                 "known_chunk_ms": known and known.chunk_ms,
             },
         )
-        if moved.rowcount == 1:
-            return True
+        moved_id = moved.scalar_one_or_none()
+        if moved_id is not None:
+            return True, moved_id
         source = self.lock(connection, advance.stream)
         if (source.member_id, source.position) == (member, advance.to_offset):
-            return False
+            return False, source.source_id
         raise Conflict(
             f"the position of {advance.stream!r} in {self.name!r} is not {advance.from_offset}, or another member "
             "follows the stream; nothing was written"

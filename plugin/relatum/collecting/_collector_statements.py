@@ -9,7 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from relatum.store import collected_messages, collector_members, collector_sources, collectors, holds
+from relatum.store import BigIntegers, collected_messages, collector_members, collector_sources, collectors, holds
 
 _messages: Final = collected_messages.c
 _sources: Final = collector_sources.c
@@ -33,7 +33,7 @@ def _seconds(amount: Any) -> Any:
 _of_collector: Final = sa.bindparam("in_collector", type_=sa.Integer)
 _of_member: Final = _messages.member_id == sa.bindparam("of_member", type_=sa.BigInteger)
 
-_OFFSETS: Final = sa.bindparam("offsets", type_=sa.ARRAY(sa.BigInteger))
+_OFFSETS: Final = sa.bindparam("offsets", type_=BigIntegers())
 
 # The member is compared in a way no index serves: by its own, all that it has not finished would be read.
 _mine: Final = (
@@ -43,8 +43,19 @@ _mine: Final = (
 )
 
 
+def _found(offset: Any, at: Any) -> Any:
+    """Offsets in one row, None for none, with their time: to give a row for each takes the client longer."""
+    return sa.select(sa.func.array_agg(offset), sa.func.max(at))
+
+
+def _changed(change: sa.Update, at: Any) -> Any:
+    """An update that gives the offsets it has changed, and when it did."""
+    done = change.returning(_messages.stream_offset, at.label("at")).cte("done")
+    return _found(done.c.stream_offset, done.c.at)
+
+
 def _its_own(name: str, kind: Any) -> Any:
-    """The row's own item of an array that goes with the offsets."""
+    """The row's own item of an array that goes with the offsets: each of them is looked for among all."""
     items: Any = sa.sql.elements.Grouping(sa.bindparam(name, type_=sa.ARRAY(kind)))
     return items[sa.func.array_position(_OFFSETS, _messages.stream_offset)]
 
@@ -73,7 +84,7 @@ mine_to_consume: Final = sa.select(_messages.source_id, _messages.stream_offset)
     *_mine, _messages.state == "collected", _messages.attempts == 0
 )
 
-forward: Final = (
+forward: Final = _changed(
     sa.update(collected_messages)
     .where(*_mine, _messages.state == "collected")
     .values(
@@ -82,11 +93,11 @@ forward: Final = (
         bulk_id=sa.bindparam("into", type_=sa.BigInteger),
         forwarded_at=_NOW,
         next_attempt_at=None,
-    )
-    .returning(_messages.source_id, _messages.stream_offset, _messages.forwarded_at)
+    ),
+    _messages.forwarded_at,
 )
 
-forwarded: Final = sa.select(_messages.source_id, _messages.stream_offset, _messages.forwarded_at).where(
+forwarded: Final = _found(_messages.stream_offset, _messages.forwarded_at).where(
     *_mine,
     _messages.state == "forwarded",
     _messages.bulk_id == sa.bindparam("into", type_=sa.BigInteger),
@@ -115,12 +126,26 @@ give_back: Final = (
 is_mine: Final = sa.select(_messages.stream_offset).where(*_mine, _messages.finished_at.is_(None)).limit(1)
 
 _in_bulk: Final = (*_mine, _messages.bulk_id == sa.bindparam("of_bulk", type_=sa.BigInteger))
+_is_forwarded: Final = (*_in_bulk, _messages.state == "forwarded")
+
+# What nearly all messages come to; it needs no array but that of their offsets.
+succeed: Final = _changed(
+    sa.update(collected_messages)
+    .where(*_is_forwarded)
+    .values(state="succeeded", reason=None, finished_at=_NOW, next_attempt_at=None),
+    _NOW,
+)
+
+succeeded: Final = _found(_messages.stream_offset, _messages.finished_at).where(
+    *_in_bulk, _messages.state == "succeeded"
+)
+
 _result: Final = _its_own("states", sa.Text)
 _to_retry: Final = _result == "collected"
 
-finish: Final = (
+finish: Final = _changed(
     sa.update(collected_messages)
-    .where(*_in_bulk, _messages.state == "forwarded")
+    .where(*_is_forwarded)
     .values(
         state=_result,
         reason=_its_own("reasons", sa.Text),
@@ -128,13 +153,11 @@ finish: Final = (
         next_attempt_at=sa.case(
             (_to_retry, _NOW + _seconds(sa.func.coalesce(_its_own("retries_s", sa.Float), 0.0))), else_=None
         ),
-    )
-    .returning(_messages.source_id, _messages.stream_offset, _NOW)
+    ),
+    _NOW,
 )
 
-finished: Final = sa.select(
-    _messages.source_id, _messages.stream_offset, sa.func.coalesce(_messages.finished_at, _NOW)
-).where(*_in_bulk, _messages.state == _result)
+finished: Final = _found(_messages.stream_offset, _messages.finished_at).where(*_in_bulk, _messages.state == _result)
 
 # Forgetting
 

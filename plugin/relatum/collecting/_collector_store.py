@@ -19,7 +19,7 @@ from relatum.collecting import _collector_statements as statements
 from relatum.collecting import _member_statements as member_statements
 from relatum.collecting._bulk import REASON_CHARACTERS_MAX
 from relatum.collecting._collector_prune import KEEP_S, forget_finished
-from relatum.collecting._collector_rows import add_missing, added_before, by_source, copy, selected, streams_of, update
+from relatum.collecting._collector_rows import add_missing, added_before, by_source, copy, ends, selected, update
 from relatum.collecting._collector_sources import CollectorSources
 from relatum.collecting._intake import id_of_place
 from relatum.collecting._ports import Advance, Entry, Followed, Result, Stored
@@ -207,8 +207,11 @@ class CollectorStore:
         with self._database.transaction() as connection:
             at = self._sources.hold(connection, member)
             # Before the rows, so that a member that lost the race has written nothing it must roll back.
-            is_new = advance is None or self._sources.advance(connection, member, advance)
-            sources = self._sources.ids(connection, {entry.place.stream for entry in entries})
+            is_new, sources = True, dict[str, int]()
+            if advance is None:
+                sources = self._sources.ids(connection, {entry.place.stream for entry in entries})
+            else:
+                is_new, sources[advance.stream] = self._sources.advance(connection, member, advance)
             if is_new and advance is not None:
                 self._add_for_others(connection, member, advance)
             if is_new and copy(connection, member, entries, sources):
@@ -239,7 +242,8 @@ class CollectorStore:
         with self._database.transaction() as connection:
             sources = self._sources.known(connection, {place.stream for place in places})
             wanted = by_source(places, sources, of_member=member, into=bulk_id)
-            return update(connection, statements.forward, statements.forwarded, wanted, sources)
+            changes = [(statements.forward, statements.forwarded, named) for named in wanted]
+            return update(connection, changes, places, sources)
 
     def finish(
         self, member: int, bulk_id: int, results: Sequence[Result], *, connection: sa.Connection | None = None
@@ -259,16 +263,10 @@ class CollectorStore:
             return self._finish(connection, member, bulk_id, results)
 
     def _finish(self, connection: sa.Connection, member: int, bulk_id: int, results: Sequence[Result]) -> Stored:
-        by_place = {result.place: result for result in results}
-        sources = self._sources.known(connection, {place.stream for place in by_place})
-        wanted = by_source(by_place, sources, of_member=member, of_bulk=bulk_id)
-        streams = streams_of(sources)
-        for named in wanted:
-            its_own = [by_place[MessageId(streams[named["source"]], offset)] for offset in named["offsets"]]
-            named["states"] = [result.status.value for result in its_own]
-            named["reasons"] = [result.reason for result in its_own]
-            named["retries_s"] = [result.retry_in_s for result in its_own]
-        return update(connection, statements.finish, statements.finished, wanted, sources)
+        places = [result.place for result in results]
+        sources = self._sources.known(connection, {place.stream for place in places})
+        changes = ends(results, sources, of_member=member, of_bulk=bulk_id)
+        return update(connection, changes, places, sources)
 
     def give_back(self, member: int, places: Collection[MessageId]) -> bool:
         """Let others have unfinished messages, if there are any who consume them."""

@@ -1,7 +1,7 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
 from relatum.store._address import DatabaseAddress, parse_database
-from relatum.store._arrays import arrays
+from relatum.store._arrays import BigIntegers, arrays
 from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
     FORGOTTEN,
@@ -123,6 +123,7 @@ __all__ = [
     "STATEMENT_S",
     "TIME",
     "AsyncDatabase",
+    "BigIntegers",
     "CommitInDoubt",
     "CoverageRow",
     "Database",
