@@ -39,11 +39,11 @@ def id_of(message: Message) -> str:
 
     One with a NUL, which PostgreSQL's text can't hold, and one too long for its index count as none.
     """
-    return _id_of(message, message.properties.message_id)
+    return _id_of(message.id, message.properties.message_id)
 
 
-def _id_of(message: Message, given: str | None) -> str:
-    return given if given and "\0" not in given and not _is_long(given) else id_of_place(message.id)
+def _id_of(place: MessageId, given: str | None) -> str:
+    return given if given and "\0" not in given and not _is_long(given) else id_of_place(place)
 
 
 def _is_long(given: str) -> bool:
@@ -59,33 +59,34 @@ def id_of_place(place: MessageId) -> str:
 def describe_followed(message: Message, type_of: TypeOf) -> Collected:
     """As `describe`, of a message of a followed stream: what cannot be described has no type, and is passed over."""
     try:
-        return describe(message, type_of)
+        return describe(message, type_of, is_new=True)
     except Exception as error:  # noqa: BLE001 - the caller's own function: one message must not stop a stream
         logger.warning("passed over, its type cannot be told: %s: %s", message.id, ended(error))
         raw = message.raw
         return Collected(message.id, id_of_place(message.id), "", 0 if raw is None else len(raw), message)
 
 
-def describe(message: Message, type_of: TypeOf) -> Collected:
+def describe(message: Message, type_of: TypeOf, *, is_new: bool = False) -> Collected:
     """What a collector needs to know of a message. Takes no lock and decodes, so it is done before there is one.
 
     The message kept is undecoded again: decoded, it would take twice the memory while it waits.
+
+    `is_new`: Whether nobody has decoded it yet. Default: False.
     """
+    place, raw = message.id, message.raw
     kind, given = type_and_id_of(message)
     if type_of is not type_of_property:
         kind = None
         with suppress(DataError):
             kind = type_of(message)
     if kind is not None and not isinstance(kind, str):
-        raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {message.id}")
+        raise InvalidInput(f"type_of gives a text or None, not {type(kind).__name__}, for message {place}")
     # Interned: as many messages as there are would each keep a copy of the few types.
-    kind, message_id = sys.intern(kind or ""), _id_of(message, given)
-    raw, size = message.raw, 0
-    if raw is not None:
-        message, size = Message.from_record(message.stream, message.offset, raw, message.chunk_ms), len(raw)
-    else:
-        size = len(message.body)
-    return Collected(message.id, message_id, kind, size, message)
+    kind, message_id = sys.intern(kind or ""), _id_of(place, given)
+    size = len(message.body if raw is None else raw)
+    if raw is not None and not (is_new and type_of is type_of_property):
+        message = Message.from_record(message.stream, message.offset, raw, message.chunk_ms)
+    return Collected(place, message_id, kind, size, message)
 
 
 @dataclass(slots=True)

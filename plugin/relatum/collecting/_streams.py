@@ -18,6 +18,9 @@ from relatum.waiting import Pauses, ended
 AGAIN_S: Final = 0.05
 """Seconds until a stream is followed again where another member came between."""
 
+TAKE_MESSAGES: Final = 500
+"""Messages that are taken in together, where so many have come: small chunks are taken in by the dozen."""
+
 CUT_OFF_LOOK_S: Final = 1.0
 """Seconds between two looks whether the broker is reached again, before which no stream is followed."""
 
@@ -103,7 +106,7 @@ class CollectedStream:
         self._followed = Followed(0)
         self._was_followed = self._is_attached = False
         self._events: deque[Event] = deque()
-        self._taking: tuple[Event, list[Collected]] | None = None
+        self._taking: tuple[list[Event], list[Collected]] | None = None
 
     @property
     def is_resting(self) -> bool:
@@ -233,7 +236,7 @@ class CollectedStream:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Records):
-            self._taking = event, [describe_followed(each, self._type_of) for each in event.batch.each_message()]
+            self._taking = self._described(event)
         elif isinstance(event, Attached):
             # Once: a connection may be replaced meanwhile.
             if not self._is_attached:
@@ -250,6 +253,18 @@ class CollectedStream:
             # Another member may read it, meanwhile.
             self._end(event.error)
 
+    def _described(self, first: Records) -> tuple[list[Event], list[Collected]]:
+        """Messages, with those that came right behind them."""
+        events, messages, event = list[Event](), list[Collected](), first
+        while True:
+            events.append(event)
+            messages += [describe_followed(each, self._type_of) for each in event.batch.each_message()]
+            following = self._events[0] if self._events else None
+            if not isinstance(following, Records) or len(messages) >= TAKE_MESSAGES:
+                return events, messages
+            event = following
+            self._events.popleft()
+
     def _attached(self) -> None:
         """It is the one that was collected: take what comes."""
         shared = self._shared
@@ -264,7 +279,7 @@ class CollectedStream:
     def _take(self, now: float) -> bool:
         """Hand on messages that were read; False where there is no room for all of them now."""
         assert self._taking is not None, "asked before"
-        shared, (event, messages) = self._shared, self._taking
+        shared, (events, messages) = self._shared, self._taking
         with shared.changed:
             # What was lost meanwhile is told in a moment: `lost`.
             taken = shared.intake.take(self.name, messages, now) if shared.intake.is_followed(self.name) else 0
@@ -274,14 +289,14 @@ class CollectedStream:
         if messages:
             return False
         self._taking = None
-        self._follower.done(event)
+        self._follower.done(*events)
         return True
 
     def _end(self, error: Exception | None) -> None:
         """Read it no more, and let go of what came and was not taken."""
         self._follower.leave(self.name)
         if self._taking is not None:
-            self._follower.done(self._taking[0])
+            self._follower.done(*self._taking[0])
         self._follower.done(*self._events)
         self._taking = None
         self._events.clear()
