@@ -38,8 +38,8 @@ WARM_UP_ROUNDS: Final = 1
 BULK_MESSAGES: Final = 500
 BYTES_MAX: Final = 64 * 1024 * 1024
 
-RATE_AIM: Final = 5_000.0
-SINGLES_AIM: Final = 3.0
+RATE_AIM: Final = 15_000.0
+SINGLES_AIM: Final = 4.0
 MEMORY_AIM_BYTES: Final = 50_000_000
 """Beyond the limit."""
 

@@ -303,6 +303,8 @@ def results_of(bulk: Bulk, answer: Any, raised: BaseException | None = None) -> 
         given = _answered(bulk, answer)
     except InvalidInput as error:
         given = {message.place: Failure(str(error)) for message in bulk.messages}
+    if not noted:
+        return given
     return {message.place: noted.get(message.place, given[message.place]) for message in bulk.messages}
 
 

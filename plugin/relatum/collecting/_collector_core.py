@@ -241,14 +241,16 @@ class Core:
         again = {
             result.place: result.retry_in_s or 0.0 for result in results if result.status is OutcomeStatus.COLLECTED
         }
+        if self.is_stopping:
+            again = {}
         for message in bulk.taken:
-            if message.place in again and not self.is_stopping:
+            if message.place in again:
                 bulks.retry_at(message, now + again[message.place])
-            else:
-                self._release([message])
-        came_back = [self._came_back.pop(message.place, None) for message in bulk.taken]
-        ended = {result.place for result in results}
-        self.adopt((entry for entry in came_back if entry is not None and entry.place not in ended), now)
+        self._release(message for message in bulk.taken if message.place not in again)
+        if self._came_back:
+            came_back = [self._came_back.pop(message.place, None) for message in bulk.taken]
+            ended = {result.place for result in results}
+            self.adopt((entry for entry in came_back if entry is not None and entry.place not in ended), now)
 
     def cancel(self, messages: Iterable[Collected]) -> None:
         """Let messages go that were admitted and could not be stored, or need not be consumed."""
@@ -266,6 +268,11 @@ class Core:
     def is_idle(self) -> bool:
         """Whether no bulk is being filled, waits or runs."""
         return all(not (bulks.open or bulks.waiting or bulks.running) for bulks in self._types.values())
+
+    @property
+    def has_waiting_bulks(self) -> bool:
+        """Whether closed bulks wait for a worker."""
+        return any(bulks.waiting for bulks in self._types.values())
 
     @property
     def held_messages(self) -> int:

@@ -10,16 +10,19 @@ from relatum.collecting import _collector_statements as statements
 from relatum.collecting._ports import Entry, Result, Stored
 from relatum.ids import MessageId
 from relatum.outcomes import OutcomeStatus
-from relatum.store import copy_lines, copy_text
+from relatum.store import copy_lines, copy_text, needs_escape
 
 
 def copy(connection: sa.Connection, member: int | None, entries: Sequence[Entry], sources: Mapping[str, int]) -> bool:
     """Write new rows; False, and none is written, where some are there."""
     owner = "\\N" if member is None else member
+    message_ids = [entry.message_id for entry in entries]
+    if needs_escape("".join(message_ids)):
+        message_ids = [copy_text(message_id) for message_id in message_ids]
+    types = {kind: copy_text(kind) for kind in {entry.type for entry in entries}}
     lines = [
-        f"{sources[entry.place.stream]}\t{entry.place.offset}\t{owner}\t{entry.bytes}"
-        f"\t{copy_text(entry.message_id)}\t{copy_text(entry.type)}\n"
-        for entry in entries
+        f"{sources[entry.place.stream]}\t{entry.place.offset}\t{owner}\t{entry.bytes}\t{message_id}\t{types[entry.type]}\n"
+        for entry, message_id in zip(entries, message_ids, strict=True)
     ]
     savepoint = connection.begin_nested()
     try:

@@ -68,11 +68,14 @@ class TypeCounts:
     def settled(self, results: Sequence[Result], seconds: float) -> None:
         """Count what came of a bulk."""
         self.bulk_s.observe(seconds)
-        for result in results:
-            if result.status is OutcomeStatus.COLLECTED:
+        others = [result.status for result in results if result.status is not OutcomeStatus.SUCCEEDED]
+        if len(others) < len(results):
+            self.outcomes[OutcomeStatus.SUCCEEDED.value] += len(results) - len(others)
+        for status in others:
+            if status is OutcomeStatus.COLLECTED:
                 self.retries += 1
             else:
-                self.outcomes[result.status.value] += 1
+                self.outcomes[status.value] += 1
 
 
 def statistics_of(core: Core, intake: Intake, counts: Mapping[str, TypeCounts]) -> CollectorStatistics:

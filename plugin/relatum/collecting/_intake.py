@@ -232,6 +232,11 @@ class Intake:
         return not self._storing and not self.is_anything_gathered
 
     @property
+    def gathered(self) -> int:
+        """Messages that wait to be stored, to be consumed here."""
+        return len(self._given.messages) + sum(len(gathered.messages) for gathered in self._followed.values())
+
+    @property
     def is_anything_gathered(self) -> bool:
         """Whether there is something to store."""
         return bool(self._given.messages or self._followed)

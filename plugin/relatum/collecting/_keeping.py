@@ -16,6 +16,12 @@ TAKE_OVER_MESSAGES: Final = 1000
 PARTITIONS_S: Final = 30.0
 """How often super streams are asked for new partitions."""
 
+GATHER_MESSAGES: Final = 500
+"""Messages that are stored in one transaction, where workers have bulks in the meantime."""
+
+GATHER_S: Final = 0.02
+"""How long they are waited for, at most."""
+
 WAIT_S: Final = 1.0
 """How often a thread that waits for a change looks up; nothing depends on it."""
 
@@ -28,9 +34,20 @@ def store_until_end(shared: Shared) -> None:
                 if shared.input_ended or shared.abandoned.is_set():
                     return
                 shared.changed.wait(WAIT_S)
+            _let_gather(shared)
             lots = shared.intake.next()
         for gathered in lots:
             shared.store_gathered(gathered)
+
+
+def _let_gather(shared: Shared) -> None:
+    """Let more come into one transaction while no worker waits for it; the lock is held."""
+    until = time.monotonic() + GATHER_S
+    while shared.core.has_waiting_bulks and shared.intake.gathered < GATHER_MESSAGES and not shared.stopping.is_set():
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return
+        shared.changed.wait(left_s)
 
 
 def tick_until_end(shared: Shared) -> None:
