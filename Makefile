@@ -11,6 +11,7 @@
 #   make docs          the documentation as a site, in .venv/site
 #   make bench         the table of speeds                                 (BENCH="--help")
 #   make bench-spark   the table of Spark's speeds                         (BENCH="--help")
+#   make bench-short   some of the speeds beside those of the last run, in two minutes: prints, and never fails
 #   make clean         remove what was made here
 
 PYTHON ?= python3
@@ -39,7 +40,7 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark clean rabbitmq java pgbouncer
+.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer
 .DELETE_ON_ERROR:
 
 demo: $(made) compiled rabbitmq
@@ -78,6 +79,10 @@ bench: $(made) compiled rabbitmq
 
 bench-spark: $(spark) compiled rabbitmq java
 	$(bin)/python -m benchmarks.spark $(BENCH)
+
+# It ends by itself after 95 s, and at the latest so.
+bench-short: $(made) compiled rabbitmq
+	-timeout --signal=KILL 118 $(bin)/python -m benchmarks --short
 
 clean:
 	rm -rf .venv .servers dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

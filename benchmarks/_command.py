@@ -1,19 +1,28 @@
-"""The command line of both sets of measurements: options, groups in turn, a table, a JSON file."""
+"""The command line of both sets of measurements: options, groups in turn, a table, a JSON file, and what fell."""
 
 import argparse
 import functools
+import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from types import FrameType
+from typing import Any, Final, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 
 from benchmarks._context import QUICK_MESSAGES, QUICK_ROWS, Context, opened
+from benchmarks._kept import FELL, FOLDER, fallen, keep, kept_in, kind_of, path_of
 from benchmarks._results import Row, attempted, load, markdown, save, show
 
 MESSAGES_MIN: Final = 10_000
+
+SHORT_MESSAGES: Final = 20_000
+SHORT_S: Final = 95.0
+"""Seconds after which the short form measures nothing more, wherever it is; what it has is shown then."""
 
 WIDTH: Final = 200
 """Columns of the table where there is no terminal."""
@@ -26,7 +35,13 @@ class Group(Protocol):
         """Measure the rows."""
 
 
-def parsed(prog: str, groups: Iterable[str], results: Path, arguments: list[str] | None = None) -> argparse.Namespace:
+class OutOfTime(BaseException):
+    """The short form's time is over. Nothing that goes on after errors goes on after this."""
+
+
+def parsed(
+    prog: str, groups: Iterable[str], results: Path, arguments: list[str] | None = None, short: Sequence[str] = ()
+) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -36,12 +51,18 @@ def parsed(prog: str, groups: Iterable[str], results: Path, arguments: list[str]
     parser.add_argument("--messages", type=int, default=None, help="messages of the large stream (1,000,000)")
     parser.add_argument("--rows", type=int, default=None, help="rows the table grows to (10,000,000)")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_MESSAGES:,} messages and fewer rounds")
+    if short:
+        parser.add_argument("--short", action="store_true", help=f"{', '.join(short)}, in two minutes; ends with 0")
     parser.add_argument("--only", nargs="+", choices=sorted(groups), metavar="NAME", help=", ".join(groups))
     parser.add_argument("--output", type=Path, default=results, help="where the JSON file goes")
+    parser.add_argument("--keep", action="store_true", help=f"keep the ratios in {FOLDER.name}/, for later runs")
     parser.add_argument("--markdown", action="store_true", help="measure nothing; print the JSON file's table")
     options = parser.parse_args(arguments)
+    options.short = bool(short) and options.short
+    if options.short:
+        options.quick, options.only = True, options.only or list(short)
     if options.messages is None:
-        options.messages = QUICK_MESSAGES if options.quick else 1_000_000
+        options.messages = SHORT_MESSAGES if options.short else QUICK_MESSAGES if options.quick else 1_000_000
     if options.rows is None:
         options.rows = QUICK_ROWS if options.quick else 10_000_000
     if options.rows < QUICK_ROWS:
@@ -51,40 +72,109 @@ def parsed(prog: str, groups: Iterable[str], results: Path, arguments: list[str]
     return options
 
 
-def run(prog: str, groups: Mapping[str, Group], results: Path) -> int:
+def run(
+    prog: str,
+    groups: Mapping[str, Group],
+    results: Path,
+    short: Sequence[str] = (),
+    arguments: list[str] | None = None,
+) -> int:
     """Run the groups asked for.
 
     Args:
         prog: What the command is called in its help.
         groups: The groups by name, in the order in which they are measured.
         results: Where the JSON file goes, unless an option says otherwise.
+        short: The groups of the short form; none: there is no such form.
+        arguments: The command line's; None for the process's own.
 
     Returns:
-        1 where something failed, a wrong answer included; 0 also where figures fall short, which the table says.
+        1 where something failed, a wrong answer included; 0 also where figures fall short or fell, which is printed.
+        The short form ends with 0 in any case.
     """
-    options = parsed(prog, groups, results)
+    options = parsed(prog, groups, results, arguments, short)
     if options.markdown:
         sys.stdout.write(markdown(load(options.output)) + "\n")
         return 0
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
+    rows: list[Row] = []
+    facts: dict[str, Any] = {}
+    if not options.short:
+        _measure(options, groups, console, rows, facts)
+        _report(options, console, rows, facts)
+        return int(any(row.verdict == "failed" for row in rows))
+    try:
+        with ended_after(SHORT_S):
+            _measure(options, groups, console, rows, facts)
+    except OutOfTime:
+        console.print(f"{SHORT_S:g} s are over: what is missing is not measured")
+    except Exception as error:  # noqa: BLE001 - a build does not fail by it
+        console.print(f"not measured: {escape(f'{type(error).__name__}: {error}')}")
+    _report(options, console, rows, facts)
+    return 0
+
+
+def _measure(
+    options: argparse.Namespace,
+    groups: Mapping[str, Group],
+    console: Console,
+    rows: list[Row],
+    facts: dict[str, Any],
+) -> None:
+    """Measure; what was is in `rows` and `facts` then, also where it is broken off."""
     started = time.monotonic()
 
     def say(what: str) -> None:
         console.print(f"[dim]{time.monotonic() - started:5.0f} s  {what}[/dim]", highlight=False)
 
-    rows: list[Row] = []
+    def saved() -> None:
+        save(options.output, facts | {"seconds": round(time.monotonic() - started)}, rows)
+
     with opened(options.messages, options.rows, say, is_quick=options.quick) as context:
-        facts = context.facts()
+        facts |= context.facts()
         for name in options.only or groups:
             for row in attempted(name, name, functools.partial(groups[name].measure, context)):
                 rows.append(row)
                 figure = "" if row.ratio is None else f" ({row.ratio:.2f})"
                 say(f"[bold]{row.what}: {row.ours or row.error or row.note}{figure}: {row.verdict}[/bold]")
                 # What was measured is not lost where it is stopped.
-                save(options.output, facts | {"seconds": round(time.monotonic() - started)}, rows)
-    save(options.output, facts | {"seconds": round(time.monotonic() - started)}, rows)
+                saved()
+    saved()
+
+
+def _report(options: argparse.Namespace, console: Console, rows: list[Row], facts: dict[str, Any]) -> None:
+    """Show the table, and what fell since the last run that is kept of such a machine."""
+    if not facts:
+        return
     show(rows, console)
     console.print(f"{options.output}: all figures, and the machine they are from.")
-    return int(any(row.verdict == "failed" for row in rows))
+    path = path_of(FOLDER, facts)
+    kept = kept_in(path)
+    if options.keep:
+        keep(path, facts, rows)
+    if not kept:
+        console.print(f"Nothing is kept of {kind_of(facts)} to compare with: --keep does so.")
+        return
+    found = fallen(rows, kept)
+    for each in found:
+        console.print(f"[bold red]fell[/]  {escape(str(each))}", highlight=False)
+    if not found:
+        console.print(f"Nothing fell by more than {FELL:.0%} since what is kept of {kind_of(facts)}.")
+
+
+@contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` in the block after so many seconds; in the main thread alone."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

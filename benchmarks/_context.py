@@ -19,6 +19,7 @@ from psycopg import sql
 
 from benchmarks import _streams as streams
 from benchmarks._recorder import catch_up
+from relatum.compiled import is_compiled
 from relatum.local import LocalPostgreSQL, LocalRabbitMQ
 from relatum.reading import BrokerAddress
 from relatum.store import add_keys, as_engine
@@ -192,7 +193,9 @@ class Context:
             "postgresql_fsync": durable[0],
             "python": platform.python_version(),
             "packages": {name: version(name) for name in PACKAGES},
+            "compiled": is_compiled(),
             "system": platform.platform(),
+            "architecture": platform.machine(),
             "processor": _processor(),
             "cores": os.cpu_count(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
