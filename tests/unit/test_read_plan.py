@@ -13,7 +13,8 @@ from relatum.errors import OffsetNotFound
 from relatum.reading._message import Message
 from relatum.reading._operations import ATTACHES_MAX, StreamOperations
 from relatum.reading._plan import ATTACH_S, BYTE_S, CHUNK_S, Density, PlannedAttach, StreamPlan
-from relatum.reading._window import Window
+from relatum.reading._spill import Spill
+from relatum.reading._window import TAKEN_BYTES, Window
 from relatum.wire import Login, StreamSession
 from relatum.wire import _frames as frames
 from relatum.wire._frames import FIRST, Code, Command
@@ -46,17 +47,18 @@ class Stream:
         granted, reached = request.chunks, None
         for number, (first, count) in enumerate(islice(self.chunks, begin, None)):
             if number == granted:
-                more = 0 if len(request.offsets) == 1 else plan.more(request, reached or 0, number)
-                if not more:
-                    break
-                granted += more
-                self.cost_s += ROUND_TRIP_S
+                break
             size = count * self.record_bytes
             # The first chunk is a part of what an attach costs.
             self.cost_s += CHUNK_S + BYTE_S * size if number else 0
             for offset in plan.arrived(request, first, count, size):
                 found[offset] = found.get(offset, 0) + 1
             reached = first + count - 1
+            ahead = granted - number - 1
+            if len(request.offsets) > 1 and (more := plan.more(request, reached, number + 1, ahead)):
+                granted += more
+                # Asked for ahead, it keeps nobody waiting.
+                self.cost_s += 0 if ahead else ROUND_TRIP_S
         plan.answered(request, reached if len(self.chunks) - begin >= granted else None)
 
 
@@ -180,6 +182,55 @@ def test_window_holds_bounded_bytes_and_still_ends(asked: list[int], bytes_max: 
             assert held <= max(1, bytes_max // 100)
         window.close()
     assert out == asked
+
+
+def records(window: Window, offsets: list[int], size: int) -> None:
+    """Give a window records of a chunk, which say where they lie."""
+    window.put_records("s", offsets, [b"%-*d" % (size, offset) for offset in offsets], 7)
+
+
+def test_window_holds_in_a_file_what_is_too_much_for_memory() -> None:
+    """What came is asked for once, whatever it comes to, and memory holds as much as it may."""
+    count, size, bytes_max = 100, 5_000, 40_000
+    asked = [*range(1, count), 0]
+    window = Window([("s", offset) for offset in asked], count, bytes_max)
+    wanted = window.open()["s"]
+    records(window, wanted[1:], size)
+    assert window._held <= bytes_max
+    assert not window.is_full
+    given = []
+    # All at once would be as much memory again as the file holds.
+    while part := window.ready():
+        assert len(part) * size <= TAKEN_BYTES + bytes_max
+        given += part
+    records(window, wanted[:1], size)
+    given += window.ready()
+    assert [int(message.body) for message in given] == asked
+    assert {message.chunk_ms for message in given} == {7}
+    window.close()
+    assert not window.open()
+    window.end()
+
+
+def test_window_is_read_in_parts_that_can_be_held_where_the_file_is_full() -> None:
+    """One part shows what can be held; those after it are as large as that, and none is begun in vain."""
+    count, size = 1_000, 2_000
+    asked = random.Random(1).sample(range(count), count)
+    window = Window([("s", offset) for offset in asked], count, 50_000, Spill(200_000))
+    given: list[int] = []
+    parts = full = 0
+    while wanted := window.open():
+        parts += 1
+        for at in range(0, len(wanted["s"]), 10):
+            if not window.is_full:
+                records(window, wanted["s"][at : at + 10], size)
+            given += [message.offset for message in window.ready()]
+        full += window.is_full
+        window.close()
+    window.end()
+    assert given == asked
+    assert full == 1
+    assert parts < 4 * count * size / 250_000
 
 
 def test_numbers_that_are_no_offsets_are_answered_at_once() -> None:

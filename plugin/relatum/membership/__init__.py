@@ -18,6 +18,7 @@ from relatum.membership._membership import (
     new_group_id,
     parse_value,
     value_bounds,
+    value_of,
 )
 from relatum.membership._numbering import Numbering
 from relatum.membership._position import Anomaly, GroupPosition, Ranges, assess
@@ -40,4 +41,5 @@ __all__ = [
     "new_group_id",
     "parse_value",
     "value_bounds",
+    "value_of",
 ]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from relatum.membership._membership import Membership
+Place: TypeAlias = tuple[str, int, bool]
+"""The fields of a `Membership`."""
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of sequence numbers, each with its first and its last, in ascending order."""
@@ -89,7 +90,7 @@ class GroupPosition:
         return self.last_sequence is not None and self.contiguous >= self.last_sequence
 
 
-def assess(group_id: str, members: Iterable[Membership], *, expired: Iterable[Membership] = ()) -> GroupPosition:
+def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] = ()) -> GroupPosition:
     """How far a group has come, from the places of its messages.
 
     Args:
@@ -105,14 +106,14 @@ def assess(group_id: str, members: Iterable[Membership], *, expired: Iterable[Me
     numbers: set[int] = set()
     lasts: set[int] = set()
     count = 0
-    for member in members:
-        if member.group_id == group_id:
+    for of_group, sequence, last in members:
+        if of_group == group_id:
             count += 1
-            numbers.add(member.sequence)
-            if member.last:
-                lasts.add(member.sequence)
-    gone = [member for member in expired if member.group_id == group_id and member.sequence not in numbers]
-    lasts.update(member.sequence for member in gone if member.last)
+            numbers.add(sequence)
+            if last:
+                lasts.add(sequence)
+    gone = [place for place in expired if place[0] == group_id and place[1] not in numbers]
+    lasts.update(sequence for _, sequence, last in gone if last)
     last_sequence = min(lasts, default=None)
     highest = max(numbers, default=0)
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)

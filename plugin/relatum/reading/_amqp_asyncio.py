@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Seque
 from typing import Any, TypeVar
 
 from relatum.errors import ConfigurationError, ConnectionLost, UsedAfterClose
-from relatum.ids import MessageId
 from relatum.reading._address import BrokerAddress
 
 # asyncio only:
@@ -129,7 +128,7 @@ class AsyncAmqp:
         """AMQP 0.9.1 cannot say."""
         return
 
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]:
+    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> AsyncGenerator[Result, None]:
         return self._each(lambda: self._operations.read_many(Window(ids, window)), use)
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[RecordBatch | None, None]:

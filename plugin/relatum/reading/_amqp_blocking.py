@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from relatum.errors import ConfigurationError, ConnectionLost, UsedAfterClose
-from relatum.ids import MessageId
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_operations import AmqpOperations, Command
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -119,7 +118,7 @@ class Amqp:
         """AMQP 0.9.1 cannot say."""
         return
 
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]:
+    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> Generator[Result, None, None]:
         return self._each(lambda: self._operations.read_many(Window(ids, window)), use)
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:

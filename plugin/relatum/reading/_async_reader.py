@@ -18,7 +18,6 @@ from relatum.closing import AsyncClosing
 # from relatum.wire import Broker
 # both:
 from relatum.errors import BrokerUnavailable, ProtocolError, ReadTimeout
-from relatum.ids import MessageId
 from relatum.processes import of_one_process
 from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -48,7 +47,7 @@ class AsyncTransport(Protocol):
     async def missing(self, streams: Sequence[str]) -> list[str]: ...
     async def partitions(self, super_stream: str) -> list[str]: ...
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]: ...
+    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> AsyncGenerator[Result, None]: ...
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[RecordBatch | None, None]: ...
     def statistics(self) -> ReaderStatistics: ...
     async def close(self) -> None: ...
@@ -153,7 +152,9 @@ class AsyncStreamReader(AsyncClosing):
         check_offset(stream, offset)
         return await self._transport.read(stream, offset)
 
-    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> AsyncGenerator[Result, None]:
+    def read_many(
+        self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
+    ) -> AsyncGenerator[Result, None]:
         """The messages of many ids, in the order of the ids; neighbours are read together.
 
         Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
@@ -166,7 +167,7 @@ class AsyncStreamReader(AsyncClosing):
         checked_count("window", window, most=WINDOW_MAX)
         return self._transport.read_many(checked_ids(ids), window, Use.LENT)
 
-    async def read_all(self, ids: Iterable[MessageId]) -> list[Result]:
+    async def read_all(self, ids: Iterable[tuple[str, int]]) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
 
         Unlike an iteration it holds no connection while its caller does something else.

@@ -38,8 +38,8 @@ class Settle(Request[Result]):
 
 
 ManyRequest: TypeAlias = Exchange | Take | GiveBack | Settle
-Results: TypeAlias = Generator[ManyRequest | Result, Any, None]
-"""Gives results, in their order."""
+Results: TypeAlias = Generator[ManyRequest | list[Result], Any, None]
+"""Gives results, in their order, as many at a time as are there."""
 
 
 class ManyReader:
@@ -72,6 +72,7 @@ class ManyReader:
             # Their numbers come again on this connection, and the broker refuses one that is still attached.
             for attach, _ in self._in_flight:
                 self._operations.end(attach)
+            self._window.end()
 
     def _density(self, stream: str) -> Density:
         if stream not in self._densities and len(self._densities) >= DENSITIES_MAX:
@@ -90,8 +91,15 @@ class ManyReader:
             self._take((yield from Exchange()))
 
     def _ready(self) -> Results:
-        for result in self._window.ready():
-            yield result if isinstance(result, Message) else (yield from Settle(result))
+        while results := self._window.ready():
+            begin = 0
+            for place, result in enumerate(results):
+                if not isinstance(result, Message):
+                    # What comes before is given first: the answer may be an error.
+                    yield results[begin:place]
+                    yield [(yield from Settle(result))]
+                    begin = place + 1
+            yield results[begin:] if begin else results
 
     def _ask(self) -> None:
         """Send attaches until enough are in flight, each stream in its turn; none over a worn connection."""
@@ -113,23 +121,31 @@ class ManyReader:
                 attach.take(event)
                 if attach.chunks:
                     self._keep(attach, request, attach.chunks.pop())
+                    self._went_on(attach, request)
                 is_any_at_barrier |= attach.is_at_barrier
         if is_any_at_barrier:
             self._in_flight = [pair for pair in self._in_flight if not self._is_over(*pair)]
 
     def _is_over(self, attach: Attach, request: PlannedAttach) -> bool:
-        """Go on with a subscription that is at its barrier and not at its goal; True for one that is over."""
+        """Go on with a subscription that is at its barrier and not at its goal; whether it is over."""
         if not attach.is_at_barrier:
             return False
         has_more = attach.chunks_seen == attach.granted and attach.code == Code.OK
-        if has_more and not attach.is_done and not self._window.is_full and attach.reached is not None:
-            chunks = self._plans[attach.stream].more(request, attach.reached, attach.chunks_seen)
-            if chunks:
-                self._operations.go_on(attach, chunks)
-                return False
+        if has_more and self._went_on(attach, request):
+            return False
         self._operations.end(attach)
         self._close(attach, request, is_at_end=not has_more)
         return True
+
+    def _went_on(self, attach: Attach, request: PlannedAttach) -> bool:
+        """Ask for what a subscription needs beside what was asked for; whether there was any."""
+        if attach.is_done or self._window.is_full or attach.reached is None:
+            return False
+        ahead = attach.granted - attach.chunks_seen
+        chunks = self._plans[attach.stream].more(request, attach.reached, attach.chunks_seen, ahead)
+        if chunks:
+            self._operations.go_on(attach, chunks)
+        return chunks > 0
 
     def _keep(self, attach: Attach, request: PlannedAttach, chunk: Chunk) -> None:
         stream = attach.stream

@@ -6,6 +6,7 @@ time whether the gap to the next offset wanted is cheaper to read across or to j
 chunk is assumed, not measured (decision 4).
 """
 
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ CHUNK_S: Final = 30e-6
 BYTE_S: Final = 1e-9
 """Seconds each byte of it adds: 184 kB took 0.2 to 0.4 ms."""
 
-CHUNKS_MAX: Final = 4096
-"""Chunks asked for at once; a credit is at most 65,535."""
+CHUNKS_AHEAD_MAX: Final = 64
+"""Chunks that are asked for and have not come, at most: enough that the broker never waits to be asked."""
 
 UNKNOWN_CHUNKS: Final = 2
 """Chunks asked for at first for neighbouring offsets, while nothing is known of the stream."""
@@ -32,17 +33,14 @@ _SIZE_WEIGHT_MIN: Final = 0.02
 FIRST_CHUNKS_MAX: Final = 16
 """Chunks asked for at first: what is known of a stream on the whole may be wrong for this part of it."""
 
-GROWTH: Final = 4
-"""How many times as many chunks as came so far are asked for next, at most."""
+GROWTH: Final = 2
+"""How many times as many chunks as came so far are asked for ahead, at most."""
 
 STRAY_CHUNKS_MIN: Final = 8
 """Chunks after which a request that meets smaller ones than expected may end early."""
 
 STRAY_RATIO: Final = 1.5
 """How many times as wide as it should be a gap must turn out for that: the jump may be no better where it leads."""
-
-_UNDERSTATE: Final = 0.9
-"""Share of the estimated chunks that is asked for. Asking for more costs one round trip, what is too much is wasted."""
 
 
 class Density:
@@ -87,8 +85,8 @@ class Density:
             return 1
         if not self.is_known:
             return UNKNOWN_CHUNKS
-        expected = (last - first) / self.records_each
-        return max(1, min(FIRST_CHUNKS_MAX, round(expected * _UNDERSTATE)))
+        # One more: the first of the offsets lies anywhere in its chunk.
+        return min(FIRST_CHUNKS_MAX, 1 + round((last - first) / self.records_each))
 
 
 class PlannedAttach(NamedTuple):
@@ -133,20 +131,33 @@ class StreamPlan:
             wanted.append(self._pending.popleft())
         return wanted
 
-    def more(self, request: PlannedAttach, reached: int, chunks: int) -> int:
-        """How many chunks to ask for on top of those that came up to an offset; 0 when the request should end.
+    def more(self, request: PlannedAttach, reached: int, chunks: int, ahead: int) -> int:
+        """How many chunks to ask for on top, once a request has come up to an offset; 0 for none.
 
-        It ends when it has all it wants, and where chunks are so small that jumping is cheaper after all.
+        They are asked for before all that was asked for has come, so that neither side waits for the other. There are
+        no more to ask for when it has all it wants, and where chunks are so small that jumping is cheaper after all.
+
+        Args:
+            request: The request.
+            reached: How far it has come.
+            chunks: In how many chunks.
+            ahead: How many were asked for beside those, and have not come.
         """
         first, last = request.offsets[0], request.offsets[-1]
         if reached >= last:
             return 0
         records_each = (reached + 1 - first) / chunks
-        gap = request.offsets[bisect_right(request.offsets, reached)] - reached
-        if chunks >= STRAY_CHUNKS_MIN and gap > STRAY_RATIO * self._density.ratio * records_each:
-            return 0
-        expected = (last - reached) / records_each * _UNDERSTATE
-        return max(1, min(CHUNKS_MAX, GROWTH * chunks, round(expected)))
+        if chunks >= STRAY_CHUNKS_MIN:
+            gap = request.offsets[bisect_right(request.offsets, reached)] - reached
+            if gap > STRAY_RATIO * self._density.ratio * records_each:
+                return 0
+        else:
+            # The first chunk is there in part; it says little by itself.
+            records_each = max(records_each, self._density.records_each)
+        expected = math.ceil((last - reached) / records_each)
+        wanted = min(CHUNKS_AHEAD_MAX, GROWTH * chunks, expected)
+        # Several together: each question costs both sides a call of the kernel.
+        return wanted - ahead if 2 * ahead <= wanted else 0
 
     def answered(self, request: PlannedAttach, reached: int | None) -> None:
         """Close a request that brought chunks up to an offset; what it did not reach is asked for again.

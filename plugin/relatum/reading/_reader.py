@@ -10,7 +10,6 @@ from relatum import metrics
 from relatum.checks import checked_count, checked_name, checked_names, checked_seconds, checked_text
 from relatum.closing import Closing
 from relatum.errors import BrokerUnavailable, ConfigurationError, ProtocolError, ReadTimeout
-from relatum.ids import MessageId
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -41,7 +40,7 @@ class Transport(Protocol):
     def missing(self, streams: Sequence[str]) -> list[str]: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]: ...
+    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> Generator[Result, None, None]: ...
     def batches(
         self, stream: str, scan: Scan, idle_s: float, use: Use
     ) -> Generator[RecordBatch | None, None, None]: ...
@@ -127,7 +126,9 @@ class StreamReader(Closing):
         check_offset(stream, offset)
         return self._transport.read(stream, offset)
 
-    def read_many(self, ids: Iterable[MessageId], *, window: int = WINDOW_MESSAGES) -> Generator[Result, None, None]:
+    def read_many(
+        self, ids: Iterable[tuple[str, int]], *, window: int = WINDOW_MESSAGES
+    ) -> Generator[Result, None, None]:
         """The messages of many ids, in the order of the ids; neighbours are read together.
 
         Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
@@ -140,7 +141,7 @@ class StreamReader(Closing):
         checked_count("window", window, most=WINDOW_MAX)
         return self._transport.read_many(checked_ids(ids), window, Use.LENT)
 
-    def read_all(self, ids: Iterable[MessageId]) -> list[Result]:
+    def read_all(self, ids: Iterable[tuple[str, int]]) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
 
         Unlike an iteration it holds no connection while its caller does something else.

@@ -6,7 +6,6 @@ from typing import Final
 
 from relatum.checks import checked_count, checked_name, shown
 from relatum.errors import InvalidInput, TlsRefused
-from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading._scan import Scan
 from relatum.reading._start import Start, beginning
@@ -25,7 +24,7 @@ IDLE_S: Final = 60.0
 """Seconds after which a reader that waits for ever looks up; nothing depends on it."""
 
 
-def checked_ids(ids: Iterable[MessageId]) -> Iterable[MessageId]:
+def checked_ids(ids: Iterable[tuple[str, int]]) -> Iterable[tuple[str, int]]:
     """Ids that can be gone through; each is looked at in its turn.
 
     Raises:

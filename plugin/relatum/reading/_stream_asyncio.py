@@ -15,7 +15,6 @@ from relatum.errors import (
     StreamNotFound,
     StreamNotHere,
 )
-from relatum.ids import MessageId
 from relatum.reading._async_socket import AsyncSocketConnection
 from relatum.reading._async_stream_nodes import AsyncStreamNodes
 from relatum.reading._batches import RecordBatch, StreamBounds
@@ -94,7 +93,7 @@ class AsyncStreams(AsyncStreamNodes):
         with lost_questions.once(self._address, exchange):
             return await self._ask(lambda operations: operations.routes(exchange, routing_key))
 
-    async def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> AsyncGenerator[Result, None]:
+    async def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> AsyncGenerator[Result, None]:
         """See `AsyncStreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         async with contextlib.AsyncExitStack() as stack:
@@ -116,18 +115,19 @@ class AsyncStreams(AsyncStreamNodes):
 
             steps = ManyReader(Window(ids, window), self._densities).run()
             try:
-                given: AsyncGenerator[Result, None] = async_each(steps, perform)
+                given: AsyncGenerator[list[Result], None] = async_each(steps, perform)
                 # asyncio only:
                 count = 0
                 # both:
                 async with contextlib.aclosing(given) as results:
-                    async for result in results:
-                        yield result
-                        # asyncio only:
-                        count += 1
-                        if not count % SLICE:
-                            await asyncio.sleep(0)
-                        # both:
+                    async for part in results:
+                        for result in part:
+                            yield result
+                            # asyncio only:
+                            count += 1
+                            if not count % SLICE:
+                                await asyncio.sleep(0)
+                            # both:
             finally:
                 if connection is not None:
                     await connection.put_by(self._timeout_s)

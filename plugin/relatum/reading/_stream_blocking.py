@@ -14,7 +14,6 @@ from relatum.errors import (
     StreamNotFound,
     StreamNotHere,
 )
-from relatum.ids import MessageId
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._leading import (
     NODES_TRIED_MAX,
@@ -88,7 +87,7 @@ class Streams(StreamNodes):
         with lost_questions.once(self._address, exchange):
             return self._ask(lambda operations: operations.routes(exchange, routing_key))
 
-    def read_many(self, ids: Iterable[MessageId], window: int, use: Use) -> Generator[Result, None, None]:
+    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> Generator[Result, None, None]:
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
@@ -110,9 +109,10 @@ class Streams(StreamNodes):
 
             steps = ManyReader(Window(ids, window), self._densities).run()
             try:
-                given: Generator[Result, None, None] = each(steps, perform)
+                given: Generator[list[Result], None, None] = each(steps, perform)
                 with contextlib.closing(given) as results:
-                    yield from results
+                    for part in results:
+                        yield from part
             finally:
                 if connection is not None:
                     connection.put_by(self._timeout_s)

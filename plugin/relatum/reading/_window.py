@@ -1,7 +1,7 @@
 """What a batched read holds: the ids asked for, in order, and what has come for them, within bounds. Pure."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.reading._message import Message
+from relatum.reading._spill import Spill, Spilled
 from relatum.reading._stream_errors import check_integers, check_offset
 
 WINDOW_MESSAGES: Final = 1024
@@ -19,14 +20,18 @@ WINDOW_MAX: Final = 1_000_000
 """The most ids that can be planned together: each takes some hundred bytes before anything is read."""
 
 WINDOW_BYTES_MAX: Final = 64 << 20
-"""Bytes of records held for ids that are not their turn yet; past it, the window is read in smaller parts."""
+"""Bytes of records held in memory for ids that are not their turn yet; what comes past it is held in a file. Where that
+is full, too, or what comes was decoded by a client, the window is read in smaller parts."""
+
+TAKEN_BYTES: Final = 4 << 20
+"""Bytes of records that are taken back out of the file at a time, about."""
 
 _Place = tuple[str, int]
 
 Result = Message | NotFound | AccessRefused
 """What comes of one id: its message, or why there is none."""
 
-_Held = tuple[Result | StreamNotHere, int]
+_Held = tuple[Result | StreamNotHere | Spilled, int]
 
 
 class Window:
@@ -35,8 +40,15 @@ class Window:
     Some thousand ids pass through in the time of one attach, so this is written to do little for each.
     """
 
-    def __init__(self, ids: Iterable[MessageId], messages_max: int, bytes_max: int = WINDOW_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        ids: Iterable[tuple[str, int]],
+        messages_max: int,
+        bytes_max: int = WINDOW_BYTES_MAX,
+        spill: Spill | None = None,
+    ) -> None:
         self._source = iter(ids)
+        self._spill = spill or Spill()
         self._waiting: deque[_Place] = deque()
         self._asked: deque[_Place] = deque()
         # What this part asks for, by stream and offset: its result and the bytes held for it, None until it comes.
@@ -44,6 +56,9 @@ class Window:
         self._repeats: dict[_Place, int] = {}
         self._held = 0
         self._lacking = 0
+        # Messages of this part that came, and their bytes; how many bytes can be held, once that is known.
+        self._came = self._came_bytes = 0
+        self._room: int | None = None
         self._messages_max = max(1, messages_max)
         self._part = self._messages_max
         self._bytes_max = bytes_max
@@ -52,6 +67,7 @@ class Window:
     def open(self) -> dict[str, list[int]]:
         """Begin the next part: the offsets to read by stream, ascending; empty when all ids are done."""
         self.is_full = False
+        self._came = self._came_bytes = 0
         asked = self._asked
         while len(asked) < self._part and self._waiting:
             asked.append(self._waiting.popleft())
@@ -101,6 +117,8 @@ class Window:
         if results.get(offset, 0) is not None:
             return
         held = self._held
+        self._came += 1
+        self._came_bytes += size
         if held and held + size > self._bytes_max:
             self.is_full = True
             return
@@ -116,18 +134,25 @@ class Window:
     def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
         """As `put` for messages of a chunk that was written at a time."""
         results, message, bytes_max = self._results[stream], Message.from_record, self._bytes_max
-        held = self._held
+        held = before = self._held
         for offset, record in zip(offsets, records, strict=True):
             size = MESSAGE_BYTES + len(record)
             if results.get(offset, 0) is not None:
                 continue
+            self._came += 1
             if held and held + size > bytes_max:
-                self.is_full = True
-                break
-            held += size
+                self._came_bytes += size
+                spilled = self._spill.put(record, time_ms)
+                if spilled is None:
+                    self.is_full = True
+                    break
+                results[offset] = (spilled, 0)
+            else:
+                held += size
+                results[offset] = (message(stream, offset, record, time_ms), size)
             self._lacking -= 1
-            results[offset] = (message(stream, offset, record, time_ms), size)
         self._held = held
+        self._came_bytes += held - before
 
     @property
     def lacks_any(self) -> bool:
@@ -143,31 +168,48 @@ class Window:
             if held is None
         )
 
-    def ready(self) -> Iterator[Any]:
-        """The results whose turn it is."""
-        asked, repeats = self._asked, self._repeats
-        while asked:
+    def ready(self) -> list[Any]:
+        """The next results whose turn it is, which are held no longer; nothing where it is none's turn."""
+        asked, repeats, of_streams = self._asked, self._repeats, self._results
+        given: list[Any] = []
+        freed = taken = 0
+        while asked and taken < TAKEN_BYTES:
             stream, offset = asked[0]
-            results = self._results[stream]
+            results = of_streams[stream]
             held = results[offset]
             if held is None:
-                return
+                break
             place = asked.popleft()
+            result, size = held
+            if type(result) is Spilled:
+                taken += result.length
+                result = Message.from_record(stream, offset, self._spill.take(result), result.time_ms)
             if repeats and repeats.get(place):
                 repeats[place] -= 1
+                results[offset] = result, size
             else:
                 del results[offset]
-                self._held -= held[1]
-            yield held[0]
+                freed += size
+            given.append(result)
+        self._held -= freed
+        return given
 
     def close(self) -> None:
-        """End the part. After it was too large, what is not done goes back and the next one is half as large."""
+        """End the part. After it was too large, what is not done goes back, and the next one is what can be held."""
+        each = max(1, self._came_bytes // max(1, self._came))
         if not self._asked:
-            self._part = min(self._messages_max, self._part * 2)
+            fitting = self._messages_max if self._room is None else self._room // each
+            self._part = max(1, min(self._messages_max, self._part * 2, fitting))
             return
-        self._part = max(1, self._part // 2)
+        self._room = (self._held + self._spill.bytes_held) * 3 // 4
+        self._part = max(1, min(self._part // 2, self._room // each))
         self._waiting.extendleft(reversed(self._asked))
         self._asked.clear()
         self._results.clear()
         self._repeats.clear()
         self._held = 0
+        self._spill.clear()
+
+    def end(self) -> None:
+        """Hold nothing any more."""
+        self._spill.clear()

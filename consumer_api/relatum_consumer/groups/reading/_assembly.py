@@ -163,7 +163,7 @@ def assemble(
     # A dictionary keeps the order things came in: that of arrival.
     rows = list(chosen.values()) if order == "physical" else [chosen[number] for number in sorted(chosen)]
     head = next(iter(rows), None) if order == "physical" else chosen.get(1)
-    there, gone = [Membership(*row[:3]) for row in arrived], [Membership(*row[:3]) for row in expired]
+    there, gone = [row[:3] for row in arrived], [row[:3] for row in expired]
     position = assess(group_id, there, expired=gone)
     return Assembled(
         group_id,

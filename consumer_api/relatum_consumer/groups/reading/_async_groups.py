@@ -5,6 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from datetime import timedelta
+
+# blocking only:
+# from itertools import islice
+# both:
 from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
@@ -265,7 +269,11 @@ class _Carrier:
 
     async def carry_out(self, request: GroupRequest) -> Any:
         if type(request) is TakeMany:
+            # asyncio only:
             return [await anext(self._many) for _ in range(request.count)]
+            # blocking only:
+            # return list(islice(self._many, request.count))
+            # both:
         if type(request) is OpenMany:
             await self.aclose()
             reader = await self._relations._open_reader()

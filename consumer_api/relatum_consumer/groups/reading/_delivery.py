@@ -1,6 +1,6 @@
 """Reading assembled groups: one pass over the streams for many of them, every message checked against its row."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -8,10 +8,10 @@ from typing import Final
 from relatum.errors import GroupConflict, RelatumError, StreamUnavailable, Transient
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
-from relatum.membership import GROUP_KEY, Anomaly, membership
+from relatum.membership import GROUP_KEY, Anomaly, membership, value_of
 from relatum.reading import Message, StreamBounds
 from relatum.recording import Extractor
-from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, Member, Row, assemble
+from relatum_consumer.groups.reading._assembly import UNGROUPED, Assembled, Row, assemble
 from relatum_consumer.groups.reading._group_limits import BATCH_MESSAGES, READ_RETRIES
 from relatum_consumer.groups.reading._group_options import GroupOptions
 from relatum_consumer.groups.reading._group_requests import GivingSteps, GroupSteps, OpenMany, TakeMany
@@ -52,9 +52,9 @@ def conflict(group_id: str | None, anomaly: Anomaly) -> GroupConflict:
     return GroupConflict(f"the group {group_id} is not sound: {what[anomaly]}", group_id=group_id, anomaly=anomaly)
 
 
-def deliver(groups: Sequence[Assembled], options: GroupOptions) -> "GivingSteps[Group, Reading]":
+def deliver(groups: Sequence[Assembled], options: GroupOptions) -> GivingSteps[Group, None]:
     """Give those of the groups that are whole and sound, one after the other, reading them all in one pass."""
-    reading = Reading([row for group in groups if _is_readable(group) for row in group.rows + group.duplicate_rows])
+    reading = Reading([row for group in groups if _is_readable(group) for row in all_of(group)])
     for group in groups:
         if not _is_readable(group):
             # It is not given; but what is wrong with it is said at its turn.
@@ -63,16 +63,15 @@ def deliver(groups: Sequence[Assembled], options: GroupOptions) -> "GivingSteps[
         given = yield from read_group(reading, group, options)
         if given is not None:
             yield given
-    return reading
 
 
 def _is_readable(group: Assembled) -> bool:
     return group.is_complete and not any(anomaly in group.anomalies for anomaly in FINAL)
 
 
-def all_of(group: Assembled) -> tuple[Member, ...]:
+def all_of(group: Assembled) -> tuple[Row, ...]:
     """A group's retained members in the order they are read in: duplicates last."""
-    return group.members + group.duplicates
+    return group.rows + group.duplicate_rows
 
 
 def read_group(reading: "Reading", group: Assembled, options: GroupOptions) -> GroupSteps[Group | None]:
@@ -89,7 +88,7 @@ def read_group(reading: "Reading", group: Assembled, options: GroupOptions) -> G
             return None
         # Nothing is missing: each number that retention took is that of another message, too.
         read = {message.id: message for message in messages}
-        messages = [read[member.id] for member in all_of(group)]
+        messages = [read[MessageId(*row[3:5])] for row in all_of(group)]
     found = as_group(group, messages)
     if found.duplicates and options.on_duplicate == "raise":
         raise conflict(group.group_id, Anomaly.DUPLICATE)
@@ -153,7 +152,6 @@ class Reading:
         self._members = members
         self._at = 0
         self._is_open = False
-        self.messages = self.bytes = 0
 
     @property
     def _ids(self) -> list[MessageId]:
@@ -167,8 +165,7 @@ class Reading:
         while True:
             try:
                 if not self._is_open:
-                    ids = (MessageId(row[3], row[4]) for row in islice(self._members, self._at, None))
-                    yield from OpenMany(ids, BATCH_MESSAGES)
+                    yield from OpenMany((row[3:5] for row in islice(self._members, self._at, None)), BATCH_MESSAGES)
                     self._is_open = True
                 results: list[Message | RelatumError] = yield from TakeMany(count)
             except Transient:
@@ -178,28 +175,22 @@ class Reading:
                     raise
             else:
                 self._at += count
-                self._count(results)
                 return results
-
-    def _count(self, results: Iterable[Message | RelatumError]) -> None:
-        for message in results:
-            if isinstance(message, Message):
-                self.messages += 1
-                self.bytes += len(message.body if message.raw is None else message.raw)
 
 
 def read_members(
-    reading: Reading, members: Collection[Member], *, is_named: bool
+    reading: Reading, members: Collection[Row], *, is_named: bool
 ) -> GroupSteps[tuple[list[Message], dict[str, int]]]:
     """The next members of a reading, each checked; and the first retained offsets of streams that dropped some."""
     messages: list[Message] = []
     floors: dict[str, int] = {}
-    for member, found in zip(members, (yield from reading.take(len(members))), strict=True):
+    for row, found in zip(members, (yield from reading.take(len(members))), strict=True):
         if isinstance(found, Message):
-            messages.append(checked(member, found))
+            check(row, found)
+            messages.append(found)
         else:
-            first = first_retained(member.id, found, is_named=is_named)
-            floors[member.stream] = max(first, floors.get(member.stream, 0))
+            first = first_retained(MessageId(*row[3:5]), found, is_named=is_named)
+            floors[row[3]] = max(first, floors.get(row[3], 0))
     return messages, floors
 
 
@@ -215,17 +206,21 @@ def floor_of(stream: str, bounds: StreamBounds) -> int:
     )
 
 
-def checked(member: Member, message: Message) -> Message:
-    """The message, once it is what its row says."""
+def check(row: Row, message: Message) -> None:
+    """See that a message is what its row says.
+
+    Raises:
+        StreamReplaced: it is another one.
+    """
+    group_id, sequence, last, stream, offset, recorded_us = row
     if message.raw is not None:
         # What a recorder would write down of it today, without decoding the rest.
         time_us, _, values, _, _ = _RECORDED.from_record(message.raw, message.chunk_ms)
-        expected = [(0, member.membership.value)] if member.group_id else []
-        if values == expected and (member.time_us is None or time_us in (member.time_us, None)):
-            return message
-    if (membership(message.headers) or UNGROUPED) != member[:3]:
-        raise replaced(*member.id)
+        expected = [(0, value_of(group_id, sequence, last))] if group_id else []
+        if values == expected and (recorded_us is None or time_us in (recorded_us, None)):
+            return
+    if (membership(message.headers) or UNGROUPED) != row[:3]:
+        raise replaced(stream, offset)
     # A row of an AMQP recorder, or a message read over AMQP, may lack the time; what both have must agree.
-    if member.time_us is not None and message.time_us not in (member.time_us, None):
-        raise replaced(*member.id)
-    return message
+    if recorded_us is not None and message.time_us not in (recorded_us, None):
+        raise replaced(stream, offset)

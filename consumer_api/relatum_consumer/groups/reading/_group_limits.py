@@ -7,16 +7,8 @@ WINDOW_OFFSETS: Final = 131_072
 
 BATCH_MESSAGES: Final = 131_072
 """Messages of the groups that are read in one pass. Groups that lie mixed over so many messages are read as fast as
-those that lie one behind the other; `read_many` holds 64 MiB of them at most, and a group at the end of a batch may go
-beyond it."""
-
-BATCH_BYTES: Final = 48 << 20
-"""Bytes of the groups that are read in one pass, by the mean of those before: `read_many` holds 64 MiB. Past that it
-drops what is not its turn yet, and reads it again."""
-
-FIRST_MESSAGES: Final = 64
-"""Messages that are read in the first pass, while nothing is known of how large they are; each later pass has so many
-times as many at most."""
+those that lie one behind the other; `read_many` holds 64 MiB of them at most, and 1 GiB more in a file; a group at the
+end of a batch may go beyond it."""
 
 FIRST_GROUPS: Final = 64
 """Groups whose rows are asked for at first, while nothing is known of how large groups are."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from relatum.errors import RelatumError
-from relatum.ids import MessageId
 from relatum.reading import Message
 from relatum.steps import Request
 from relatum_consumer.lookups import LookupRequest
@@ -18,7 +17,7 @@ _Result = TypeVar("_Result")
 class OpenMany(Request[None]):
     """Begin to read many messages, planned together; what was begun before ends. Answer: None."""
 
-    ids: Iterable[MessageId]
+    ids: Iterable[tuple[str, int]]
     window: int
 
 

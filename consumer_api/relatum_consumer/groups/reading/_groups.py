@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Literal, TypeVar, Unpack, overload
 from weakref import WeakSet
 
@@ -263,7 +264,7 @@ class _Carrier:
 
     def carry_out(self, request: GroupRequest) -> Any:
         if type(request) is TakeMany:
-            return [next(self._many) for _ in range(request.count)]
+            return list(islice(self._many, request.count))
         if type(request) is OpenMany:
             self.close()
             reader = self._relations._open_reader()

@@ -9,8 +9,10 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from relatum.errors import InvalidInput, KeyNotDefined
+from relatum.limits import GROUP_ID_BYTES
 from relatum.membership import GROUP_KEY, membership, parse_value
 from relatum.reading import Message, StreamBounds
 from relatum_consumer.groups.reading import _group_statements as statements
@@ -18,6 +20,9 @@ from relatum_consumer.groups.reading._assembly import Member, Row, by_group, dis
 from relatum_consumer.groups.reading._group_limits import UNRECORDED_MEMBERS_MAX
 from relatum_consumer.groups.reading._group_requests import GroupSteps
 from relatum_consumer.lookups import Catalog, LeftOut, Select, Sift, Uncovered, all_ends, all_names, evidence
+
+GROUP_ID_LENGTH: Final = 2 * GROUP_ID_BYTES
+"""Characters of a group's id."""
 
 logger = logging.getLogger("relatum.groups")
 
@@ -62,11 +67,17 @@ class View:
         )
         names, stops = self.stream_ids, self.stops
         groups: dict[str, list[Row]] = defaultdict(list)
+        # Of all groups the same few dozen: taken apart once each.
+        ends: dict[str, tuple[int, bool] | None] = {}
         for value, stream_id, offset, time_us in rows:
+            # All begin with the id of one of the groups.
+            group_id, end = value[:GROUP_ID_LENGTH], value[GROUP_ID_LENGTH:]
+            if end not in ends:
+                place = parse_value(value)
+                ends[end] = None if place is None else place[1:]
             stream = names[stream_id]
-            place = parse_value(value)
-            if place is not None and offset < stops[stream]:
-                groups[place[0]].append((*place, stream, offset, time_us))
+            if (numbered := ends[end]) is not None and offset < stops[stream]:
+                groups[group_id].append((group_id, *numbered, stream, offset, time_us))
         if self.unrecorded_groups:
             for group_id in group_ids:
                 if held := self.unrecorded_groups.get(group_id):

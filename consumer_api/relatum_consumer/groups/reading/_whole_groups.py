@@ -5,16 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from relatum.limits import MESSAGE_BYTES
 from relatum.reading import StreamBounds
 from relatum.store import CoverageRow, covered
 from relatum_consumer.groups.reading._assembly import NEVER_US, Assembled, Member, Place, alone, assemble
-from relatum_consumer.groups.reading._delivery import Reading, deliver
+from relatum_consumer.groups.reading._delivery import deliver
 from relatum_consumer.groups.reading._group_limits import (
-    BATCH_BYTES,
     BATCH_MESSAGES,
     FIRST_GROUPS,
-    FIRST_MESSAGES,
     GROUPS_AT_ONCE,
     WINDOW_OFFSETS,
 )
@@ -41,9 +38,9 @@ def whole_groups(catalog: Catalog, options: GroupOptions) -> GivingSteps[Group, 
     """Give each complete group once."""
     view = yield from look(catalog, options.names, complete=options.complete)
     scan = Scan(view, options.order, offset_of(options), ungrouped=options.ungrouped)
-    batches = Batches(view, scan, options, FIRST_MESSAGES)
+    batches = Batches(view, scan, options)
     while (batch := (yield from batches.next())) is not None:
-        batches.learn((yield from deliver(batch, options)))
+        yield from deliver(batch, options)
     if options.follow:
         yield from Following(catalog, view, options).run()
 
@@ -80,27 +77,19 @@ class Batches:
     How large groups are shows only when their rows are there, so each batch is put together step by step.
     """
 
-    def __init__(self, view: View, scan: Scan, options: GroupOptions, messages_max: int = BATCH_MESSAGES) -> None:
+    def __init__(self, view: View, scan: Scan, options: GroupOptions) -> None:
         self._view = view
         self._scan = scan
         self._order = options.order
         self._beginning = Beginning.of(options)
         self._mean = BATCH_MESSAGES / FIRST_GROUPS
-        self._messages_max = messages_max
-
-    def learn(self, reading: Reading) -> None:
-        """Take in how large the messages of a batch were: the next one is as large as can be held while it is read."""
-        if reading.messages:
-            each = MESSAGE_BYTES + reading.bytes // reading.messages
-            grown = min(BATCH_MESSAGES, FIRST_MESSAGES * self._messages_max)
-            self._messages_max = max(1, min(grown, BATCH_BYTES // each))
 
     def next(self) -> GroupSteps[list[Assembled] | None]:
         """The next groups, complete or not; None at the end of the scan."""
         batch: list[Assembled] = []
         messages = 0
-        while messages < self._messages_max:
-            count = min(GROUPS_AT_ONCE, max(1, int((self._messages_max - messages) / self._mean)))
+        while messages < BATCH_MESSAGES:
+            count = min(GROUPS_AT_ONCE, max(1, int((BATCH_MESSAGES - messages) / self._mean)))
             candidates = yield from self._scan.take(count)
             if not candidates:
                 return batch if messages else None

@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from relatum.errors import GroupConflict, RelatumError, StreamReplaced, Transient
+from relatum.ids import MessageId
 from relatum.membership import Anomaly
 from relatum.reading import Message, StreamBounds
 from relatum.waiting import Outages, ended, may_repeat
-from relatum_consumer.groups.reading._assembly import Assembled, Member
+from relatum_consumer.groups.reading._assembly import Assembled, Row
 from relatum_consumer.groups.reading._delivery import Reading, all_of, conflict, floor_of, read_group
 from relatum_consumer.groups.reading._group_position import report
 from relatum_consumer.groups.reading._group_requests import GroupSteps
@@ -166,7 +167,7 @@ class SharedReading:
             if messages < MESSAGES_AT_ONCE:
                 part.append((claim, found[claim.group_id]))
                 messages += len(all_of(found[claim.group_id]))
-        reading = _AtOnce([member for _, group in part for member in all_of(group)])
+        reading = _AtOnce([row for _, group in part for row in all_of(group)])
         for claim, group in part:
             # Where this raises, the broker or the database went away: it and what follows it is read again.
             yield from self._read_one(reading, claim, group)
@@ -233,7 +234,7 @@ class SharedReading:
 
     def _retained(self, group: Assembled) -> GroupSteps[tuple[Message, ...]]:
         """What is left of a group's messages, in its order."""
-        found = (yield from Read([member.id for member in all_of(group)])) if all_of(group) else ()
+        found = (yield from Read([MessageId(*row[3:5]) for row in all_of(group)])) if all_of(group) else ()
         return tuple(message for message in found if isinstance(message, Message))
 
     # --- groups that do not complete ----------------------------------------------------------------------
@@ -311,7 +312,7 @@ _UNSOUND: Final = (Anomaly.TWO_LASTS, Anomaly.PAST_LAST)
 class _AtOnce(Reading):
     """A reading whose messages all come at the first use, for few groups."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[Row]) -> None:
         super().__init__(members)
         self._messages: list[Any] | None = None
 
