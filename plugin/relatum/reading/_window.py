@@ -24,7 +24,7 @@ WINDOW_BYTES_MAX: Final = 64 << 20
 is full, too, or what comes was decoded by a client, the window is read in smaller parts."""
 
 TAKEN_BYTES: Final = 4 << 20
-"""Bytes of records that are taken back out of the file at a time, about."""
+"""Bytes of results that are handed on together, about: whoever goes through them holds them all."""
 
 _Place = tuple[str, int]
 
@@ -181,6 +181,7 @@ class Window:
                 break
             place = asked.popleft()
             result, size = held
+            taken += size
             if type(result) is Spilled:
                 taken += result.length
                 result = Message.from_record(stream, offset, self._spill.take(result), result.time_ms)
