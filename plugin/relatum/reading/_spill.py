@@ -2,18 +2,15 @@
 
 import os
 import tempfile
-from typing import IO, Final, NamedTuple
+from collections.abc import Sequence
+from typing import IO, Final, TypeAlias
 
 SPILL_BYTES_MAX: Final = 1 << 30
 """Bytes of records that one batched read holds in its file."""
 
 
-class Spilled(NamedTuple):
-    """Where a record lies in the file, and when its chunk was written."""
-
-    position: int
-    length: int
-    time_ms: int
+InFile: TypeAlias = tuple[int, int, int]
+"""Where a record begins in the file, how long it is, and when its chunk was written."""
 
 
 class Spill:
@@ -28,36 +25,44 @@ class Spill:
         self._end = 0
         self._count = 0
 
-    def put(self, record: bytes, time_ms: int) -> Spilled | None:
-        """Hold a record; None where there is no room for it, or no such file can be had."""
-        begin, length = self._end, len(record)
-        if begin + length > self._bytes_max:
-            return None
+    def put(self, records: Sequence[bytes], time_ms: int) -> list[InFile]:
+        """Hold records of a chunk, by one write; fewer where there is no room, or none: no such file can be had."""
+        begin = at = self._end
+        places: list[InFile] = []
+        for record in records:
+            if at + len(record) > self._bytes_max:
+                break
+            places.append((at, len(record), time_ms))
+            at += len(record)
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="relatum-", buffering=0)  # noqa: SIM115 - see `clear`
-            if os.pwrite(self._file.fileno(), record, begin) != length:
-                return None
+            if os.pwrite(self._file.fileno(), b"".join(records[: len(places)]), begin) != at - begin:
+                return []
         except OSError:
-            return None
-        self._end = begin + length
-        self._count += 1
-        return Spilled(begin, length, time_ms)
+            return []
+        self._end = at
+        self._count += len(places)
+        return places
 
-    def take(self, spilled: Spilled) -> bytes:
-        """A record, which is held no longer.
+    def read(self, place: InFile) -> bytes:
+        """A record.
 
         Raises:
             OSError: The file cannot be read.
         """
         assert self._file is not None, "something was put there"
-        record = os.pread(self._file.fileno(), spilled.length, spilled.position)
-        if len(record) != spilled.length:
+        begin, length, _ = place
+        record = os.pread(self._file.fileno(), length, begin)
+        if len(record) != length:
             raise OSError("A file of records that wait for their turn is not what was written.")
+        return record
+
+    def drop(self) -> None:
+        """Hold one record less."""
         self._count -= 1
         if not self._count:
             self._end = 0
-        return record
 
     @property
     def bytes_held(self) -> int:

@@ -10,7 +10,7 @@ from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX, MESSAGE_BYTES
 from relatum.reading._message import Message
-from relatum.reading._spill import Spill, Spilled
+from relatum.reading._spill import InFile, Spill
 from relatum.reading._stream_errors import check_integers, check_offset
 
 WINDOW_MESSAGES: Final = 1024
@@ -31,7 +31,14 @@ _Place = tuple[str, int]
 Result = Message | NotFound | AccessRefused
 """What comes of one id: its message, or why there is none."""
 
-_Held = tuple[Result | StreamNotHere | Spilled, int]
+RECORD_BYTES: Final = 256
+"""Bytes that a record which is held takes beside its own, about."""
+
+_Held = tuple[bytes, int] | InFile | tuple[Result | StreamNotHere, int]
+"""A record with the time of its chunk, where such a one lies in the file, or a result with the bytes it takes.
+
+A hundred thousand are held at once, and Python's garbage collector, which visits a message again and again, leaves out
+plain tuples of bytes and numbers: so messages are made when it is their turn."""
 
 
 class Window:
@@ -133,26 +140,33 @@ class Window:
 
     def put_records(self, stream: str, offsets: list[int], records: Iterable[bytes], time_ms: int) -> None:
         """As `put` for messages of a chunk that was written at a time."""
-        results, message, bytes_max = self._results[stream], Message.from_record, self._bytes_max
+        results, bytes_max = self._results[stream], self._bytes_max
         held = before = self._held
+        later: dict[int, bytes] = {}
         for offset, record in zip(offsets, records, strict=True):
-            size = MESSAGE_BYTES + len(record)
+            size = RECORD_BYTES + len(record)
             if results.get(offset, 0) is not None:
                 continue
-            self._came += 1
             if held and held + size > bytes_max:
-                self._came_bytes += size
-                spilled = self._spill.put(record, time_ms)
-                if spilled is None:
-                    self.is_full = True
-                    break
-                results[offset] = (spilled, 0)
-            else:
-                held += size
-                results[offset] = (message(stream, offset, record, time_ms), size)
+                later[offset] = record
+                continue
+            held += size
+            self._came += 1
+            results[offset] = record, time_ms
             self._lacking -= 1
         self._held = held
         self._came_bytes += held - before
+        if later:
+            self._put_by(results, later, time_ms)
+
+    def _put_by(self, results: dict[int, _Held | None], records: dict[int, bytes], time_ms: int) -> None:
+        """Hold in the file what is too much for memory."""
+        self._came += len(records)
+        self._came_bytes += sum(map(len, records.values()))
+        places = self._spill.put(list(records.values()), time_ms)
+        results.update(zip(records, places, strict=False))
+        self._lacking -= len(places)
+        self.is_full |= len(places) < len(records)
 
     @property
     def lacks_any(self) -> bool:
@@ -172,6 +186,7 @@ class Window:
         """The next results whose turn it is, which are held no longer; nothing where it is none's turn."""
         asked, repeats, of_streams = self._asked, self._repeats, self._results
         given: list[Any] = []
+        message = Message.from_record
         freed = taken = 0
         while asked and taken < TAKEN_BYTES:
             stream, offset = asked[0]
@@ -179,19 +194,25 @@ class Window:
             held = results[offset]
             if held is None:
                 break
-            place = asked.popleft()
-            result, size = held
+            if len(held) == 3:
+                record, size = self._spill.read(held), 0
+                taken += len(record)
+                given.append(message(stream, offset, record, held[2]))
+            elif isinstance(held[0], bytes):
+                size = RECORD_BYTES + len(held[0])
+                given.append(message(stream, offset, *held))
+            else:
+                size = held[1]
+                given.append(held[0])
             taken += size
-            if type(result) is Spilled:
-                taken += result.length
-                result = Message.from_record(stream, offset, self._spill.take(result), result.time_ms)
+            place = asked.popleft()
             if repeats and repeats.get(place):
                 repeats[place] -= 1
-                results[offset] = result, size
-            else:
-                del results[offset]
-                freed += size
-            given.append(result)
+                continue
+            del results[offset]
+            freed += size
+            if len(held) == 3:
+                self._spill.drop()
         self._held -= freed
         return given
 
