@@ -116,6 +116,10 @@ def assess(group_id: str, members: Iterable[Place], *, expired: Iterable[Place] 
     lasts.update(sequence for _, sequence, last in gone if last)
     last_sequence = min(lasts, default=None)
     highest = max(numbers, default=0)
+    is_whole = count == len(numbers) == highest and min(numbers, default=0) == 1
+    if is_whole and not gone and (not lasts or lasts == {highest}):
+        # As nearly all are, and looked at for each group that is read.
+        return GroupPosition(group_id, highest, highest, (), last_sequence, count)
     missing = _missing(sorted(numbers), highest if last_sequence is None else last_sequence)
     past = last_sequence is not None and any(number > last_sequence for number in numbers - lasts)
     found = {

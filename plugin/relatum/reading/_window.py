@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from relatum.checks import checked_name
 from relatum.errors import AccessRefused, InvalidInput, NotFound, OffsetNotFound, StreamNotHere
@@ -23,18 +23,18 @@ WINDOW_BYTES_MAX: Final = 64 << 20
 """Bytes of records held in memory for ids that are not their turn yet; what comes past it is held in a file. Where that
 is full, too, or what comes was decoded by a client, the window is read in smaller parts."""
 
-TAKEN_BYTES: Final = 4 << 20
+TAKEN_BYTES: Final = 1 << 20
 """Bytes of results that are handed on together, about: whoever goes through them holds them all."""
 
-_Place = tuple[str, int]
+_Place: TypeAlias = tuple[str, int]
 
-Result = Message | NotFound | AccessRefused
+Result: TypeAlias = Message | NotFound | AccessRefused
 """What comes of one id: its message, or why there is none."""
 
 RECORD_BYTES: Final = 256
 """Bytes that a record which is held takes beside its own, about."""
 
-_Held = tuple[bytes, int] | InFile | tuple[Result | StreamNotHere, int]
+_Held: TypeAlias = tuple[bytes, int] | InFile | tuple[Result | StreamNotHere, int]
 """A record with the time of its chunk, where such a one lies in the file, or a result with the bytes it takes.
 
 A hundred thousand are held at once, and Python's garbage collector, which visits a message again and again, leaves out
