@@ -81,12 +81,12 @@ class BareStreamClient:
                 assert record is not None, f"nothing lies at offset {offset} of {stream}"
                 return record
 
-    def publish_all(self, stream: str, records: Iterable[bytes]) -> int:
+    def publish_all(self, stream: str, records: Iterable[bytes], frame_records: int = FRAME_RECORDS) -> int:
         """Write records, many to a frame, and wait until all are confirmed; gives how many."""
         self._call(DECLARE_PUBLISHER, b"\1" + text("") + text(stream))
         rest = iter(records)
         sent = confirmed = 0
-        while part := list(islice(rest, FRAME_RECORDS)):
+        while part := list(islice(rest, frame_records)):
             entries = [struct.pack(">QI", number, len(record)) + record for number, record in enumerate(part, sent)]
             self._send(PUBLISH, b"\1" + struct.pack(">i", len(part)) + b"".join(entries))
             sent += len(part)

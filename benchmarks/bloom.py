@@ -18,6 +18,7 @@ from benchmarks.lookups import cases, take_turns
 GROUP: Final = "bloom"
 
 NEEDS: Final = (3, 13)
+HOW_TO: Final = "needs RabbitMQ 3.13+, named by RELATUM_TEST_AMQP_URL and RELATUM_TEST_STREAM_URL"
 TRIES: Final = 9
 LOOKUPS: Final = 200
 LIMIT_S: Final = 120.0
@@ -28,7 +29,7 @@ def measure(context: Context) -> Iterator[Row]:
     for messages in sorted({context.messages // 10, context.messages}):
         what = f"`related` against the broker's Bloom filter, {messages:,} messages"
         if context.broker_numbers < NEEDS:
-            yield Row(GROUP, what, "", aim="measured", note=f"needs RabbitMQ 3.13+; this is {context.broker_version}")
+            yield Row(GROUP, what, "", aim="measured", note=f"{HOW_TO}; this is {context.broker_version}")
         else:
             yield _compare(context, what, messages)
 

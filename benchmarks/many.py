@@ -15,7 +15,10 @@ from relatum.reading import Message, StreamReader
 GROUP: Final = "many"
 
 IDS: Final = 1_000
-AIM: Final = 1.3
+AIM: Final = 1.1
+AIM_OF_ALL: Final = 1.15
+"""Where each message is asked for, reading on does nothing in vain."""
+
 ROUNDS: Final = 3
 REPEATS: Final = 5
 """How often a round does what takes less than a second: reading each takes seconds, the others mostly do not."""
@@ -70,7 +73,7 @@ def _compare(context: Context, stream: str, messages: int, gap: int, what: str) 
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(context.rounds(ROUNDS)):
             _one_round(ways, taken)
-    return _row(what, {name: median(values) for name, values in taken.items()})
+    return _row(what, AIM_OF_ALL if gap == 1 else AIM, {name: median(values) for name, values in taken.items()})
 
 
 def _one_round(ways: dict[str, Way], taken: dict[str, list[float]]) -> None:
@@ -82,7 +85,7 @@ def _one_round(ways: dict[str, Way], taken: dict[str, list[float]]) -> None:
         taken[name] += values
 
 
-def _row(what: str, taken: dict[str, float]) -> Row:
+def _row(what: str, aim: float, taken: dict[str, float]) -> Row:
     better = min(("each", "through"), key=lambda name: taken[name])
     ratio = taken["many"] / taken[better]
     named = {"each": "reading each", "through": "reading through"}
@@ -93,8 +96,8 @@ def _row(what: str, taken: dict[str, float]) -> Row:
         milliseconds(taken["many"]),
         f"{milliseconds(taken[better])}: {named[better]} ({named[other]}: {milliseconds(taken[other])})",
         ratio,
-        f"≤ {AIM:g} ×",
-        ratio <= AIM,
+        f"≤ {aim:g} ×",
+        ratio <= aim,
         figures={f"{name}_s": value for name, value in taken.items()},
     )
 

@@ -132,7 +132,9 @@ class StreamReader(Closing):
         """The messages of many ids, in the order of the ids; neighbours are read together.
 
         Each id gives its message, or the `NotFound` or `AccessRefused` error that says why there is none, as a value.
-        Memory is bounded: at most `window` messages and 64 MiB are held.
+        Memory is bounded: at most `window` messages and 64 MiB are held. What comes past that before its turn is held
+        in a file without a name, up to 1 GiB, in the directory that `TMPDIR` names; over AMQP 0.9.1, or where no such
+        file can be had, it is read again.
 
         Args:
             ids: What to read; any order, any number, from any streams; may repeat.

@@ -89,7 +89,8 @@ class AsyncGroupMethods(ABC):
 
         What is complete when this is called is given in the order of groups. With `follow`, groups that complete later
         are given as they do, also where they stand before one that was given already: none is lost, and each is given
-        once. Groups lie in memory by their places; of their messages, 64 MiB and one group are held at most.
+        once. Groups lie in memory by their places; of their messages, 64 MiB and one group are held at most, and up to
+        1 GiB in a file, as by `StreamReader.read_many`.
 
         Args:
             streams: The streams and super streams to look in; None for all that are recorded. A group counts only
