@@ -6,7 +6,7 @@ from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, Any
 
 from relatum.errors import ConnectionsInUse, RelatumError, UsedAfterClose
 from relatum.metrics import Counter, Distribution, Gauge, Histogram, Observed, reported
@@ -54,27 +54,25 @@ class LookupCounts:
         self._ended: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> "_Counted":
         """Count what is asked in the block, and how it ends.
 
         Raises:
             ConnectionsInUse: too many are under way.
             UsedAfterClose: no more are taken.
         """
-        self._enter()
-        began = time.perf_counter()
-        try:
-            yield
-        except RelatumError as error:
+        return _Counted(self)
+
+    def left(self, seconds: float, error: BaseException | None) -> None:
+        """Count one that ended."""
+        if isinstance(error, RelatumError):
             with self._lock:
                 self._errors[type(error).__name__] += 1
-            raise
-        finally:
-            self._lookup_s.observe(time.perf_counter() - began)
-            self._move(-1, 0)
+        self._lookup_s.observe(seconds)
+        self._move(-1, 0)
 
-    def _enter(self) -> None:
+    def enter(self) -> None:
+        """Count one that begins; see `counted`."""
         with self._lock:
             if self._ended is not None:
                 raise UsedAfterClose(CLOSED)
@@ -133,3 +131,19 @@ class LookupCounts:
                 awaiting=self._awaiting,
                 refused=self._refused,
             )
+
+
+class _Counted:
+    """A class and not a generator: it stands on the path of every look-up."""
+
+    __slots__ = ("_began", "_counts")
+
+    def __init__(self, counts: LookupCounts) -> None:
+        self._counts = counts
+
+    def __enter__(self) -> None:
+        self._counts.enter()
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        self._counts.left(time.perf_counter() - self._began, error)

@@ -39,8 +39,8 @@ def test_what_a_task_cannot_send_in_time_ends_the_connection(near: socket.socket
     """The asyncio face does the same."""
 
     async def send() -> bool:
-        reader, writer = await asyncio.open_connection(sock=near)
-        connection = AsyncSocketConnection(AsyncChannel(reader, writer), LOGIN)
+        _, channel = await asyncio.get_running_loop().create_connection(AsyncChannel, sock=near)
+        connection = AsyncSocketConnection(channel, LOGIN)
         connection.session.send(MORE_THAN_FITS)
         with pytest.raises(ConnectionLost):
             await connection.wait(0.0)

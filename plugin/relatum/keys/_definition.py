@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from relatum.checks import shown
 from relatum.errors import InvalidKeyDefinition
@@ -143,7 +143,7 @@ class KeyDefinition:
     @property
     def value_type(self) -> KeyType:
         """The type as the enumeration's member."""
-        return KeyType(self.type)
+        return cast(KeyType, self.type)  # once it was made: `KeyType(…)` looks it up anew
 
     @property
     def is_composite(self) -> bool:
@@ -163,11 +163,16 @@ class KeyDefinition:
         Raises:
             InvalidValue: the message has a value that cannot be one.
         """
-        values = [
-            headers.get(component.name) if component.kind == "header" else get_property(component.name)
-            for component in self.components
-        ]
-        return self.canonical_of(values)
+        if len(self.components) == 1:
+            component = self.components[0]
+            value = headers.get(component.name) if component.kind == "header" else get_property(component.name)
+            return None if value is None else canonical(value, self.value_type)
+        return self.canonical_of(
+            [
+                headers.get(component.name) if component.kind == "header" else get_property(component.name)
+                for component in self.components
+            ]
+        )
 
     def canonical_of(self, values: Sequence[Any]) -> str | None:
         """The canonical value of one raw value a component; None where one of them is None.

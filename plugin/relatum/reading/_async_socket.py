@@ -8,6 +8,10 @@ import contextlib
 # import socket
 # both:
 import ssl
+
+# blocking only:
+# import threading
+# both:
 import time
 from typing import TypeVar
 
@@ -46,7 +50,9 @@ class AsyncSocketConnection:
 
     def __init__(self, channel: AsyncChannel, login: Login) -> None:
         self._channel = channel
-        self._sending = asyncio.Lock()
+        # blocking only:
+        # self._sending = threading.Lock()
+        # both:
         self.session = StreamSession(login)
         self.operations = StreamOperations(self.session)
         self.is_usable = True
@@ -175,11 +181,18 @@ class AsyncSocketConnection:
 
     async def flush(self, timeout_s: float) -> None:
         """Send what the session has to send."""
-        async with self._sending:
-            outgoing = self.session.take_outgoing()
-            if outgoing:
-                await self._channel.send(outgoing, timeout_s)
-                self._sent_at = time.monotonic()
+        # blocking only:
+        # with self._sending:
+        #     outgoing = self.session.take_outgoing()
+        #     if outgoing:
+        #         self._channel.send(outgoing, timeout_s)
+        #         self._sent_at = time.monotonic()
+        # asyncio only:
+        outgoing = self.session.take_outgoing()
+        if outgoing:
+            await self._channel.send(outgoing, timeout_s)
+            self._sent_at = time.monotonic()
+        # both:
 
     async def put_by(self, timeout_s: float) -> None:
         """Send what is left over from an operation that was ended early; a connection that has ended is abandoned."""
@@ -213,6 +226,12 @@ class AsyncSocketConnection:
     #     return self._channel.hand_over()
     # both:
 
+    # asyncio only:
+    def __del__(self) -> None:
+        # One that was dropped is closed, as asyncio's own streams are: the loop holds its channel.
+        self._channel.abort()
+
+    # both:
     def abandon(self) -> None:
         """Close the socket without a word: what would come next on it belongs to nobody."""
         self.is_usable = self.session.is_open = False

@@ -253,9 +253,12 @@ class AsyncStreamNodes:
     async def _ask(self, operation: Operation[_Result]) -> _Result:
         """Run one operation; once more on a new connection if the idle one turns out to have been closed."""
         deadline = time.monotonic() + self._timeout_s
+        line = await self._connections.enter(Use.ANSWER, deadline)
         try:
-            async with self._connections.turn(Use.ANSWER, deadline):
+            try:
                 return await self._ask_in_turn(operation, deadline)
+            finally:
+                self._connections.leave(line, Use.ANSWER)
         except StreamNotFound as error:
             raise await self._named(error) from None
 

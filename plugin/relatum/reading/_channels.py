@@ -5,7 +5,9 @@ import contextlib
 import socket
 import ssl
 import time
-from typing import Final, Self
+from typing import Final, Self, cast
+
+from relatum.waiting import Bell
 
 RECEIVE_BYTES: Final = 256 << 10
 """Bytes taken from the socket at a time: more than a socket buffer usually holds, so one call empties it."""
@@ -90,36 +92,90 @@ class Channel:
         self._socket.close()
 
 
-class AsyncChannel:
-    """As `Channel`, for tasks."""
+class AsyncChannel(asyncio.Protocol):
+    """As `Channel`, for tasks: one at a time may receive. asyncio's own streams take a timer and more for each wait."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._came = bytearray()
+        self._bell = Bell()
+        self._error: Exception | None = None
+        self._is_over = self._is_paused = False
+        self._has_room, self._is_closed = asyncio.Event(), asyncio.Event()
+        self._has_room.set()
 
     @classmethod
     async def open(cls, host: str, port: int, tls: ssl.SSLContext | None, name: str | None, timeout_s: float) -> Self:
         """Connect; see `Channel.open`."""
         # asyncio asks for a name where there is TLS; with an empty one none is sent, and none compared.
         server_name = (name or "") if tls is not None else None
+        loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(
-                host, port, ssl=tls, server_hostname=server_name, limit=RECEIVE_BYTES
-            )
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return cls(reader, writer)
+            transport, channel = await loop.create_connection(cls, host, port, ssl=tls, server_hostname=server_name)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return channel
+
+    # --- what the loop calls ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is connected."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hold what came, as much as a socket would."""
+        self._came += data
+        if len(self._came) > RECEIVE_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._bell.ring(1)
+
+    def eof_received(self) -> bool:
+        """The other side says no more; what it is told may still leave, but for TLS."""
+        self._is_over = True
+        self._bell.ring(1)
+        return self._transport.get_extra_info("sslcontext") is None
+
+    def pause_writing(self) -> None:
+        """Much waits to leave."""
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._has_room.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        self._error, self._is_over = exc, True
+        self._is_closed.set()
+        self._has_room.set()
+        self._bell.ring(1)
+
+    # --- what its user calls ------------------------------------------------------------------------------
 
     async def send(self, data: bytes, timeout_s: float) -> None:
-        """Send it; see `Channel.send`."""
-        self._writer.write(data)
-        if self._writer.transport.get_write_buffer_size():
+        """Send it; see `Channel.send`. Tasks may send at the same time: each is sent as a whole."""
+        self._transport.write(data)
+        if not self._has_room.is_set():
             async with asyncio.timeout(max(timeout_s, SEND_S_MIN)):
-                await self._writer.drain()
+                await self._has_room.wait()
+            if self._is_closed.is_set():
+                raise self._error or ConnectionResetError("the connection ended")
 
     async def receive(self, timeout_s: float) -> bytes | memoryview:
         """What has come; see `Channel.receive`."""
-        async with asyncio.timeout(max(0.0, timeout_s)):
-            data = await self._reader.read(BITE_BYTES)
+        while not self._came:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                return b""
+            if not await self._bell.wait(max(0.0, timeout_s)):
+                raise TimeoutError("nothing has come")
+        data = bytes(self._came[:BITE_BYTES])
+        del self._came[:BITE_BYTES]
+        if self._is_paused and len(self._came) <= RECEIVE_BYTES:
+            self._is_paused = False
+            self._transport.resume_reading()
         if len(data) == BITE_BYTES:
             # What has come already is taken without a wait.
             await asyncio.sleep(0)
@@ -129,11 +185,11 @@ class AsyncChannel:
         """Close it without a word."""
         # The event loop may have ended before us.
         with contextlib.suppress(OSError, RuntimeError):
-            self._writer.transport.abort()
+            self._transport.abort()
 
     async def close(self) -> None:
         """Close it once what was sent has left."""
         with contextlib.suppress(OSError, RuntimeError):
-            self._writer.close()
+            self._transport.close()
             async with asyncio.timeout(GOODBYE_S):
-                await self._writer.wait_closed()
+                await self._is_closed.wait()

@@ -103,9 +103,8 @@ class Connections(_Kept[_Connection]):
         leave_to_parent(*self.idle)
         self._idle, self._out = [], 0
 
-    @contextmanager
-    def turn(self, use: Use, deadline: float) -> Iterator[None]:
-        """Have a turn inside.
+    def enter(self, use: Use, deadline: float) -> Line:
+        """Have a turn of a line, to be given back by `leave`.
 
         `deadline`: When to give up waiting, as of `time.monotonic`.
 
@@ -114,16 +113,29 @@ class Connections(_Kept[_Connection]):
             ReadTimeout: the call has no time left.
         """
         check_time()
-        line, asked_at, came = self._line, time.monotonic(), threading.Event()
+        line = self._line
         with self._lock:
+            if line.enter_at_once(use):
+                return line
+            came, asked_at = threading.Event(), time.monotonic()
             waiter = line.enter(use, came.set)
         if waiter is not None:
             self._wait(line, waiter, came, asked_at, deadline)
+        return line
+
+    def leave(self, line: Line, use: Use) -> None:
+        """Give a turn back to the line it is of."""
+        with self._lock:
+            line.leave(use)
+
+    @contextmanager
+    def turn(self, use: Use, deadline: float) -> Iterator[None]:
+        """Have a turn inside; see `enter`."""
+        line = self.enter(use, deadline)
         try:
             yield
         finally:
-            with self._lock:
-                line.leave(use)
+            self.leave(line, use)
 
     def _wait(self, line: Line, waiter: Waiter, came: threading.Event, asked_at: float, deadline: float) -> None:
         has_come = False
@@ -176,28 +188,39 @@ class Connections(_Kept[_Connection]):
 class AsyncConnections(_Kept[_Connection]):
     """As `Connections`, for the tasks of one event loop."""
 
+    async def enter(self, use: Use, deadline: float) -> Line:
+        """Have a turn; see `Connections.enter`. Cancelled while it waits, it leaves the line."""
+        check_time()
+        line = self._line
+        if line.enter_at_once(use):
+            return line
+        asked_at, came = time.monotonic(), asyncio.get_running_loop().create_future()
+        waiter = line.enter(use, partial(_set, came))
+        assert waiter is not None, "there was no room a moment ago"
+        try:
+            async with asyncio.timeout(max(0.0, deadline - asked_at)):
+                await came
+        except TimeoutError:
+            error = line.none_free(deadline - asked_at)
+            line.withdraw(waiter)
+            raise error from None
+        except BaseException:
+            line.withdraw(waiter)
+            raise
+        return line
+
+    def leave(self, line: Line, use: Use) -> None:
+        """Give a turn back to the line it is of."""
+        line.leave(use)
+
     @asynccontextmanager
     async def turn(self, use: Use, deadline: float) -> AsyncIterator[None]:
-        """Have a turn inside; see `Connections.turn`. Cancelled while it waits, it leaves the line."""
-        check_time()
-        line, asked_at = self._line, time.monotonic()
-        came = asyncio.get_running_loop().create_future()
-        waiter = line.enter(use, partial(_set, came))
-        if waiter is not None:
-            try:
-                async with asyncio.timeout(max(0.0, deadline - asked_at)):
-                    await came
-            except TimeoutError:
-                error = line.none_free(deadline - asked_at)
-                line.withdraw(waiter)
-                raise error from None
-            except BaseException:
-                line.withdraw(waiter)
-                raise
+        """Have a turn inside; see `enter`."""
+        line = await self.enter(use, deadline)
         try:
             yield
         finally:
-            line.leave(use)
+            self.leave(line, use)
 
     async def take(self, node: Hashable, use: Use) -> _Connection | None:
         """See `Connections.take`."""

@@ -136,7 +136,9 @@ class StreamOperations:
         return (yield from self.session.answer_to(correlation))
 
     def _finish(self, pair: Attach) -> Steps[None]:
-        yield from self._until_barriers(pair)
+        while not pair.is_at_barrier:
+            for event in (yield from Exchange()):
+                pair.take(event)
         pair.check()
 
     # --- single questions ---------------------------------------------------------------------------------

@@ -107,17 +107,23 @@ class Line:
         """How many wait."""
         return sum(map(len, self._waiting.values()))
 
+    def enter_at_once(self, use: Use) -> bool:
+        """Have a turn, where whoever could use it and waits has one already; False where it is to be waited for."""
+        if use is Use.FOLLOW:
+            self.following += 1
+            return True
+        if not self._has_room(use):
+            return False
+        self._take(use)
+        return True
+
     def enter(self, use: Use, wake: Callable[[], None]) -> Waiter | None:
         """Ask for a turn.
 
         Returns:
-            None: it is had at once, since whoever could use it and waits has one already. Else the place in the line.
+            None: it is had at once. Else the place in the line.
         """
-        if use is Use.FOLLOW:
-            self.following += 1
-            return None
-        if self._has_room(use):
-            self._take(use)
+        if self.enter_at_once(use):
             return None
         waiter = Waiter(use, next(self._numbers), wake)
         self._waiting[use].append(waiter)

@@ -23,7 +23,7 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from relatum.errors import DatabaseUnavailable
-from relatum.waiting import LOOK_S, Deadline, current, left_s, within
+from relatum.waiting import LOOK_S, Bell, Deadline, current, left_s, within
 
 ROLLBACK_S: Final = 0.5
 """Seconds for a rollback after the time of a call: an answering server needs less, and the connection is kept."""
@@ -76,42 +76,6 @@ def _no_answer(deadline: Deadline | None, what: str) -> NoAnswerInTime:
     return NoAnswerInTime(f"no answer in time ({reason}); it is safe to repeat")
 
 
-async def _in_task(steps: Generator[Any, Any, _Result], socket: int, look_s: float) -> _Result:
-    """Take psycopg's steps, which ask to wait for a socket, with the running loop; they go on after `look_s` anyway."""
-    loop = asyncio.get_running_loop()
-    try:
-        wanted = next(steps)
-        while True:
-            wanted = steps.send(await _ready(loop, socket, wanted, look_s))
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
-    finally:
-        steps.close()
-
-
-async def _ready(loop: asyncio.AbstractEventLoop, socket: int, wanted: int, look_s: float) -> int:
-    came: asyncio.Future[int] = loop.create_future()
-
-    def tell(state: int) -> None:
-        if not came.done():
-            came.set_result(state)
-
-    timer = loop.call_later(look_s, tell, 0)
-    if wanted & Wait.R:
-        loop.add_reader(socket, tell, Ready.R)
-    if wanted & Wait.W:
-        loop.add_writer(socket, tell, Ready.W)
-    try:
-        return await came
-    finally:
-        timer.cancel()
-        if wanted & Wait.R:
-            loop.remove_reader(socket)
-        if wanted & Wait.W:
-            loop.remove_writer(socket)
-
-
 def no_connection() -> DatabaseUnavailable:
     """The error of who waited for a connection of a pool that others use up."""
     deadline = current()
@@ -131,6 +95,7 @@ class TimedConnection(psycopg.Connection[Any]):
     statement_s: float | None = None
     ending: Deadline | None = None
     _is_committing = False
+    _bell: Bell | None = None
 
     def wait(self, gen: Any, interval: float = LOOK_S, *args: Any, **options: Any) -> Any:
         """Wait as psycopg does, up to the limit.
@@ -149,11 +114,36 @@ class TimedConnection(psycopg.Connection[Any]):
             CancelledError: the task was cancelled; the server is told, and the connection is closed.
         """
         until, deadline, look_s = self._limits(LOOK_S)
+        steps = _ended(gen, until, deadline, self._limit)
         try:
-            return await _in_task(_ended(gen, until, deadline, self._limit), self.pgconn.socket, look_s)
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(await self._ready(wanted, look_s))
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
         except (NoAnswerInTime, asyncio.CancelledError, GeneratorExit):
             self._abandon()
             raise
+        finally:
+            steps.close()
+
+    async def _ready(self, wanted: int, look_s: float) -> int:
+        """What the socket is ready for, of what is wanted; 0 where it is for nothing in `look_s`."""
+        loop, socket, bell = asyncio.get_running_loop(), self.pgconn.socket, self._bell
+        if bell is None:
+            bell = self._bell = Bell()
+        if wanted & Wait.R:
+            loop.add_reader(socket, bell.ring, Ready.R)
+        if wanted & Wait.W:
+            loop.add_writer(socket, bell.ring, Ready.W)
+        try:
+            return await bell.wait(look_s)
+        finally:
+            if wanted & Wait.R:
+                loop.remove_reader(socket)
+            if wanted & Wait.W:
+                loop.remove_writer(socket)
 
     def _limits(self, interval: float) -> tuple[float, Deadline | None, float]:
         """Until when to wait from now on, what may end that before, and how often to look whether it has."""

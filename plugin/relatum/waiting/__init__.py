@@ -4,6 +4,7 @@ Whatever waits for a server, or tries again, does so by this room: one deadline 
 that may be repeated, one back-off, and one line in the log when something goes away and one when it is back.
 """
 
+from relatum.waiting._bell import Bell
 from relatum.waiting._deadline import (
     LEAST_S,
     LOOK_S,
@@ -38,6 +39,7 @@ __all__ = [
     "QUESTION_S",
     "AfterStop",
     "AsyncKeeper",
+    "Bell",
     "Deadline",
     "Keeper",
     "Outages",

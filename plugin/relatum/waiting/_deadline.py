@@ -55,7 +55,10 @@ class Deadline:
     @property
     def until(self) -> float:
         """The moment, as `time.monotonic` counts; infinity for none."""
-        return min([self._until, *(outer.until for outer in self._outer)]) if self._outer else self._until
+        until = self._until
+        for outer in self._outer:
+            until = min(until, outer.until)
+        return until
 
     def left_s(self) -> float:
         """Seconds left; below 0 once it has passed, infinity for no end."""
@@ -117,7 +120,8 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
     would hold for what the caller does meanwhile.
 
     Args:
-        seconds: From now on; None for no end of its own. A `Deadline` is taken as it is, without one around it.
+        seconds: From now on; None for no end of its own, which may be brought forward alone. A `Deadline` is taken as
+            it is, without one around it.
     """
 
     __slots__ = ("_option", "_seconds", "_token")
@@ -127,18 +131,20 @@ class within:  # noqa: N801 - reads as the statement it is: `with within(10.0):`
         self._option = option
 
     def __enter__(self) -> Deadline:
-        given = self._seconds
-        deadline = given if isinstance(given, Deadline) else Deadline(given, self._option, *_outer())
+        given, outer = self._seconds, _current.get()
+        if isinstance(given, Deadline):
+            deadline = given
+        elif outer is None:
+            deadline = Deadline(given, self._option)
+        elif given is not None and outer.left_s() <= given:
+            deadline = outer  # it comes first in any case
+        else:
+            deadline = Deadline(given, self._option, outer)
         self._token: Token[Deadline | None] = _current.set(deadline)
         return deadline
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)
-
-
-def _outer() -> "tuple[Deadline, ...]":
-    outer = _current.get()
-    return () if outer is None else (outer,)
 
 
 def current() -> Deadline | None:
