@@ -40,22 +40,22 @@ export PYTHON
 # Where the environment forbids compiled modules, each process of a test compiles SQLAlchemy anew, for a second or two.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer
+.PHONY: demo compiled test test-long test-pure test-docker check docs twins bench bench-spark bench-short clean rabbitmq java pgbouncer chromium
 .DELETE_ON_ERROR:
 
 demo: $(made) compiled rabbitmq
 	$(bin)/relatum demo $(DEMO)
 
-test: $(classes) compiled rabbitmq java pgbouncer
+test: $(classes) compiled rabbitmq java pgbouncer chromium
 	$(bin)/python -u -m pytest $(or $(TEST),$(SIDE_BY_SIDE))
 
-test-long: $(classes) compiled rabbitmq java pgbouncer
+test-long: $(classes) compiled rabbitmq java pgbouncer chromium
 	$(bin)/python -m pytest --long --override-ini timeout=21600 --override-ini faulthandler_timeout=0 $(TEST)
 
 test-pure: $(spark)
 	RELATUM_PURE=1 $(bin)/python -m pytest $(or $(TEST),$(addprefix tests/unit/test_,$(PURE)))
 
-test-docker: $(classes) compiled java pgbouncer
+test-docker: $(classes) compiled java pgbouncer chromium
 	$(bin)/python -m pytest --docker --override-ini timeout=900 $(TEST)
 
 check: $(spark)
@@ -95,6 +95,9 @@ java:
 
 pgbouncer:
 	@tools/install-pgbouncer
+
+chromium:
+	@tools/install-chromium
 
 $(made): pyproject.toml tools/make-environment
 	@mkdir -p .venv/tmp

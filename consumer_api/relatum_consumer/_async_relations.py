@@ -9,6 +9,7 @@ from typing import Any
 from relatum.checks import checked_seconds
 from relatum.errors import AccessRefused, NotFound
 from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer._async_asking import AsyncAsking
 from relatum_consumer.lookups import Answer, Names, Order
@@ -85,6 +86,19 @@ class AsyncRelations(AsyncAsking):
         # blocking only:
         # return self._open_reader().read_many(MessageId(*each) for each in ids)
         # both:
+
+    # --- what there is ------------------------------------------------------------------------------------
+
+    async def keys(self) -> tuple[KeyDefinition, ...]:
+        """The key definitions in force, by name, as they were known within the last second."""
+        return await self._run(self._lookups.keys())
+
+    async def streams(self) -> tuple[str, ...]:
+        """The names of the streams that are recorded, in order, as they were known within the last second.
+
+        A super stream's partitions are among them, itself is not.
+        """
+        return await self._run(self._lookups.streams())
 
     # --- by key -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 from relatum.checks import checked_seconds
 from relatum.errors import AccessRefused, NotFound
 from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer._asking import Asking
 from relatum_consumer.lookups import Answer, Names, Order
@@ -77,6 +78,19 @@ class Relations(Asking):
             For each id its message, or, as a value, the error that says why there is none.
         """
         return self._open_reader().read_many(MessageId(*each) for each in ids)
+
+    # --- what there is ------------------------------------------------------------------------------------
+
+    def keys(self) -> tuple[KeyDefinition, ...]:
+        """The key definitions in force, by name, as they were known within the last second."""
+        return self._run(self._lookups.keys())
+
+    def streams(self) -> tuple[str, ...]:
+        """The names of the streams that are recorded, in order, as they were known within the last second.
+
+        A super stream's partitions are among them, itself is not.
+        """
+        return self._run(self._lookups.streams())
 
     # --- by key -------------------------------------------------------------------------------------------
 

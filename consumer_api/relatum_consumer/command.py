@@ -20,9 +20,9 @@ from relatum.terminal import (
 )
 
 if TYPE_CHECKING:
-    from relatum_consumer import Answer, Relations
+    from relatum_consumer import Answer, Relations, Status
 
-__all__ = ["CODES", "WORDS", "CompleteOption", "find", "open_relations", "related", "some"]
+__all__ = ["CODES", "CompleteOption", "find", "open_relations", "related", "some", "words_of"]
 
 CODES: Final = {
     "found": ExitCode.OK,
@@ -32,15 +32,6 @@ CODES: Final = {
     "unproven": ExitCode.UNPROVEN,
 }
 """With which code a command ends, by the status of its answer."""
-
-WORDS: Final = {
-    "found": "found",
-    "absent": "absent: all that these streams retain is recorded, or was read, and there is none",
-    "expired": "expired: there was one, and retention has dropped it",
-    "not_recorded_yet": "not recorded yet: a part of the streams is not recorded; --complete reads that part",
-    "unproven": "unproven: none was found, and nobody can prove from here that there is none (AMQP 0.9.1 alone "
-    "cannot, nor can batches that are not to be unpacked)",
-}
 
 STREAMS_SHOWN: Final = 5
 """Streams named in the last line of an answer; the line counts the others."""
@@ -166,7 +157,7 @@ def _print(answer: "Answer", as_json: bool) -> None:
         if answer and answer.status == "unproven":
             console.print("unproven: there may be more, which nobody can prove or rule out")
         elif not answer:
-            nothing = f"absent: {answer.explanation}" if answer.lacking else WORDS[answer.status]
+            nothing = f"absent: {answer.explanation}" if answer.lacking else words_of(answer.status)
             console.print(nothing, markup=False)
             if answer.unattended:
                 console.print(answer.explanation, markup=False)

@@ -28,6 +28,21 @@ class Status(StrEnum):
     one of the streams. Mostly there is no
     message; with `complete=True`, and where `unread` names some, there may be."""
 
+    @property
+    def words(self) -> str:
+        """What it says, for a person."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    Status.FOUND: "found",
+    Status.ABSENT: "absent: all that these streams retain is recorded, or was read, and there is none",
+    Status.EXPIRED: "expired: there was one, and retention has dropped it",
+    Status.NOT_RECORDED_YET: "not recorded yet: a part of the streams is not recorded",
+    Status.UNPROVEN: "unproven: none was found, and nobody can prove from here that there is none (AMQP 0.9.1 alone "
+    "cannot, nor can batches that are not to be unpacked)",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:

@@ -121,6 +121,15 @@ class Catalog:
         self._snapshot = snapshot = _Snapshot({each.name: each for each in definitions_of(keys)}, *_names(streams), now)
         return snapshot
 
+    def keys(self) -> Steps[tuple[KeyDefinition, ...]]:
+        """The definitions in force, by name."""
+        snapshot = yield from self._current()
+        return tuple(snapshot.definitions[name] for name in sorted(snapshot.definitions))
+
+    def all_streams(self) -> Steps[tuple[str, ...]]:
+        """The names of all recorded streams, in order."""
+        return (yield from self._current()).streams
+
     def definition(self, key: str) -> Steps[KeyDefinition]:
         """A key's definition."""
         if not isinstance(key, str):

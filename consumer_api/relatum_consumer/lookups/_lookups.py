@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from relatum.checks import checked_count, checked_name, checked_seconds
 from relatum.errors import InvalidInput
-from relatum.keys import InvalidValue, timestamp_us
+from relatum.keys import InvalidValue, KeyDefinition, timestamp_us
 from relatum.limits import TIME_US_MAX
 from relatum.reading import Message
 from relatum_consumer.lookups._answer import Answer
@@ -41,6 +41,14 @@ class Lookups:
 
     def __init__(self, vhost: str, patience_s: float = 10.0) -> None:
         self.catalog = Catalog(vhost, patience_s)
+
+    def keys(self) -> Steps[tuple[KeyDefinition, ...]]:
+        """The key definitions in force."""
+        return (yield from self.catalog.keys())
+
+    def streams(self) -> Steps[tuple[str, ...]]:
+        """The streams that are recorded."""
+        return (yield from self.catalog.all_streams())
 
     def related(
         self, message: Message, to: Names, by: Names, limit: int | None, order: Order, *, complete: bool

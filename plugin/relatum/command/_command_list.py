@@ -20,6 +20,7 @@ HELP: Final[Mapping[str, str]] = {
         "Show for each stream: first and last offset, what is recorded, holes, gaps, lag, rows, size, and "
         "what happened."
     ),
+    "web": ("Serve a page, and a JSON API, to look at messages and what belongs to them, until SIGTERM or Ctrl-C."),
     "outcome": (
         "Show what became of messages: unknown, collected, forwarded, succeeded, failed or dead, with times and reason."
     ),

@@ -8,6 +8,7 @@ from relatum.recording._backfill import BackfillProgress, BackfillReport, backfi
 from relatum.recording._compare import Difference, StreamVerified
 from relatum.recording._embedded import EmbeddedRecorder
 from relatum.recording._forget import ForgottenStream, forget
+from relatum.recording._overview import KeySize, RecorderMember, key_sizes, recorder_list
 from relatum.recording._prune import PruneReport, prune
 from relatum.recording._publishers_keys import KeyWatcher
 from relatum.recording._recorder import Recorder
@@ -50,12 +51,14 @@ __all__ = [
     "Extractor",
     "Filler",
     "ForgottenStream",
+    "KeySize",
     "KeyWatcher",
     "Pace",
     "Plan",
     "PruneReport",
     "RecordedStream",
     "Recorder",
+    "RecorderMember",
     "RecorderStatistics",
     "Segment",
     "StreamEvent",
@@ -71,6 +74,7 @@ __all__ = [
     "exit_with",
     "forget",
     "is_same",
+    "key_sizes",
     "leave_out",
     "new_holder",
     "offsets_bar",
@@ -79,6 +83,7 @@ __all__ = [
     "print_backfilled",
     "print_verified",
     "prune",
+    "recorder_list",
     "repair",
     "set_record_time",
     "status",

@@ -1,0 +1,29 @@
+"""The page: search, messages, streams and a JSON API for a browser, on `AsyncRelations`. Needs the extra `web`.
+
+    with WebServer(WebOptions("amqp://…", "postgresql://…")) as server:
+        print(server.url)
+
+`relatum web` runs it. `make_application` gives the same as an ASGI application, for a server of your own.
+"""
+
+from typing import TYPE_CHECKING
+
+from relatum.faces import imported_later
+
+if TYPE_CHECKING:
+    from relatum_consumer.web._application import make_application
+    from relatum_consumer.web._options import WebOptions
+    from relatum_consumer.web._passwords import hash_password
+    from relatum_consumer.web._server import WebServer
+
+__all__ = ["WebOptions", "WebServer", "hash_password", "make_application"]
+
+_HOMES = {
+    "WebOptions": "relatum_consumer.web._options",
+    "WebServer": "relatum_consumer.web._server",
+    "hash_password": "relatum_consumer.web._passwords",
+    "make_application": "relatum_consumer.web._application",
+}
+
+# The command's help needs none of this, and is there without the extra.
+__getattr__ = imported_later(__name__, _HOMES)

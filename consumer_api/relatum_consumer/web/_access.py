@@ -1,0 +1,211 @@
+"""Who may see the page: anybody on this machine, who knows the password, or whom a proxy names."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qs
+
+import anyio
+import anyio.to_thread
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from relatum_consumer.web._limits import Bucket, client_of
+from relatum_consumer.web._links import Links
+from relatum_consumer.web._options import WebOptions
+from relatum_consumer.web._passwords import is_password
+from relatum_consumer.web._problems import Problem
+from relatum_consumer.web._rendering import Rendering
+
+COOKIE: Final = "relatum_session"
+
+SESSION_S: Final = 12 * 3600
+"""Seconds after which one logs in again."""
+
+_TRIES: Final = 5
+"""Wrong passwords of one client in a moment; after them, as many a minute."""
+
+_CLIENTS_MAX: Final = 10_000
+
+_FORM_BYTES_MAX: Final = 4_096
+
+_HASHED_AT_ONCE: Final = 2
+"""Passwords compared at the same time: each takes 16 MiB and a processor."""
+
+_OPEN: Final = ("/static/", "/login")
+
+
+class Access:
+    """Lets through who may see the page, and asks others to log in.
+
+    Sessions are cookies signed by a secret of this process: they end with it.
+    """
+
+    def __init__(
+        self, app: ASGIApp, options: WebOptions, links: Links, rendering: Rendering, clock: Callable[[], float]
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._options = options
+        self._links = links
+        self._rendering = rendering
+        self._secret = secrets.token_bytes(32)
+        self._proxies = [ipaddress.ip_network(network) for network in options.trusted_proxies]
+        self._wrong: dict[str, Bucket] = {}
+        self._hashing = anyio.CapacityLimiter(_HASHED_AT_ONCE)
+        # The digest of a login by HTTP Basic that was right: scripts send theirs with each request.
+        self._known: bytes | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry out a request of somebody who may ask."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        who = "-" if self._is_open else await self._who(scope)
+        if scope["path"] == "/login":
+            response = await self._login(Request(scope, receive))
+            await response(scope, receive, send)
+        elif who is None and not scope["path"].startswith(_OPEN):
+            await self._ask(scope)(scope, receive, send)
+        else:
+            scope.setdefault("state", {})["who"] = who or "-"
+            await self._app(scope, receive, send)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._options.password_hash is None and self._options.trust_header is None
+
+    async def _who(self, scope: Scope) -> str | None:
+        """The name of who asks; None where that is not known."""
+        headers = Headers(scope=scope)
+        named = headers.get(self._options.trust_header) if self._options.trust_header else None
+        if named and self._is_of_proxy(scope):
+            return named
+        if self._options.password_hash is None:
+            return None
+        if self._is_session(headers.get("cookie", "")) or await self._is_basic(scope, headers):
+            return "password"
+        return None
+
+    def _is_of_proxy(self, scope: Scope) -> bool:
+        try:
+            address = ipaddress.ip_address(str((scope.get("client") or [""])[0]))
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
+
+    # --- the cookie ---------------------------------------------------------------------------------------
+
+    def _session(self) -> str:
+        body = f"{int(time.time()) + SESSION_S}.{secrets.token_hex(8)}"
+        return f"{body}.{self._sign(body)}"
+
+    def _sign(self, body: str) -> str:
+        return hmac.new(self._secret, body.encode("latin-1"), hashlib.sha256).hexdigest()
+
+    def _is_session(self, cookies: str) -> bool:
+        try:
+            morsel = SimpleCookie(cookies).get(COOKIE)
+        except CookieError:
+            return False
+        body, _, signature = (morsel.value if morsel else "").rpartition(".")
+        if not hmac.compare_digest(signature.encode("latin-1", "replace"), self._sign(body).encode()):
+            return False
+        return int(body.partition(".")[0]) > time.time()
+
+    # --- the password -------------------------------------------------------------------------------------
+
+    async def _is_basic(self, scope: Scope, headers: Headers) -> bool:
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "basic" or not scope["path"].startswith("/api/"):
+            return False
+        try:
+            password = base64.b64decode(given, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return False
+        digest = self._sign(password.encode().hex()).encode()
+        if self._known is not None and hmac.compare_digest(digest, self._known):
+            return True
+        if not await self._is_right(client_of(scope), password):
+            return False
+        self._known = digest
+        return True
+
+    async def _is_right(self, client: str, password: str) -> bool:
+        """Whether it is the password; not even tried where the client was wrong too often."""
+        now = self._clock()
+        if client not in self._wrong and len(self._wrong) >= _CLIENTS_MAX:
+            self._wrong.clear()
+        bucket = self._wrong.setdefault(client, Bucket(_TRIES / 60, _TRIES, _TRIES, now))
+        if bucket.take(1, now) or self._options.password_hash is None:
+            return False
+        hashed = self._options.password_hash
+        if await anyio.to_thread.run_sync(is_password, password, hashed, limiter=self._hashing):
+            bucket.left = bucket.most
+            return True
+        return False
+
+    async def _login(self, request: Request) -> Response:
+        if self._options.password_hash is None:
+            return RedirectResponse(self._links.search(), 303)
+        if request.method in ("GET", "HEAD"):
+            return self._form({})
+        if request.method != "POST":
+            problem = Problem(
+                405, "method_not_allowed", f"{request.method} is not known here", "", {"Allow": "GET, POST"}
+            )
+            return self._rendering.problem(problem, request.scope)
+        form = await _form_of(request)
+        if not await self._is_right(client_of(request.scope), form.get("password", "")):
+            return self._form(form, "This is not the password, or it was tried too often: wait for a minute.", 401)
+        goal = form.get("next", "")
+        # A path of this page, and nothing that a browser takes for another host.
+        is_ours = goal.startswith(f"{self._links.root_path}/") and not goal.startswith("//") and "\\" not in goal
+        response = RedirectResponse(goal if is_ours else self._links.search(), 303)
+        response.set_cookie(
+            COOKIE,
+            self._session(),
+            max_age=SESSION_S,
+            path=f"{self._links.root_path}/",
+            secure=self._options.is_https,
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    def _form(self, form: Mapping[str, str], said: str = "", status: int = 200) -> Response:
+        return self._rendering.page("login.html", {"said": said, "next": form.get("next", "")}, status=status)
+
+    def _ask(self, scope: Scope) -> Response:
+        problem = Problem(401, "login_needed", "nobody is logged in", "Log in with the password, or ask by the proxy.")
+        if scope["path"].startswith("/api/"):
+            headers = {"WWW-Authenticate": 'Basic realm="Relatum", charset="UTF-8"'}
+            shown = headers if self._options.password_hash else {}
+            return self._rendering.problem(Problem(401, problem.code, problem.message, problem.hint, shown), scope)
+        if self._options.password_hash is None:
+            refused = Problem(
+                403, "not_named", "the proxy does not say who asks", "Come by the proxy, and log in there."
+            )
+            return self._rendering.problem(refused, scope)
+        query = scope["query_string"].decode("latin-1")
+        goal = f"{self._links.root_path}{scope['path']}{'?' if query else ''}{query}"
+        return self._rendering.page("login.html", {"said": "", "next": goal[: _FORM_BYTES_MAX // 2]}, status=401)
+
+
+async def _form_of(request: Request) -> dict[str, str]:
+    """The fields of a short form; none of a long one."""
+    given = b""
+    async for chunk in request.stream():
+        given += chunk
+        if len(given) > _FORM_BYTES_MAX:
+            return {}
+    return {name: values[0] for name, values in parse_qs(given.decode("utf-8", "replace")).items()}

@@ -1,0 +1,12 @@
+"""One module a page: what is asked, what is answered, and the function between. Each is a page and a part of `/api`."""
+
+from relatum_consumer.web._api._health import HEALTH
+from relatum_consumer.web._api._keys import KEYS
+from relatum_consumer.web._api._message import MESSAGE, MESSAGE_BY_QUERY
+from relatum_consumer.web._api._search import SEARCH
+from relatum_consumer.web._api._stream import STREAM, STREAM_BY_QUERY
+from relatum_consumer.web._api._streams import STREAMS
+
+__all__ = ["ENDPOINTS", "MESSAGE", "MESSAGE_BY_QUERY"]
+
+ENDPOINTS = (SEARCH, MESSAGE, MESSAGE_BY_QUERY, STREAMS, STREAM, STREAM_BY_QUERY, KEYS, HEALTH)

@@ -1,0 +1,31 @@
+"""Whether both servers answer."""
+
+from dataclasses import dataclass
+
+from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._problems import Problem, Refused
+from relatum_consumer.web._site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class HealthAsked:
+    """Nothing is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthAnswer:
+    """Both servers answer; where one does not, there is an error with status 503 instead."""
+
+    is_well: bool
+
+
+async def health(site: Site, _: HealthAsked) -> HealthAnswer:
+    """Ask both."""
+    found = await site.relations.health()
+    if not found.is_well:
+        wrong = "; ".join(each for each in (found.database, found.broker) if each)
+        raise Refused(Problem(503, "not_well", wrong, "It may pass: ask again.", {"Retry-After": "1"}))
+    return HealthAnswer(is_well=True)
+
+
+HEALTH = Endpoint("/health", "Whether the database and the broker answer.", HealthAsked, HealthAnswer, health)

@@ -1,0 +1,270 @@
+"""A message: headers, properties, body, what belongs to it by each key, and its neighbours in the stream."""
+
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
+
+import anyio
+
+from relatum.errors import RelatumError
+from relatum.keys import KeyDefinition
+from relatum.reading import Message
+from relatum_consumer.web._api._shown import KeyValue, MessageRow, key_values, message_row, text_of_value
+from relatum_consumer.web._bodies import (
+    TEXT_CHARACTERS_MAX,
+    BodyKind,
+    Node,
+    hex_lines,
+    image_type,
+    kind_of,
+    text_of,
+    tree,
+)
+from relatum_consumer.web._endpoint import Endpoint, problem_met
+from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._site import Site
+
+RELATED_SHOWN: Final = 6
+"""Messages shown of each key; a link leads to the others."""
+
+_ASKED_AT_ONCE: Final = 4
+
+_STRIDES: Final = (1, 16, 256, 4_096)
+"""How far before a message its neighbour is looked for, in offsets: streams have gaps, mostly small ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAsked:
+    """Which message, and how its body is shown."""
+
+    stream: Annotated[str, Parameter("The stream.", in_path=True)]
+    offset: Annotated[int, Parameter("Its offset.", least=0, in_path=True)]
+    view: Annotated[str, Parameter("How the body is shown.", choices=("json", "text", "hex", "image"))] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAskedByQuery:
+    """The same, for a form: which message, and how its body is shown."""
+
+    stream: Annotated[str, Parameter("The stream.")]
+    offset: Annotated[int, Parameter("Its offset.", least=0)]
+    view: Annotated[str, Parameter("How the body is shown.", choices=("json", "text", "hex", "image"))] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A header or property; `text` is its value whole, a digest where it is masked."""
+
+    name: str
+    type: str
+    text: str
+    is_masked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body. `text`, `hex` or `json` is there by `view`, cut where `is_cut`; `views` are those that fit it."""
+
+    kind: BodyKind
+    bytes: int
+    view: str
+    views: tuple[str, ...]
+    is_cut: bool
+    text: str
+    hex: tuple[str, ...]
+    json: Node | None
+    image_type: str | None
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class RelatedByKey:
+    """The first messages that share a key's value with this one; `has_more` where there are others.
+
+    `status` and `words` as in a search; where it could not be found out, `status` is `failed`.
+    """
+
+    key: KeyValue
+    status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven", "failed"]
+    words: str
+    results: tuple[MessageRow, ...]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The message before or after this one in its stream."""
+
+    offset: int
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """A message. `chunk_time` is when the broker wrote it; None over AMQP 0.9.1."""
+
+    stream: str
+    offset: int
+    href: str
+    stream_href: str
+    time: datetime | None
+    time_source: str
+    chunk_time: datetime | None
+    headers: tuple[Named, ...]
+    properties: tuple[Named, ...]
+    body: Body
+    keys: tuple[KeyValue, ...]
+    related: tuple[RelatedByKey, ...]
+    previous: Neighbour | None
+    next: Neighbour | None
+    took_ms: float
+
+
+async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> MessageAnswer:
+    """Read a message, and look for what belongs to it."""
+    began = time.perf_counter()
+    found = await site.relations.read(asked.stream, asked.offset)
+    definitions = await site.keys()
+    keys = key_values(site, definitions, found)
+    related: list[RelatedByKey | None] = [None] * len(keys)
+    beside: list[Neighbour | None] = [None, None]
+    limiter = anyio.CapacityLimiter(_ASKED_AT_ONCE)
+
+    async def look(place: int, key: KeyValue) -> None:
+        async with limiter:
+            related[place] = await _related(site, definitions, found, key)
+
+    async def step(place: int) -> None:
+        beside[place] = await (_next(site, found) if place else _previous(site, found))
+
+    async with anyio.create_task_group() as group:
+        for place, key in enumerate(keys):
+            group.start_soon(look, place, key)
+        group.start_soon(step, 0)
+        group.start_soon(step, 1)
+    return MessageAnswer(
+        stream=found.stream,
+        offset=found.offset,
+        href=site.links.message(found.stream, found.offset),
+        stream_href=site.links.stream(found.stream),
+        time=found.time,
+        time_source=found.time_source.value,
+        chunk_time=None if found.chunk_ms is None else datetime.fromtimestamp(found.chunk_ms / 1000, UTC),
+        headers=_named(site, definitions, "header", dict(found.headers)),
+        properties=_named(site, definitions, "property", _properties(found)),
+        body=_body(site, found, asked.view),
+        keys=keys,
+        related=tuple(each for each in related if each is not None),
+        previous=beside[0],
+        next=beside[1],
+        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+    )
+
+
+async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Message, key: KeyValue) -> RelatedByKey:
+    """What belongs to it by one key; that it could not be found out spoils no other key's."""
+    try:
+        answer = await site.relations.related(found, by=key.key, limit=RELATED_SHOWN + 1)
+    except RelatumError as error:
+        problem = problem_met(error)
+        return RelatedByKey(key, "failed", f"{problem.message}. {problem.hint}", (), has_more=False)
+    rows = tuple(message_row(site, definitions, each) for each in answer[:RELATED_SHOWN])
+    words = answer.status.words if not answer.lacking else f"absent: {answer.explanation}"
+    return RelatedByKey(key, answer.status.value, words, rows, has_more=len(answer) > RELATED_SHOWN)
+
+
+async def _next(site: Site, found: Message) -> Neighbour | None:
+    """The message after it, where the stream has one; None also where nobody can say now."""
+    try:
+        reader = await site.reader()
+        async with aclosing(reader.iterate(found.stream, found.offset + 1)) as following:
+            async for each in following:
+                return _at(site, each.stream, each.offset)
+    except RelatumError:
+        pass
+    return None
+
+
+async def _previous(site: Site, found: Message) -> Neighbour | None:
+    """The message before it. Offsets have gaps: where the one before is none, those before that are read."""
+    try:
+        reader = await site.reader()
+        for stride in _STRIDES:
+            start = max(0, found.offset - stride)
+            before = await reader.scan(found.stream, start, found.offset, lambda each: each.offset)
+            if before:
+                return _at(site, found.stream, max(before))
+            if start == 0:
+                break
+    except RelatumError:
+        pass
+    return None
+
+
+def _at(site: Site, stream: str, offset: int) -> Neighbour:
+    return Neighbour(offset, site.links.message(stream, offset))
+
+
+def _properties(found: Message) -> dict[str, Any]:
+    given = {name: getattr(found.properties, name) for name in found.properties.__dataclass_fields__}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _named(site: Site, definitions: Sequence[KeyDefinition], kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
+    masked = site.masking.masked_places(definitions)
+    shown = []
+    for name, value in given.items():
+        text, type_ = text_of_value(value)
+        is_masked = (kind, name) in masked
+        shown.append(Named(name, type_, site.masking.digest(text) if is_masked else text, is_masked))
+    return tuple(shown)
+
+
+def _body(site: Site, found: Message, view: str) -> Body:
+    body, href = found.body, site.links.message(found.stream, found.offset, "body")
+    if site.masking.bodies:
+        return Body("masked", len(body), "", (), False, "", (), None, None, "")
+    kind = kind_of(body)
+    text = text_of(body)
+    fits = {
+        "json": kind == "json",
+        "image": kind == "image",
+        "text": text is not None and bool(body),
+        "hex": bool(body),
+    }
+    views = tuple(name for name, is_fit in fits.items() if is_fit)
+    chosen = view if view in views else (views[0] if views else "")
+    shown = Body(kind, len(body), chosen, views, False, "", (), None, image_type(body), href)
+    if chosen == "json":
+        parsed = tree(body)
+        # More than a tree is good for.
+        return _as_text(replace(shown, view="text"), text or "") if parsed is None else replace(shown, json=parsed)
+    if chosen == "text":
+        return _as_text(shown, text or "")
+    if chosen == "hex":
+        lines = tuple(hex_lines(body))
+        return replace(shown, hex=lines, is_cut=16 * len(lines) < len(body))
+    return shown
+
+
+def _as_text(shown: Body, text: str) -> Body:
+    return replace(shown, text=text[:TEXT_CHARACTERS_MAX], is_cut=len(text) > TEXT_CHARACTERS_MAX)
+
+
+_SUMMARY: Final = "A message, with what belongs to it by each key."
+
+MESSAGE = Endpoint(
+    "/streams/{stream:name}/{offset:offset}",
+    _SUMMARY,
+    MessageAsked,
+    MessageAnswer,
+    message,
+    template="message.html",
+    page="message",
+    messages=lambda answer: 1 + sum(len(each.results) for each in answer.related),
+)
+
+MESSAGE_BY_QUERY = replace(MESSAGE, path="/message", asked=MessageAskedByQuery)

@@ -1,0 +1,281 @@
+"""Search: the messages that carry a key's value, or share that of another message; page by page, by time."""
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal
+
+from relatum.errors import InvalidInput
+from relatum.keys import KeyDefinition
+from relatum.reading import Message
+from relatum_consumer import Answer
+from relatum_consumer.web._api._shown import MessageRow, canonical_of, first_of, message_row
+from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._site import Site
+
+STREAMS_LISTED: Final = 100
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAsked:
+    """What is searched for: a key's value, given, or that of a message."""
+
+    key: Annotated[str, Parameter("The key's name.")] = ""
+    value: Annotated[tuple[str, ...], Parameter("Its value; of a composite key, its values in order.")] = ()
+    of_stream: Annotated[str, Parameter("Instead of a value: the stream of a message that has it …")] = ""
+    of_offset: Annotated[int | None, Parameter("… and its offset. The message itself is left out.")] = None
+    stream: Annotated[tuple[str, ...], Parameter("Streams and super streams to look in; all where left out.")] = ()
+    since: Annotated[datetime | None, Parameter("Only of this moment or later; UTC where no zone is given.")] = None
+    until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
+    order: Annotated[str, Parameter("Which come first.", choices=("oldest", "newest"))] = "oldest"
+    complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
+    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
+    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a message lies, with its page."""
+
+    stream: str
+    offset: int
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A stream that is left out, or a key that a message lacks, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAnswer:
+    """Messages, and how sure it is that there are no more.
+
+    `status` is found, absent, not_recorded_yet, expired or unproven, `words` says so for a person, and `advice` what to
+    do. It holds over `streams`, the first hundred of `streams_count`. `next` asks for the next page, None where there
+    is none; `next_href` is that page.
+    """
+
+    status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven"]
+    words: str
+    advice: str
+    key: str
+    value: str
+    results: tuple[MessageRow, ...]
+    next: str | None
+    next_href: str | None
+    streams: tuple[str, ...]
+    streams_count: int
+    expired: tuple[Place, ...]
+    unread: tuple[Place, ...]
+    left_out: tuple[Reason, ...]
+    unattended: tuple[str, ...]
+    took_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """Where the next page begins: after a message, and how many of the pages before it have its time."""
+
+    stream: str
+    offset: int
+    time: str | None
+    same: int
+    shown: int
+
+    @classmethod
+    def read(cls, text: str) -> "_Cursor | None":
+        if not text:
+            return None
+        try:
+            given = json.loads(base64.urlsafe_b64decode(text.encode()))
+            cursor = cls(*given)
+            if cursor.time is not None:
+                datetime.fromisoformat(cursor.time)
+            is_whole = isinstance(cursor.stream, str) and all(
+                isinstance(each, int) and 0 <= each < 1 << 63 for each in (cursor.offset, cursor.same, cursor.shown)
+            )
+        except (ValueError, TypeError, binascii.Error, RecursionError):
+            is_whole = False
+        if not is_whole:
+            raise InvalidInput("this cursor is none that a page before gave")
+        return cursor
+
+    @property
+    def text(self) -> str:
+        given = [self.stream, self.offset, self.time, self.same, self.shown]
+        return base64.urlsafe_b64encode(json.dumps(given).encode()).decode()
+
+
+async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
+    """Answer one page."""
+    began = time.perf_counter()
+    if not asked.key:
+        raise InvalidInput("key is missing: the name of the key to search by")
+    definitions = await site.keys()
+    value, beside = await _value(site, asked, definitions)
+    cursor = _Cursor.read(asked.cursor)
+    answer = await _page(site, asked, value, cursor, None if beside is None else beside)
+    found = _after(answer.messages, cursor, asked.order)
+    found = [message for message in found if beside is None or message.id != beside.id]
+    page = found[: asked.limit]
+    following = await _next(site, asked, value, page, cursor, has_more=len(found) > asked.limit)
+    shown = _shown_value(site, definitions, asked, value)
+    return SearchAnswer(
+        status=answer.status.value,
+        words=_words(answer, page, beside),
+        advice=_advice(answer, asked),
+        key=asked.key,
+        value=shown,
+        results=tuple(message_row(site, definitions, message) for message in page),
+        next=following,
+        next_href=None if following is None else _href(site, asked, following),
+        streams=answer.streams[:STREAMS_LISTED],
+        streams_count=len(answer.streams),
+        expired=_places(site, answer.expired),
+        unread=_places(site, answer.unread),
+        left_out=tuple(Reason(*each) for each in answer.left_out[:STREAMS_LISTED]),
+        unattended=first_of(answer.unattended, STREAMS_LISTED),
+        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+    )
+
+
+async def _value(site: Site, asked: SearchAsked, definitions: Sequence[KeyDefinition]) -> tuple[Any, Message | None]:
+    """The value that is searched for, and the message that it is of."""
+    if not asked.of_stream or asked.of_offset is None:
+        if not asked.value:
+            raise InvalidInput("value is missing: the value to search for")
+        return (asked.value[0] if len(asked.value) == 1 else asked.value), None
+    message = await site.relations.read(asked.of_stream, asked.of_offset)
+    definition = next((each for each in definitions if each.name == asked.key), None)
+    value = None if definition is None else canonical_of(definition, message)
+    if definition is None or value is None:
+        raise InvalidInput(f"the message {message.id} has no value of the key {asked.key!r}")
+    if not definition.is_composite:
+        return value, message
+    places = [(each.kind, each.name) for each in definition.components]
+    parts = [message.headers[name] if kind == "header" else getattr(message.properties, name) for kind, name in places]
+    return tuple(parts), message
+
+
+async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | None, beside: Message | None) -> Answer:
+    """What is found from the page's beginning on: what was shown of its first moment, the page, and one more."""
+    since, until = asked.since, asked.until
+    already = 0
+    if cursor is not None:
+        already = cursor.shown if cursor.time is None else cursor.same
+        if cursor.time is not None and asked.order == "oldest":
+            since = datetime.fromisoformat(cursor.time)
+        elif cursor.time is not None:
+            until = datetime.fromisoformat(cursor.time) + _MICROSECOND
+    return await site.relations.find(
+        asked.key,
+        value,
+        streams=asked.stream or None,
+        since=since,
+        until=until,
+        limit=already + asked.limit + 1 + (beside is not None),
+        order="newest" if asked.order == "newest" else "oldest",
+        complete=asked.complete,
+    )
+
+
+def _rank(message: Message) -> tuple[bool, datetime, str, int]:
+    """A message's place in the order of answers: one of unknown time counts as later than all."""
+    return (message.time is None, message.time or datetime.max.replace(tzinfo=UTC), message.stream, message.offset)
+
+
+def _after(messages: Sequence[Message], cursor: _Cursor | None, order: str) -> list[Message]:
+    """Those that no page before has shown."""
+    if cursor is None:
+        return list(messages)
+    moment = None if cursor.time is None else datetime.fromisoformat(cursor.time)
+    last = (moment is None, moment or datetime.max.replace(tzinfo=UTC), cursor.stream, cursor.offset)
+    if order == "newest":
+        return [message for message in messages if _rank(message) < last]
+    return [message for message in messages if _rank(message) > last]
+
+
+async def _next(
+    site: Site, asked: SearchAsked, value: Any, page: Sequence[Message], cursor: _Cursor | None, *, has_more: bool
+) -> str | None:
+    """Where the page after this one begins; None where there is none."""
+    if not page:
+        return None
+    last, shown = page[-1], len(page) + (cursor.shown if cursor else 0)
+    if not has_more and not await _has_untimed(site, asked, value, last, cursor):
+        return None
+    moment = None if last.time is None else last.time.isoformat()
+    same = sum(message.time == last.time for message in page)
+    if cursor is not None and cursor.time == moment:
+        same += cursor.same
+    return _Cursor(last.stream, last.offset, moment, same, shown).text
+
+
+async def _has_untimed(site: Site, asked: SearchAsked, value: Any, last: Message, cursor: _Cursor | None) -> bool:
+    """Whether messages of unknown time come after the last that has one: pages go on by time, which leaves them out."""
+    is_by_time = cursor is not None and cursor.time is not None and asked.order == "oldest"
+    if not is_by_time or last.time is None or asked.since or asked.until:
+        return False
+    newest = await site.relations.find(asked.key, value, streams=asked.stream or None, limit=1, order="newest")
+    return bool(newest) and newest[0].time is None
+
+
+def _href(site: Site, asked: SearchAsked, cursor: str) -> str:
+    given = {name: getattr(asked, name) for name in SearchAsked.__slots__}
+    given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
+    given |= {"limit": None if asked.limit == 100 else asked.limit, "cursor": cursor}
+    given |= {"order": None if asked.order == "oldest" else asked.order}
+    return site.links.search(**given)
+
+
+def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> str:
+    if answer and not page:
+        return "found: no other message has it" if beside is not None else "found: all were shown"
+    if answer and answer.status == "unproven":
+        return "unproven: there may be more, which nobody can prove or rule out"
+    return f"absent: {answer.explanation}" if answer.lacking else answer.status.words
+
+
+def _advice(answer: Answer, asked: SearchAsked) -> str:
+    if answer.unattended:
+        return answer.explanation
+    if answer.status in ("not_recorded_yet", "unproven") and not asked.complete:
+        return "Ask again with what is not recorded yet, which is then read from the streams."
+    if answer.status == "expired":
+        return "Retention took it: keep the stream longer for the next one."
+    return ""
+
+
+def _shown_value(site: Site, definitions: Sequence[KeyDefinition], asked: SearchAsked, value: Any) -> str:
+    parts = value if isinstance(value, tuple) else (value,)
+    shown = " + ".join(str(part) for part in parts)
+    is_masked = any(each.name == asked.key and site.masking.is_masked(each) for each in definitions)
+    return site.masking.digest(shown) if is_masked else shown
+
+
+def _places(site: Site, places: Sequence[tuple[str, int]]) -> tuple[Place, ...]:
+    return tuple(Place(*place, site.links.message(*place)) for place in places[:STREAMS_LISTED])
+
+
+SEARCH = Endpoint(
+    "/search",
+    "The messages whose key has a value, page by page.",
+    SearchAsked,
+    SearchAnswer,
+    search,
+    template="search.html",
+    page="search",
+    is_asked=lambda asked: bool(asked.key or asked.value or asked.of_stream),
+    messages=lambda answer: len(answer.results),
+)

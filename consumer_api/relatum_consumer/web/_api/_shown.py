@@ -1,0 +1,111 @@
+"""Messages as answers show them: masked where that is asked for, and as text, so that no number is rounded."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from relatum.keys import InvalidValue, KeyDefinition
+from relatum.reading import Message
+from relatum_consumer.web._bodies import preview
+from relatum_consumer.web._site import Site
+
+HUES: Final = 8
+"""Colours of keys; each also has its letter, since colour alone tells nobody anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key's value in a message.
+
+    `hue` is the key's colour, from 0 to 7, by its place among the keys. `value` is a digest where it is masked. `href`
+    leads to all messages that share it.
+    """
+
+    key: str
+    value: str
+    is_masked: bool
+    hue: int
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """A message in a list. `preview` is the beginning of its body in a line, empty where bodies are masked."""
+
+    stream: str
+    offset: int
+    href: str
+    time: datetime | None
+    time_source: str
+    keys: tuple[KeyValue, ...]
+    bytes: int
+    preview: str
+
+
+def canonical_of(definition: KeyDefinition, message: Message) -> str | None:
+    """A key's value in a message; None where it has none that could be recorded."""
+    try:
+        return definition.value_of(message.headers, partial(getattr, message.properties))
+    except InvalidValue:
+        return None
+
+
+def key_values(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> tuple[KeyValue, ...]:
+    """The keys that a message has a value of."""
+    found = []
+    for place, definition in enumerate(definitions):
+        value = canonical_of(definition, message)
+        if value is None:
+            continue
+        is_masked = site.masking.is_masked(definition)
+        # By the message: so a value that is masked, or has several parts, can be followed all the same.
+        href = site.links.search(key=definition.name, of_stream=message.stream, of_offset=str(message.offset))
+        if not is_masked and not definition.is_composite:
+            href = site.links.search(key=definition.name, value=value)
+        shown = site.masking.digest(value) if is_masked else value
+        found.append(KeyValue(definition.name, shown, is_masked, place % HUES, href))
+    return tuple(found)
+
+
+def message_row(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> MessageRow:
+    """A message in a list."""
+    return MessageRow(
+        message.stream,
+        message.offset,
+        site.links.message(message.stream, message.offset),
+        message.time,
+        message.time_source.value,
+        key_values(site, definitions, message),
+        len(message.body),
+        "" if site.masking.bodies else preview(message.body),
+    )
+
+
+def text_of_value(value: Any) -> tuple[str, str]:
+    """A value of a header or property as text, and its type."""
+    if value is None:
+        return "", "null"
+    # A boolean is an integer, too: it comes first.
+    kind = next((name for kinds, name in _TYPES if isinstance(value, kinds)), type(value).__name__)
+    if kind == "bytes":
+        return bytes(value).hex(" "), kind
+    if kind == "timestamp":
+        return value.isoformat(), kind
+    return str(value).lower() if kind == "boolean" else str(value), kind
+
+
+_TYPES: Final = (
+    (str, "text"),
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "float"),
+    (datetime, "timestamp"),
+    ((bytes, bytearray, memoryview), "bytes"),
+)
+
+
+def first_of(items: Iterable[str], most: int) -> tuple[str, ...]:
+    """The first of some names."""
+    return tuple(items)[:most]

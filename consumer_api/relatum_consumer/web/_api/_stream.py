@@ -1,0 +1,128 @@
+"""One stream: its ends, its coverage by key, what was skipped, and what happened to it."""
+
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated
+
+from relatum.errors import StreamNotFound
+from relatum_consumer.web._api._stream_shown import StreamRow, stream_row
+from relatum_consumer.web._bars import Piece, bar
+from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAsked:
+    """Which stream."""
+
+    stream: Annotated[str, Parameter("The stream, or a super stream, for its partitions.", in_path=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAskedByQuery:
+    """The same, for names that cannot stand in a path."""
+
+    stream: Annotated[str, Parameter("The stream, or a super stream, for its partitions.")]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCoverage:
+    """What is recorded of a key, or of `time`: ranges [from, to), and drawn."""
+
+    key: str
+    ranges: tuple[tuple[int, int], ...]
+    bar: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Values that were not recorded: of which key (empty: whole messages), why, and how many."""
+
+    key: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened: replaced, tail_lost, hole, missing or unreadable; offsets [from, to)."""
+
+    at: datetime
+    kind: str
+    from_offset: int | None
+    to_offset: int | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDetail:
+    """A stream with all that is known of it. `first_href` and `last_href` lead to its messages."""
+
+    row: StreamRow
+    generation: int
+    first_href: str | None
+    last_href: str | None
+    covered: tuple[KeyCoverage, ...]
+    skipped: tuple[Skipped, ...]
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAnswer:
+    """The stream; of a super stream, its partitions."""
+
+    name: str
+    streams: tuple[StreamDetail, ...]
+    took_ms: float
+
+
+async def stream(site: Site, asked: StreamAsked | StreamAskedByQuery) -> StreamAnswer:
+    """Answer for one name."""
+    began = time.perf_counter()
+    found = await site.statuses([asked.stream])
+    if not found:
+        bounds = await (await site.reader()).bounds(asked.stream)
+        ends = "it is empty" if bounds.last is None else f"it has the offsets {bounds.first:,} to {bounds.last:,}"
+        message = f"the stream {asked.stream!r} is there ({ends}), and nobody has recorded it"
+        raise StreamNotFound(message, stream=asked.stream)
+    details = []
+    for each in found:
+        within = None if each.first is None or each.last is None else (each.first, each.last + 1)
+        covered = [
+            KeyCoverage(key, tuple(ranges), bar(within, {key: ranges}, each.holes) if within else ())
+            for key, ranges in each.covered.items()
+        ]
+        details.append(
+            StreamDetail(
+                row=stream_row(site, each),
+                generation=each.generation,
+                first_href=None if each.first is None else site.links.message(each.stream, each.first),
+                last_href=None if each.last is None else site.links.message(each.stream, each.last),
+                covered=tuple(covered),
+                skipped=tuple(
+                    Skipped(key, reason, count)
+                    for key, reasons in each.skipped.items()
+                    for reason, count in reasons.items()
+                ),
+                events=tuple(
+                    Event(event.at, event.kind, event.from_offset, event.to_offset, event.detail)
+                    for event in reversed(each.events)
+                ),
+            )
+        )
+    return StreamAnswer(asked.stream, tuple(details), round(1e3 * (time.perf_counter() - began), 2))
+
+
+STREAM = Endpoint(
+    "/streams/{stream:name}",
+    "A stream: coverage by key, what was skipped, what happened.",
+    StreamAsked,
+    StreamAnswer,
+    stream,
+    template="stream.html",
+    page="streams",
+)
+
+STREAM_BY_QUERY = replace(STREAM, path="/stream", asked=StreamAskedByQuery)

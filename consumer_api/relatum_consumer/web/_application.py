@@ -1,0 +1,117 @@
+"""The application: routes, what stands before them, and the servers it opens and closes."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version as version_of_package
+from urllib.parse import quote, unquote
+
+from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from relatum_consumer.web._access import Access
+from relatum_consumer.web._api import ENDPOINTS, MESSAGE, MESSAGE_BY_QUERY
+from relatum_consumer.web._audit import Audit
+from relatum_consumer.web._downloads import download_of, static_of
+from relatum_consumer.web._endpoint import document_of, page_of
+from relatum_consumer.web._guards import Hosts, Paths, SafeHeaders
+from relatum_consumer.web._limits import Limits
+from relatum_consumer.web._links import Links
+from relatum_consumer.web._openapi import openapi
+from relatum_consumer.web._options import WebOptions
+from relatum_consumer.web._problems import Problem
+from relatum_consumer.web._rendering import Rendering, static_files, version_of
+from relatum_consumer.web._site import Site
+
+
+class _Name(Convertor[str]):
+    """A name in a path, percent-encoded: any but an empty one."""
+
+    regex = "[^/]+"
+
+    def convert(self, value: str) -> str:
+        """The name."""
+        return unquote(value, errors="replace")
+
+    def to_string(self, value: str) -> str:
+        """As it stands in a path."""
+        return quote(value, safe="")
+
+
+class _Offset(_Name):
+    """An offset in a path; what it may be is told with the other parameters."""
+
+    regex = "[0-9]+"
+
+
+register_url_convertor("name", _Name())
+register_url_convertor("offset", _Offset())
+
+
+def make_application(options: WebOptions, *, clock: Callable[[], float] = time.monotonic) -> Starlette:
+    """The page as an ASGI application. Its lifespan opens what it asks by, and closes that at the end.
+
+    Args:
+        options: What it is told.
+        clock: Gives seconds, by which limits are kept.
+
+    Raises:
+        ConfigurationError: the broker's or the database's URL is none; the options cannot be.
+    """
+    static = static_files()
+    links = Links(options.root_path, version_of(static))
+    rendering = Rendering(links, has_login=options.password_hash is not None)
+
+    @asynccontextmanager
+    async def lifespan(application: Starlette) -> AsyncIterator[None]:
+        application.state.site = site = Site(options, links)
+        try:
+            yield
+        finally:
+            await site.close()
+
+    async def http_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException), "what it is told of"
+        code, words = ("not_found", "there is no such page") if error.status_code == 404 else ("http", error.detail)
+        return rendering.problem(
+            Problem(error.status_code, code, words, "Begin with the search, or the streams.", error.headers or {}),
+            request.scope,
+        )
+
+    described = openapi(ENDPOINTS, options.root_path, version_of_package("relatum"))
+
+    async def description(_: Request) -> Response:
+        return rendering.json(described)
+
+    pages = [endpoint for endpoint in ENDPOINTS if endpoint.template is not None]
+    routes = [
+        Route("/api/openapi.json", description),
+        *(
+            Route(f"{endpoint.path}/{part}", download_of(endpoint.asked, rendering, as_image=part == "image"))
+            for endpoint in (MESSAGE, MESSAGE_BY_QUERY)
+            for part in ("body", "image")
+        ),
+        *(Route(f"/api{endpoint.path}", document_of(endpoint, rendering)) for endpoint in ENDPOINTS),
+        *(Route("/" if each.path == "/search" else each.path, page_of(each, rendering)) for each in pages),
+        Route("/static/{version}/{file}", static_of(static, links.version)),
+    ]
+    application = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={HTTPException: http_problem},
+        middleware=[
+            Middleware(Paths, options.root_path),
+            Middleware(SafeHeaders),
+            Middleware(Audit, options.audit_path),
+            Middleware(Hosts, options, rendering),
+            Middleware(Limits, options, rendering, clock),
+            Middleware(Access, options, links, rendering, clock),
+        ],
+    )
+    application.router.redirect_slashes = False
+    return application

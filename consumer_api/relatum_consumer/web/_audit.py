@@ -1,0 +1,76 @@
+"""Who looked at what: a line of JSON for each request. Never a body, nor a password."""
+
+import json
+import logging
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from relatum_consumer.web._limits import client_of
+
+log = logging.getLogger("relatum.web.audit")
+
+_QUERY_MAX: Final = 8_192
+"""Characters kept of a query."""
+
+_NOT_AUDITED: Final = ("/static/", "/alive")
+
+
+class Audit:
+    """Writes a line for each request, once it is answered.
+
+    A line has `at`, `who` (the name a proxy gave, "password" after a login, else "-"), `client`, `method`, `path`,
+    `query`, `status`, `messages` (how many were shown) and `ms`.
+    """
+
+    def __init__(self, app: ASGIApp, path: str | None) -> None:
+        self._app = app
+        self._path = None if path is None else Path(path)
+        self._lock = threading.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry out a request, and write it down."""
+        if scope["type"] != "http" or scope["path"].startswith(_NOT_AUDITED):
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        seen: dict[str, Any] = scope.setdefault("state", {})
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            self._write(
+                {
+                    "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "who": seen.get("who", "-"),
+                    "client": client_of(scope),
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "query": scope["query_string"].decode("latin-1")[:_QUERY_MAX],
+                    "status": status,
+                    "messages": seen.get("messages", 0),
+                    "ms": round(1e3 * (time.perf_counter() - began), 1),
+                }
+            )
+
+    def _write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line)
+        if self._path is None:
+            log.info(text)
+            return
+        try:
+            with self._lock, self._path.open("a") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            # Opened anew each time, so that a file that was turned away is begun again.
+            log.error("cannot be written to %s (%s): %s", self._path, error.strerror, text)  # noqa: TRY400

@@ -1,0 +1,127 @@
+"""A page, and the same as JSON: declared once, from which routes, answers and the description in OpenAPI are made."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from relatum.errors import RelatumError
+from relatum_consumer.web._parameters import parsed
+from relatum_consumer.web._problems import Problem, Refused, problem_of
+from relatum_consumer.web._rendering import Rendering
+from relatum_consumer.web._site import Site
+
+log = logging.getLogger(__name__)
+
+_FAULT: Final = Problem(
+    500, "unexpected", "the page met what nobody foresaw", "Its log has the traceback: please tell who runs it."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What can be asked, and who answers.
+
+    Attributes:
+        path: Below `/api`, and of the page: `{stream:name}` and `{offset:offset}` stand for parts of it.
+        summary: In a line.
+        asked: A dataclass of `Parameter`s.
+        gives: The answer's dataclass.
+        answer: The function between. What it raises of Relatum's errors becomes a problem.
+        template: The page's template, which is given `asked`, `answer` (None where there is none), `problem` and
+            `typed`; None where there is no page, or it is another endpoint's.
+        page: The page's name, for what it marks in its menu.
+        is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
+        messages: How many messages an answer shows, for the audit log.
+    """
+
+    path: str
+    summary: str
+    asked: type
+    gives: type
+    answer: Callable[[Site, Any], Awaitable[Any]]
+    template: str | None = None
+    page: str = ""
+    is_asked: Callable[[Any], bool] = lambda _: True
+    messages: Callable[[Any], int] = lambda _: 0
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def document_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
+    """What answers with JSON."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            asked: Any = parsed(endpoint.asked, request.path_params, request.query_params.multi_items())
+            answer = await endpoint.answer(request.app.state.site, asked)
+        except Exception as error:  # noqa: BLE001
+            return rendering.problem(problem_met(error), request.scope)
+        request.state.messages = endpoint.messages(answer)
+        return rendering.json(answer)
+
+    return handle
+
+
+def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
+    """What answers with the page: with the answer in it, or with what went wrong and what was typed."""
+    assert endpoint.template is not None, "it is a page"
+    template = endpoint.template
+
+    async def handle(request: Request) -> Response:
+        site: Site = request.app.state.site
+        query = request.query_params.multi_items()
+        values: dict[str, Any] = {"page": endpoint.page, "asked": None, "answer": None, "typed": _typed(query)}
+        problem = None
+        try:
+            asked: Any = parsed(endpoint.asked, request.path_params, query)
+            values["asked"] = asked
+            if endpoint.is_asked(asked):
+                values["answer"] = answer = await endpoint.answer(site, asked)
+                request.state.messages = endpoint.messages(answer)
+        except Exception as error:  # noqa: BLE001
+            problem = problem_met(error)
+        values |= {"problem": problem, "path": request.path_params, **(await _offered(site))}
+        status, headers = (200, {}) if problem is None else (problem.status, problem.headers)
+        try:
+            return rendering.page(template, values, status=status, headers=headers)
+        except Exception as error:  # noqa: BLE001
+            return rendering.problem(problem_met(error), request.scope)
+
+    return handle
+
+
+def problem_met(error: Exception) -> Problem:
+    """What went wrong, for who asked; a fault of ours is told to the log."""
+    if isinstance(error, Refused):
+        return error.problem
+    if isinstance(error, RelatumError):
+        problem = problem_of(error)
+        if problem.status < 500 or problem.is_passing:
+            return problem
+    log.exception("a page failed", exc_info=error)
+    return problem_of(error) if isinstance(error, RelatumError) else _FAULT
+
+
+def _typed(query: list[tuple[str, str]]) -> Mapping[str, list[str]]:
+    """What was typed, as it was typed: shown again in the form where it was wrong."""
+    typed: dict[str, list[str]] = {}
+    for name, value in query:
+        typed.setdefault(name, []).append(value)
+    return typed
+
+
+async def _offered(site: Site) -> dict[str, Any]:
+    """The keys and streams that a form offers while something is typed; none where nobody can say now."""
+    try:
+        return {"offered_keys": await site.keys(), "offered_streams": (await site.relations.streams())[:_OFFERED_MAX]}
+    except RelatumError:
+        return {"offered_keys": (), "offered_streams": ()}
+
+
+_OFFERED_MAX: Final = 500
+"""Streams offered in a list; of others the name is typed."""

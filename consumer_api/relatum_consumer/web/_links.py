@@ -1,0 +1,56 @@
+"""Every path of the page, made in one place, which knows what a proxy puts before it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, urlencode
+
+_NO_SEGMENT: Final = frozenset({".", ".."})
+"""Names that a browser takes for a place in the path, however they are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Paths, from the root of the host on.
+
+    Attributes:
+        root_path: What stands before all of them; empty, or as "/relatum".
+        version: Of the static files, a sum of what is in them.
+    """
+
+    root_path: str = ""
+    version: str = ""
+
+    def to(self, path: str, **query: object) -> str:
+        """A path of the page with a query; what is None, False or empty is left out, and a tuple is several."""
+        given = [(name, value) for name, values in query.items() for value in _several(values)]
+        return f"{self.root_path}{path}{'?' if given else ''}{urlencode(given)}"
+
+    def static(self, name: str) -> str:
+        """A static file, by a path that changes when the file does."""
+        return self.to(f"/static/{self.version}/{name}")
+
+    def search(self, **query: object) -> str:
+        """The search, with what is asked for."""
+        return self.to("/", **query)
+
+    def stream(self, stream: str) -> str:
+        """A stream."""
+        if stream in _NO_SEGMENT:
+            return self.to("/stream", stream=stream)
+        return self.to(f"/streams/{quote(stream, safe='')}")
+
+    def message(self, stream: str, offset: int, part: str = "", **query: object) -> str:
+        """A message, or a part of it: `body`, `image`. It stays as long as the message does."""
+        tail = f"/{part}" if part else ""
+        if stream in _NO_SEGMENT:
+            return self.to(f"/message{tail}", stream=stream, offset=str(offset), **query)
+        return self.to(f"/streams/{quote(stream, safe='')}/{offset}{tail}", **query)
+
+
+def _several(value: object) -> Iterable[str]:
+    if value is None or value is False or value == "":
+        return ()
+    if isinstance(value, tuple | list):
+        return [str(each) for each in value]
+    return ["1" if value is True else str(value)]

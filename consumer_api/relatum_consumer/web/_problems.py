@@ -1,0 +1,92 @@
+"""What went wrong, for a person and for a script: a status of HTTP, a code, what failed and what to do."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from relatum import errors
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why there is no answer.
+
+    Attributes:
+        status: The status of HTTP.
+        code: For scripts: the error's name, as `stream_not_found`.
+        message: What failed, with which value.
+        hint: What to do next.
+        headers: Of the answer.
+    """
+
+    status: int
+    code: str
+    message: str
+    hint: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        return _TITLES.get(self.status, "It failed")
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether it may be another time in a moment."""
+        return self.status in (429, 503)
+
+
+class Refused(Exception):
+    """A request that is not carried out, and why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.code)
+        self.problem = problem
+
+
+_TITLES: Final = {
+    400: "This cannot be asked so",
+    401: "Log in first",
+    403: "Refused",
+    404: "Not there",
+    405: "Not so",
+    409: "The stream is another one",
+    410: "No longer there",
+    413: "Too much",
+    421: "Called by another name",
+    429: "Too many requests",
+    500: "A fault of the page",
+    502: "Bad data",
+    503: "No answer for now",
+}
+
+_REPEAT: Final = "Nothing is lost by it: try again in a moment."
+
+# The first class that fits counts, so leaves stand before their parents.
+_KINDS: Final[tuple[tuple[type[errors.RelatumError], int, str], ...]] = (
+    (errors.InvalidInput, 400, "Change what is asked for."),
+    (errors.NothingRecorded, 404, "Let a recorder run on the streams: relatum record STREAM."),
+    (errors.SchemaMissing, 503, "Somebody has to run: relatum migrate."),
+    (errors.ConfigurationError, 503, "Somebody has to change how the page, or the recorder, is set up."),
+    (errors.OffsetExpired, 410, "Retention has dropped it; later ones are still there."),
+    (errors.StreamNotFound, 404, "Look for its name in the list of streams."),
+    (errors.OffsetNotFound, 404, "Offsets have gaps. Go to the stream, and on from its first or last message."),
+    (errors.KeyNotDefined, 404, "Choose one of the keys that are defined; they are listed below the streams."),
+    (errors.NotFound, 404, "Look for its name in the list of streams."),
+    (errors.AccessRefused, 403, "The user whom the page asks as may not read this; who set it up can allow it."),
+    (errors.Conflict, 409, "Somebody has to look into it: relatum verify STREAM."),
+    (errors.Transient, 503, _REPEAT),
+    (errors.DataError, 502, "Nothing can be done here: others read on beyond it."),
+)
+
+
+def problem_of(error: errors.RelatumError) -> Problem:
+    """What an error of a look-up is to who asked."""
+    status, hint = next(((status, hint) for kind, status, hint in _KINDS if isinstance(error, kind)), (500, ""))
+    headers = {"Retry-After": "1"} if isinstance(error, errors.Transient) else {}
+    return Problem(status, _snake(type(error).__name__), str(error), hint, headers)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

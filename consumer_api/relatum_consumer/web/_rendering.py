@@ -1,0 +1,107 @@
+"""Templates and answers: the one place that makes HTML, and always escapes."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import Any, Final
+
+import jinja2
+from starlette.responses import Response
+from starlette.types import Scope
+
+from relatum.terminal import size_text
+from relatum_consumer.web._links import Links
+from relatum_consumer.web._problems import Problem
+
+TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file of the page's own."""
+
+    content: bytes
+    media_type: str
+
+
+def static_files() -> dict[str, StaticFile]:
+    """All static files by name; they are small, and kept."""
+    found = sorted(files(__package__).joinpath("static").iterdir(), key=lambda file: file.name)
+    kinds = {file.name: TYPES.get(file.name.rpartition(".")[2]) for file in found}
+    return {file.name: StaticFile(file.read_bytes(), kind) for file in found if (kind := kinds[file.name])}
+
+
+def version_of(static: Mapping[str, StaticFile]) -> str:
+    """A sum over all static files: another one as soon as one of them is another."""
+    whole = hashlib.sha256()
+    for name, file in static.items():
+        whole.update(f"{name}\0{len(file.content)}\0".encode() + file.content)
+    return whole.hexdigest()[:16]
+
+
+class Rendering:
+    """Makes answers of templates, of values and of problems.
+
+    Args:
+        links: The paths of the page.
+        has_login: Whether there is a password to log in by.
+    """
+
+    def __init__(self, links: Links, *, has_login: bool = False) -> None:
+        self._links = links
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(str(files(__package__).joinpath("templates"))),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals |= {"links": links, "has_login": has_login}
+        self._environment.filters |= {
+            "count": lambda value: f"{value:,}",
+            "size": size_text,
+            "utc": _utc,
+            "visible": visible,
+        }
+
+    def page(
+        self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """An answer of HTML."""
+        text = self._environment.get_template(template).render({"problem": None, "page": "", **values})
+        return Response(text, status, dict(headers or {}), "text/html; charset=utf-8")
+
+    def problem(self, problem: Problem, scope: Scope) -> Response:
+        """The answer to what went wrong: a page, or of `/api` a document."""
+        if scope["path"].startswith("/api/"):
+            said = {"code": problem.code, "message": problem.message, "hint": problem.hint}
+            return self.json({"error": said}, problem.status, problem.headers)
+        return self.page("problem.html", {"problem": problem}, status=problem.status, headers=problem.headers)
+
+    def json(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+        """An answer of JSON: of a dataclass, or of what `json` takes."""
+        document = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        text = json.dumps(document, ensure_ascii=False, default=_plain)
+        return Response(text.encode("utf-8", "replace"), status, dict(headers or {}), "application/json")
+
+    def text(self, text: str) -> Response:
+        """An answer of plain text."""
+        return Response(text, media_type="text/plain; charset=utf-8")
+
+
+def visible(text: str) -> str:
+    """Text of others in a line: what would not be seen, or turn what follows around, is written as its number."""
+    return "".join(each if each.isprintable() or each == " " else f"⟨{ord(each):x}⟩" for each in text)
+
+
+def _utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(sep=" ", timespec="milliseconds")[:23]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(type(value).__name__)

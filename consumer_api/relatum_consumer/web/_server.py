@@ -1,0 +1,102 @@
+"""The page as a server of its own: uvicorn in a thread, which ends when it is told to."""
+
+import socket
+import threading
+from types import TracebackType
+from typing import Final, Self
+
+import uvicorn
+
+from relatum.errors import ServerStartFailed
+from relatum_consumer.web._application import make_application
+from relatum_consumer.web._options import WebOptions
+
+_START_S: Final = 60.0
+"""Seconds it may take until it answers."""
+
+_HEADER_BYTES_MAX: Final = 32 << 10
+"""Bytes of a request's line and headers: a search for a value, and a long list of streams."""
+
+_CONNECTIONS_MAX: Final = 500
+
+
+class WebServer:
+    """Serves the page from its making on, until it is closed. A context manager.
+
+    Args:
+        options: What it is told.
+
+    Raises:
+        ConfigurationError: the options, or the servers' URLs, cannot be.
+        ServerStartFailed: its port is in use, or it did not start.
+    """
+
+    def __init__(self, options: WebOptions) -> None:
+        application = make_application(options)
+        try:
+            family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+            self._socket = socket.create_server((options.host, options.port), family=family, backlog=128)
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise ServerStartFailed(f"nobody can listen at {where}: {error.strerror or error}; try --port") from error
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}{options.root_path}/"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                application,
+                http="h11",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                date_header=True,
+                limit_concurrency=_CONNECTIONS_MAX,
+                h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=max(1, round(options.drain_s)),
+            )
+        )
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="relatum-web", daemon=True)
+        self._thread.start()
+        self._await_start()
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._ended.set()
+
+    def _await_start(self) -> None:
+        waited = threading.Event()
+        for _ in range(round(_START_S / _LOOK_S)):
+            if self._server.started or self._ended.is_set():
+                break
+            waited.wait(_LOOK_S)
+        if not self._server.started:
+            self.close()
+            raise ServerStartFailed("the page did not start: the log says why")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still serves."""
+        return not self._ended.is_set()
+
+    def close(self) -> None:
+        """Take no more requests, let those under way end for `drain_s`, and close all connections."""
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_LOOK_S: Final = 0.02

@@ -1,0 +1,123 @@
+"""What all pages stand on: look-ups, a reader, a database that is only read, and what is kept for a moment."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
+
+import anyio
+import anyio.to_thread
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.reading import AsyncStreamReader, BrokerAddress
+from relatum.recording import KeySize, RecorderMember, StreamStatus, key_sizes, recorder_list, status
+from relatum.store import close_engine, make_engine
+from relatum_consumer import AsyncRelations
+from relatum_consumer.web._links import Links
+from relatum_consumer.web._masking import Masking
+from relatum_consumer.web._options import WebOptions
+from relatum_consumer.web._rates import Rates
+
+_READ_ONLY: Final = "-c default_transaction_read_only=on"
+"""Of each session: whatever the role may do, the page writes nothing."""
+
+KEPT_S: Final = 1.0
+"""Seconds for which what all ask for is kept: many who look at the same page ask the servers once."""
+
+SIZES_KEPT_S: Final = 30.0
+"""Seconds for which the sizes of keys are kept: they are sampled, which takes longer."""
+
+_THREADS: Final = 3
+"""Questions asked by blocking calls at the same time: each has a session and a connection of its own."""
+
+_KEPT_MAX: Final = 256
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True)
+class _Kept:
+    value: Any = None
+    until: float = 0.0
+    lock: anyio.Lock | None = None
+
+
+class Site:
+    """The servers as the pages use them; made when the application starts, closed when it ends."""
+
+    def __init__(self, options: WebOptions, links: Links) -> None:
+        self.options = options
+        self.links = links
+        self.rates = Rates()
+        self.masking = Masking(options.masked_keys, bodies=options.mask_bodies)
+        self.address = BrokerAddress.parse(options.broker, options.stream_url)
+        database = read_only(options.database)
+        self.relations = AsyncRelations(
+            self.address, database, timeout_s=options.timeout_s, max_connections=options.max_connections
+        )
+        self._engine: sa.Engine = make_engine(database, connections_max=_THREADS, statement_s=options.timeout_s)
+        self._reader: AsyncStreamReader | None = None
+        self._opening = anyio.Lock()
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._kept: dict[Any, _Kept] = {}
+
+    async def close(self) -> None:
+        """Let look-ups under way end, and close all connections."""
+        await self.relations.close(drain_s=self.options.drain_s)
+        if self._reader is not None:
+            await self._reader.close()
+        close_engine(self._engine)
+
+    async def reader(self) -> AsyncStreamReader:
+        """The reader of streams, opened by who first needs it."""
+        async with self._opening:
+            if self._reader is None:
+                self._reader = await AsyncStreamReader.open(self.address, timeout_s=self.options.timeout_s)
+            return self._reader
+
+    async def keys(self) -> tuple[KeyDefinition, ...]:
+        """The key definitions in force."""
+        return await self.relations.keys()
+
+    async def statuses(self, names: Sequence[str]) -> list[StreamStatus]:
+        """What is recorded of some streams, as it was within the last second."""
+        wanted = tuple(names)
+        return await self._lately(("status", wanted), KEPT_S, lambda: status(self.address, self._engine, wanted))
+
+    async def sizes(self) -> list[KeySize]:
+        """What the table holds of each key."""
+        return await self._lately("sizes", SIZES_KEPT_S, lambda: key_sizes(self._engine))
+
+    async def recorders(self) -> list[RecorderMember]:
+        """Who records."""
+        return await self._lately("recorders", KEPT_S, lambda: recorder_list(self._engine))
+
+    async def _lately(self, about: Any, kept_s: float, ask: Callable[[], _Value]) -> _Value:
+        """What was found out lately, or is found out now, by one for all who ask."""
+        if len(self._kept) > _KEPT_MAX:
+            self._kept = {each: kept for each, kept in self._kept.items() if kept.until > time.monotonic()}
+        kept = self._kept.setdefault(about, _Kept(lock=anyio.Lock()))
+        assert kept.lock is not None, "made with it"
+        async with kept.lock:
+            if kept.until < time.monotonic():
+                kept.value = await self.in_thread(ask)
+                kept.until = time.monotonic() + kept_s
+            return kept.value  # type: ignore[no-any-return]
+
+    async def in_thread(self, ask: Callable[[], _Value]) -> _Value:
+        """What a blocking call gives; a few of them at once."""
+        return await anyio.to_thread.run_sync(ask, limiter=self._threads)
+
+
+Answering = Callable[[Site, Any], Awaitable[Any]]
+
+
+def read_only(database: str) -> str:
+    """The same URL, whose sessions write nothing."""
+    base, _, query = database.partition("?")
+    given = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
+    others = [(name, value) for name, value in given if name != "options"]
+    options = " ".join([*(value for name, value in given if name == "options"), _READ_ONLY])
+    return f"{base}?{urlencode([*others, ('options', options)], quote_via=quote)}"

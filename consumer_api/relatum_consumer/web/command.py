@@ -1,0 +1,132 @@
+"""`relatum web`: the page, until SIGTERM or Ctrl-C. What it needs of the extra `web` is imported when it runs."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from relatum.errors import ConfigurationError, ServerStartFailed
+from relatum.terminal import ServerOptions, spread, stop_signals
+
+if TYPE_CHECKING:
+    from relatum_consumer.web import WebOptions
+
+HASH_VARIABLE: Final = "RELATUM_WEB_PASSWORD_HASH"
+WATCH_S: Final = 0.5
+"""Seconds between two looks at whether the page still runs."""
+
+
+@spread
+def web(
+    host: Annotated[
+        str, typer.Option(help="The address it listens at; any but loopback wants a password.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 for a free one.", min=0, max=65_535)] = 8440,
+    root_path: Annotated[
+        str, typer.Option(help="What a proxy has before every path, as /relatum.", metavar="PATH", show_default=False)
+    ] = "",
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which it is called, besides localhost; repeatable.", show_default=False),
+    ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"A file with what --hash-password printed; else the variable {HASH_VARIABLE}.", show_default=False
+        ),
+    ] = None,
+    hash_password: Annotated[
+        bool, typer.Option("--hash-password", help="Instead: ask for a password, and print what to keep of it.")
+    ] = False,
+    trust_header: Annotated[
+        str | None,
+        typer.Option(help="The header by which a proxy says who asks.", metavar="NAME", show_default=False),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="The proxy's network, as 10.0.0.0/8; repeatable.", metavar="CIDR", show_default=False),
+    ] = None,
+    https: Annotated[
+        bool, typer.Option("--https", help="A proxy serves it by https: cookies go by that alone.")
+    ] = False,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(help="Show this key's values as digests; repeatable.", metavar="KEY", show_default=False),
+    ] = None,
+    mask_bodies: Annotated[bool, typer.Option("--mask-bodies", help="Show no bodies.")] = False,
+    audit: Annotated[
+        Path | None,
+        typer.Option(help="Write who looked at what to this file; to the log where left out.", show_default=False),
+    ] = None,
+    *,
+    servers: ServerOptions,
+) -> None:
+    """Serve a page, and a JSON API, to look at messages and what belongs to them, until SIGTERM or Ctrl-C.
+
+    It only reads. On this machine (127.0.0.1) anybody may look; elsewhere it wants a password, or a proxy that says who
+    asks. Its address is printed to stdout.
+    """
+    with _extra():
+        from relatum_consumer.web import WebOptions
+        from relatum_consumer.web import hash_password as hashed
+    if hash_password:
+        typer.echo(hashed(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)))
+        return
+    options = WebOptions(
+        servers.broker_url,
+        servers.database_url,
+        servers.stream_url,
+        host=host,
+        port=port,
+        root_path=root_path,
+        hosts=tuple(host_name or ()),
+        password_hash=_password_hash(password_file),
+        trust_header=trust_header,
+        trusted_proxies=tuple(trusted_proxy or ()),
+        is_https=https,
+        masked_keys=tuple(mask or ()),
+        mask_bodies=mask_bodies,
+        audit_path=None if audit is None else str(audit),
+    )
+    serve(options)
+
+
+def serve(options: "WebOptions") -> None:
+    """Serve the page until SIGTERM or Ctrl-C.
+
+    Raises:
+        ConfigurationError: the extra is not installed, or an option cannot be.
+        ServerStartFailed: it did not start, or ended by itself.
+    """
+    with _extra():
+        from relatum_consumer.web import WebServer
+    with stop_signals() as stopped:
+        if stopped.is_set():
+            return
+        with WebServer(options) as server:
+            typer.echo(f"RELATUM_WEB_URL={server.url}")
+            typer.echo("The page is served. Ctrl-C stops it.", err=True)
+            while not stopped.wait(WATCH_S):
+                if not server.is_running:
+                    raise ServerStartFailed("the page ended by itself: the log says why")
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Says how the extra is installed, where it is not."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
+
+
+def _password_hash(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(HASH_VARIABLE)
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise ConfigurationError(f"the password's file cannot be read: {error}") from error

@@ -1,0 +1,42 @@
+// The search: asked without leaving the page, with an address for each answer.
+import { renew } from "./shared.js";
+
+const form = document.querySelector("[data-search]");
+
+function address() {
+  const query = new URLSearchParams();
+  for (const [name, value] of new FormData(form)) {
+    if (value !== "" && !(name === "order" && value === "oldest")) query.append(name, value);
+  }
+  return `${form.getAttribute("action")}?${query}`;
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const url = address();
+  history.pushState(null, "", url);
+  renew(url);
+});
+
+document.addEventListener("click", (event) => {
+  const ask = event.target.closest("[data-complete]");
+  if (!ask) return;
+  form.elements.complete.checked = true;
+  form.requestSubmit();
+});
+
+const draw = () => { for (const each of document.querySelectorAll("[data-complete]")) each.hidden = false; };
+new MutationObserver(draw).observe(document.querySelector("#answer"), { childList: true });
+draw();
+
+// A key of several parts needs as many fields: the server draws them.
+form.elements.key.addEventListener("change", () => {
+  const option = [...document.querySelectorAll("#keys option")].find((each) => each.value === form.elements.key.value);
+  const parts = option ? option.textContent.split(", ")[0].split(" + ").length : 1;
+  const fields = form.querySelectorAll("input[name=value]").length;
+  if (option && parts !== fields && !form.elements.of_stream) {
+    location.assign(`${form.getAttribute("action")}?${new URLSearchParams({ key: form.elements.key.value })}`);
+  }
+});
+
+addEventListener("popstate", () => location.reload());

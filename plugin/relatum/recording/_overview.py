@@ -1,0 +1,105 @@
+"""What a look at the whole table and its recorders shows: how much each key holds, and who records."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from relatum.store import (
+    STATEMENT_S,
+    as_engine,
+    holds,
+    key_definitions,
+    recorder_members,
+    relationships,
+    streams,
+    table_parts_of,
+    translated_errors,
+)
+
+SAMPLE_BYTES_MAX: Final = 64 << 20
+"""Bytes of rows up to which they are counted; where there are more, so many are looked at, wherever they lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeySize:
+    """What the table holds of one key.
+
+    Attributes:
+        definition: The key.
+        rows: Its rows, of all streams.
+        bytes: What they take in the table and its index, an estimate.
+        is_exact: Whether the rows were counted; else they are estimated from a sample.
+    """
+
+    definition: KeyDefinition
+    rows: int
+    bytes: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderMember:
+    """A recorder that is up, or was until its lease ran out.
+
+    Attributes:
+        holder: Its own name, with host and process.
+        name: Recorders of one name share their streams.
+        is_alive: Whether its lease holds.
+        lease_expires_at: Until when.
+        streams: The streams that it holds, by virtual host and name.
+    """
+
+    holder: str
+    name: str
+    is_alive: bool
+    lease_expires_at: datetime
+    streams: tuple[tuple[str, str], ...]
+
+
+def key_sizes(database: str | sa.Engine) -> list[KeySize]:
+    """How much of the table each key takes, by name. A large table is sampled: it takes a second at most.
+
+    Raises:
+        DatabaseUnavailable: safe to repeat.
+    """
+    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+        size = sum(part.size for part in table_parts_of(connection))
+        share = min(100.0, 100.0 * SAMPLE_BYTES_MAX / max(1, size))
+        table: Any = relationships if share == 100.0 else sa.tablesample(relationships, sa.func.system(share))
+        counts = sa.select(table.c.key_id, sa.func.count()).group_by(table.c.key_id)
+        rows = {key_id: round(count * 100.0 / share) for key_id, count in connection.execute(counts)}
+        whole = connection.execute(sa.text(_WHOLE)).scalar_one() or 0
+        of_one = float(whole) / max(1, sum(rows.values()))
+        return [
+            KeySize(each, rows.get(each.key_id, 0), round(rows.get(each.key_id, 0) * of_one), share == 100.0)
+            for each in sorted(key_definitions(connection), key=lambda definition: definition.name)
+        ]
+
+
+_WHOLE: Final = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('relatum.relationships')"
+
+
+def recorder_list(database: str | sa.Engine) -> list[RecorderMember]:
+    """The recorders that have a lease, or had one until lately, with what they hold; by name and holder.
+
+    Raises:
+        DatabaseUnavailable: safe to repeat.
+    """
+    alive = holds(recorder_members.c.lease_expires_at)
+    members = sa.select(
+        recorder_members.c.holder, recorder_members.c.name, alive, recorder_members.c.lease_expires_at
+    ).order_by(recorder_members.c.name, recorder_members.c.holder)
+    held = sa.select(streams.c.lease_holder, streams.c.vhost, streams.c.name).where(
+        streams.c.replaced_at.is_(None), streams.c.lease_holder.is_not(None)
+    )
+    with as_engine(database, statement_s=STATEMENT_S) as engine, translated_errors(), engine.begin() as connection:
+        by_holder: dict[str, list[tuple[str, str]]] = {}
+        for holder, vhost, name in connection.execute(held.order_by(streams.c.vhost, streams.c.name)):
+            by_holder.setdefault(holder, []).append((vhost, name))
+        return [
+            RecorderMember(holder, name, is_alive, expires_at, tuple(by_holder.get(holder, ())))
+            for holder, name, is_alive, expires_at in connection.execute(members)
+        ]

@@ -1,0 +1,57 @@
+"""The page as tests ask it: without a server, each request run to its end on one event loop."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from relatum_consumer.web import WebOptions, make_application
+
+
+class Asking:
+    """Asks the page."""
+
+    def __init__(self, runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
+        self._runner = runner
+        self._client = client
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request; a relative path, with its query, is sent as it is."""
+        return self._runner.run(self._client.request(method, path, **options))
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """Ask for something."""
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """Send a form."""
+        return self.request("POST", path, **options)
+
+    def together(self, paths: list[str]) -> list[httpx.Response]:
+        """Ask for several at once."""
+
+        async def ask() -> list[httpx.Response]:
+            return await asyncio.gather(*(self._client.get(path) for path in paths))
+
+        return self._runner.run(ask())
+
+
+@contextmanager
+def asking(
+    options: WebOptions, client: tuple[str, int] = ("127.0.0.1", 5000), clock: Callable[[], float] = time.monotonic
+) -> Iterator[Asking]:
+    """The page with these options, asked by a client of an address."""
+    application = make_application(options, clock=clock)
+    with asyncio.Runner() as runner:
+        lifespan = application.router.lifespan_context(application)
+        runner.run(lifespan.__aenter__())
+        transport = httpx.ASGITransport(application, client=client)
+        http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+        try:
+            yield Asking(runner, http)
+        finally:
+            runner.run(http.aclose())
+            runner.run(lifespan.__aexit__(None, None, None))

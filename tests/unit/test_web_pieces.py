@@ -1,0 +1,218 @@
+"""The page's pieces by themselves: bodies, bars, links, parameters, rates. No input or output."""
+
+import itertools
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from relatum.errors import InvalidInput
+from relatum_consumer.web._bars import PIECES_MAX, bar
+from relatum_consumer.web._bodies import HEX_BYTES_MAX, hex_lines, image_type, kind_of, preview, text_of, tree
+from relatum_consumer.web._links import Links
+from relatum_consumer.web._parameters import Parameter, parsed
+from relatum_consumer.web._rates import Rates
+from relatum_consumer.web._rendering import visible
+
+# --- bodies -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"", "empty"),
+        (b'{"a": 1}', "json"),
+        (b"[]", "json"),
+        (b'{"a": ', "text"),
+        (b"[" * 100_000, "text"),
+        (b"<script>alert(1)</script>", "text"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>", "text"),
+        (b"\x89PNG\r\n\x1a\n<script>", "image"),
+        (b"\xff\xd8\xff\xe0", "image"),
+        (b"GIF89a<script>", "image"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image"),
+        (b"RIFF\0\0\0\0WAVE", "binary"),
+        (b"\x00\x01", "binary"),
+        (b"\xff\xfe\xfd", "binary"),
+    ],
+)
+def test_what_a_body_is_is_said_by_its_bytes(body: bytes, kind: str) -> None:
+    """JSON where it is whole, images by their first bytes, text where it can be read; markup is text."""
+    assert kind_of(body) == kind
+
+
+@given(some.binary(max_size=400))
+def test_any_bytes_can_be_shown(body: bytes) -> None:
+    """Whatever was published has a preview in one line, lines of hexadecimal, and a kind."""
+    assert "\n" not in preview(body)
+    assert len(preview(body)) <= 160
+    assert len(hex_lines(body)) == (len(body) + 15) // 16
+    assert kind_of(body) in ("empty", "json", "text", "image", "binary")
+
+
+def test_numbers_of_json_stay_as_they_are_written() -> None:
+    """Neither a large integer nor a decimal is rounded, and what JSON has no number for is shown, too."""
+    shown = tree(
+        b'{"large": 12345678901234567890123, "price": 1.10, "much": 1e999, "none": NaN, "t": true, "s": "<b>"}'
+    )
+    assert shown is not None
+    assert [(each.name, each.kind, each.text) for each in shown.children] == [
+        ("large", "number", "12345678901234567890123"),
+        ("price", "number", "1.10"),
+        ("much", "number", "1e999"),
+        ("none", "number", "NaN"),
+        ("t", "word", "true"),
+        ("s", "string", '"<b>"'),
+    ]
+
+
+def test_what_is_too_much_for_a_tree_is_none() -> None:
+    """Neither depth nor number of values can hang a browser: then it is text."""
+    assert tree(b"[" * 60 + b"]" * 60) is None
+    assert tree(b"[" + b"1," * 5_000 + b"1]") is None
+    assert tree(b"[" * 100_000) is None
+
+
+def test_hexadecimal_is_cut_and_text_has_no_control_characters() -> None:
+    """The beginning is shown; what would move a terminal's or a page's cursor is no text."""
+    assert len(hex_lines(bytes(2 * HEX_BYTES_MAX))) == HEX_BYTES_MAX // 16
+    assert text_of(b"a\x1b[2Jb") is None
+    assert text_of(b"tab\tand\r\nlines") == "tab\tand\r\nlines"
+    assert image_type(b"<svg></svg>") is None
+
+
+# --- bars -------------------------------------------------------------------------------------------------
+
+
+def test_a_bar_shows_what_is_recorded_lost_and_not_recorded() -> None:
+    """All keys, some of them, a hole, nothing: each in its place, in per cent."""
+    pieces = bar((100, 200), {"a": [(100, 150), (180, 190)], "time": [(100, 140)]}, [(170, 180)])
+    assert sorted((each.start, each.end, each.kind) for each in pieces) == [
+        (100, 140, "recorded"),
+        (140, 150, "partly"),
+        (150, 170, "unrecorded"),
+        (170, 180, "hole"),
+        (180, 190, "partly"),
+        (190, 200, "unrecorded"),
+    ]
+    assert {each.start: (each.x, each.width) for each in pieces}[170] == (70.0, 10.0)
+
+
+def test_a_small_hole_is_seen() -> None:
+    """One offset of a million is drawn wide enough, and upon what is around it."""
+    pieces = bar((0, 1_000_000), {"a": [(0, 999_999)]}, [(999_999, 1_000_000)])
+    assert pieces[-1].kind == "hole"
+    assert pieces[-1].width > 0.5
+    assert pieces[-1].x + pieces[-1].width <= 100
+
+
+@given(
+    some.lists(some.tuples(some.integers(0, 2_000), some.integers(1, 40)), max_size=600),
+    some.lists(some.tuples(some.integers(0, 2_000), some.integers(1, 5)), max_size=5),
+)
+def test_any_coverage_is_drawn_whole_and_bounded(covered: list[tuple[int, int]], holes: list[tuple[int, int]]) -> None:
+    """However torn it is: as many pieces as can be drawn, which leave nothing out, and no hole vanishes."""
+    ranges, torn = ([(start, start + size) for start, size in each] for each in (covered, holes))
+    pieces = sorted(bar((0, 2_100), {"a": ranges}, torn), key=lambda piece: piece.start)
+    assert len(pieces) <= 2 * PIECES_MAX
+    assert pieces[0].start == 0
+    assert pieces[-1].end == 2_100
+    assert all(one.end == other.start for one, other in itertools.pairwise(pieces))
+    for start, end in torn:
+        assert any(piece.kind == "hole" and piece.start < end and start < piece.end for piece in pieces)
+
+
+def test_nothing_is_drawn_of_an_empty_stream() -> None:
+    """A stream without messages has no bar."""
+    assert bar((5, 5), {}, []) == ()
+
+
+# --- links ------------------------------------------------------------------------------------------------
+
+
+@given(some.text(min_size=1, max_size=60).filter(lambda name: "\0" not in name))
+def test_any_name_stands_in_a_path(name: str) -> None:
+    """A stream's link is one path of ASCII below the root path, from which the name is read again."""
+    links = Links("/relatum", "1")
+    for link in (links.stream(name), links.message(name, 5)):
+        assert link.isascii()
+        assert link.startswith("/relatum/")
+        path = urlsplit(link).path.split("/")
+        if name in (".", ".."):
+            assert path[2] in ("stream", "message")
+        else:
+            assert (path[2], unquote(path[3])) == ("streams", name)
+
+
+# --- parameters -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Asked:
+    name: Annotated[str, Parameter("A name.")]
+    count: Annotated[int, Parameter("How many.", least=1, most=10)] = 3
+    since: Annotated[datetime | None, Parameter("From.")] = None
+    tags: Annotated[tuple[str, ...], Parameter("Tags.")] = ()
+    deep: Annotated[bool, Parameter("Whether deep.")] = False
+
+
+def test_parameters_are_read_by_their_types() -> None:
+    """Of a path and a query; what is left out has its default."""
+    query = [("count", "10"), ("since", "2026-11-23T09:30"), ("tags", "a"), ("tags", "b"), ("deep", "1")]
+    expected = _Asked("x", 10, datetime(2026, 11, 23, 9, 30, tzinfo=UTC), ("a", "b"), True)
+    assert parsed(_Asked, {"name": "x"}, query) == expected
+    assert parsed(_Asked, {"name": "x"}, []) == _Asked("x")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        [("count", "0")],
+        [("count", "11")],
+        [("count", "1e1")],
+        [("count", "²")],
+        [("count", "9" * 5_000)],
+        [("count", "1"), ("count", "2")],
+        [("since", "yesterday")],
+        [("deep", "maybe")],
+        [("nmae", "x")],
+        [("tags", "a\0b")],
+    ],
+)
+def test_what_cannot_be_asked_is_refused(query: list[tuple[str, str]]) -> None:
+    """Each is one clear error, before anything is asked."""
+    with pytest.raises(InvalidInput):
+        parsed(_Asked, {"name": "x"}, query)
+
+
+def test_a_missing_parameter_is_named() -> None:
+    """What is needed and not given is said by its name."""
+    with pytest.raises(InvalidInput, match="name is missing"):
+        parsed(_Asked, {}, [])
+
+
+# --- rates, and text of others ----------------------------------------------------------------------------
+
+
+def test_a_rate_is_of_the_last_minute_that_somebody_looked() -> None:
+    """None at first; then the difference, over a minute at most; anew where the stream is another one."""
+    now = 100.0
+    rates = Rates(lambda: now)
+    assert rates.of("s", 10) is None
+    now = 110.0
+    assert rates.of("s", 110) == pytest.approx(10.0)
+    for now in (150.0, 180.0, 240.0):  # noqa: B007
+        rate: Any = rates.of("s", 110)
+    assert rate == pytest.approx(0.0)
+    assert rates.of("s", 5) is None
+    assert rates.of("s", None) is None
+
+
+def test_what_is_not_seen_is_written_as_its_number() -> None:
+    """Marks that turn text around, and control characters, are shown and do nothing."""
+    assert visible("a\u202eb\nc\u200bd") == "a⟨202e⟩b⟨a⟩c⟨200b⟩d"
+    assert visible("Bücher 東京 <b>") == "Bücher 東京 <b>"

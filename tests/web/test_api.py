@@ -1,0 +1,428 @@
+"""The page and its API on real servers: what is asked and answered, with OpenAPI, masks and servers that are away."""
+
+import base64
+import json
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import psycopg
+import pytest
+
+from tests.support.web import Asking, asking
+from tests.web.conftest import BODIES, HOSTILE, MANY, World, png
+
+
+def found(page: Asking, **query: Any) -> dict[str, Any]:
+    """The answer of a search."""
+    response = page.get(f"/api/search?{urlencode(query, doseq=True)}")
+    assert response.status_code == 200, response.text
+    return response.json()  # type: ignore[no-any-return]
+
+
+class Markup(HTMLParser):
+    """What a browser would make of a page: its elements, links, and the text of its first headings."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.headings: list[str] = []
+        self._is_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """A beginning."""
+        self.elements.append((tag, dict(attrs)))
+        if tag == "h1":
+            self._is_heading = True
+            self.headings.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        """An end."""
+        self._is_heading = self._is_heading and tag != "h1"
+
+    def handle_data(self, data: str) -> None:
+        """Text."""
+        if self._is_heading:
+            self.headings[-1] += data
+
+
+def harmless(text: str) -> Markup:
+    """The markup of a page in which nothing of others is anything but text."""
+    markup = Markup(text)
+    for tag, attributes in markup.elements:
+        assert not any(name.startswith("on") or name == "style" for name in attributes), (tag, attributes)
+        assert tag not in ("iframe", "object", "embed", "base"), tag
+        if tag == "script":
+            assert (attributes.get("src") or "").startswith("/static/"), attributes
+        for name in ("href", "src", "action"):
+            target = attributes.get(name)
+            assert target is None or target == "" or (target[0] in "/#" and not target.startswith("//")), attributes
+    return markup
+
+
+# --- search -----------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_what_shares_a_value(page: Asking, world: World) -> None:
+    """All messages of all streams, by time, with their keys, and what the answer holds over."""
+    answer = found(page, key="order_id", value=f"o-{HOSTILE}")
+    assert answer["status"] == "found"
+    assert len(answer["results"]) == len(BODIES) + 12
+    assert set(answer["streams"]) == {world.orders, world.payments}
+    assert {row["stream"] for row in answer["results"]} == {world.orders, world.payments}
+    assert [row["time"] for row in answer["results"]] == sorted(row["time"] for row in answer["results"])
+    assert answer["took_ms"] > 0
+
+
+@pytest.mark.parametrize("order", ["oldest", "newest"])
+@pytest.mark.parametrize("limit", [7, 60, 100, 229, 230])
+def test_pages_together_are_the_whole_and_each_message_once(page: Asking, order: str, limit: int) -> None:
+    """Also where more messages than a page has are of one moment."""
+    places, cursor = [], ""
+    for _ in range(MANY):
+        answer = found(page, key="host", value="busy", limit=limit, order=order, cursor=cursor)
+        places += [row["offset"] for row in answer["results"]]
+        cursor = answer["next"]
+        if cursor is None:
+            break
+        assert len(answer["results"]) == limit
+    whole = [row["offset"] for row in found(page, key="host", value="busy", limit=1000, order=order)["results"]]
+    assert len(whole) == MANY
+    assert places == whole
+
+
+def test_a_search_is_bounded_by_time_and_streams(page: Asking, world: World) -> None:
+    """From a moment to before another, in the streams that are named."""
+    since, until = "2023-11-14T22:13:21Z", "2023-11-14T22:13:22Z"
+    answer = found(page, key="host", value="busy", since=since, until=until, limit=1000)
+    assert len(answer["results"]) == 60
+    named = found(page, key="order_id", value=f"o-{HOSTILE}", stream=world.payments)
+    assert {row["stream"] for row in named["results"]} == {world.payments}
+    assert named["streams"] == [world.payments]
+
+
+def test_a_composite_key_is_asked_for_by_its_parts(page: Asking) -> None:
+    """Two values, in order; one alone is refused, and the form has a field for each."""
+    assert len(found(page, key="place", value=["a|b", "7"])["results"]) == len(BODIES)
+    refused = page.get("/?key=place&value=a")
+    assert refused.status_code == 400
+    assert harmless(refused.text).elements.count(("input", {"name": "value", "value": "a", **_FIELD})) == 1
+    assert refused.text.count('name="value"') == 2
+
+
+_FIELD = {"autocomplete": "off", "spellcheck": "false"}
+
+
+def test_nothing_found_is_said_with_what_is_known(page: Asking, world: World) -> None:
+    """Absent where it is proven; not recorded yet where a part of the stream is not, and found once that is read."""
+    absent = found(page, key="order_id", value="nobody", stream=world.payments)
+    assert (absent["status"], absent["results"]) == ("absent", [])
+    unknown = found(page, key="order_id", value="late")
+    assert unknown["status"] == "not_recorded_yet"
+    assert unknown["unattended"] == [world.orders]
+    assert "nobody records" in unknown["advice"]
+    complete = found(page, key="order_id", value="late", complete=1)
+    assert [row["preview"] for row in complete["results"]] == ["later"]
+    for query in ("key=order_id&value=nobody", "key=order_id&value=late"):
+        assert found(page, **dict(each.split("=") for each in query.split("&")))["words"] in page.get(f"/?{query}").text
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("", 400, "invalid_input"),
+        ("key=order_id", 400, "invalid_input"),
+        ("key=nope&value=1", 404, "key_not_defined"),
+        ("key=order_id&value=1&stream=no-such-stream", 404, "stream_not_found"),
+        ("key=order_id&value=1&limit=1001", 400, "invalid_input"),
+        ("key=order_id&value=1&cursor=%7B%7D", 400, "invalid_input"),
+        ("key=order_id&value=1&cursor=" + base64.urlsafe_b64encode(b'["s",1,"9",-1,1]').decode(), 400, "invalid_input"),
+        ("key=order_id&value=1&since=2026-01-02&until=2026-01-01", 400, "invalid_input"),
+        ("key=order_id&value=" + "x" * 3000, 400, "invalid_relationship_key"),
+        ("key=order_id&of_stream=no-such-stream&of_offset=1", 404, "stream_not_found"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(page: Asking, query: str, status: int, code: str) -> None:
+    """The API with a code and a hint; the page with the same, and the form as it was filled in."""
+    response = page.get(f"/api/search?{query}")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code)
+    assert error["message"]
+    assert error["hint"]
+    if query:
+        shown = page.get(f"/?{query}")
+        assert shown.status_code == status
+        assert f'data-problem="{code}"' in shown.text
+        harmless(shown.text)
+
+
+# --- messages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", range(len(BODIES)))
+def test_any_body_is_shown_and_given_out_as_bytes(page: Asking, world: World, offset: int) -> None:
+    """Whatever it is: shown as text, downloaded as it was published, and run by nobody."""
+    for view in ("", "?view=json", "?view=text", "?view=hex", "?view=image"):
+        shown = page.get(f"/streams/{world.orders}/{offset}{view}")
+        assert shown.status_code == 200, shown.text
+        markup = harmless(shown.text)
+        pictures = [attributes["src"] for tag, attributes in markup.elements if tag == "img"]
+        assert all(picture == f"/streams/{world.orders}/{offset}/image" for picture in pictures)
+    file = page.get(f"/streams/{world.orders}/{offset}/body")
+    assert file.content == BODIES[offset]
+    assert file.headers["Content-Type"] == "application/octet-stream"
+    assert file.headers["Content-Disposition"] == f'attachment; filename="message-{offset}.bin"'
+    assert file.headers["X-Content-Type-Options"] == "nosniff"
+    assert file.headers["Content-Security-Policy"].startswith("sandbox")
+
+
+def test_only_pictures_are_shown_as_pictures(page: Asking, world: World) -> None:
+    """By their first bytes, with the type these say, alone in a box of their own; SVG and HTML are none."""
+    pictures = {BODIES.index(png()): "image/png", 5: "image/gif"}
+    for offset in range(len(BODIES)):
+        given = page.get(f"/streams/{world.orders}/{offset}/image")
+        if offset in pictures:
+            assert (given.status_code, given.headers["Content-Type"]) == (200, pictures[offset])
+            assert given.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+        else:
+            assert (given.status_code, "no_image" in given.text) == (404, True)
+
+
+def test_a_message_has_all_that_it_says_and_what_belongs_to_it(page: Asking, world: World) -> None:
+    """Headers with their types, no number rounded; related by each key; the neighbours; links that stay."""
+    answer = page.get(f"/api/streams/{world.orders}/1").json()
+    headers = {each["name"]: (each["type"], each["text"]) for each in answer["headers"]}
+    assert headers["large"] == ("integer", str(2**62))
+    assert headers["flag"] == ("boolean", "true")
+    assert headers[HOSTILE[:40]] == ("text", HOSTILE)
+    assert (answer["previous"]["offset"], answer["next"]["offset"]) == (0, 2)
+    related = {each["key"]["key"]: each for each in answer["related"]}
+    assert set(related) == {"card", "order_id", "place"}
+    assert len(related["order_id"]["results"]) == 6
+    assert related["order_id"]["has_more"]
+    # A link of a composite goes by the message, without the message itself.
+    follow = related["place"]["key"]["href"]
+    assert len(page.get(f"/api/search?{urlsplit(follow).query}").json()["results"]) == len(BODIES) - 1
+    assert page.get(answer["href"]).status_code == 200
+
+
+def test_the_ends_of_a_stream_have_one_neighbour(page: Asking, world: World) -> None:
+    """Nothing before the first, nothing after the last."""
+    assert page.get(f"/api/streams/{world.orders}/0").json()["previous"] is None
+    last = page.get(f"/api/streams/{world.orders}/{len(BODIES) + MANY}").json()
+    assert last["next"] is None
+    assert last["previous"]["offset"] == len(BODIES) + MANY - 1
+
+
+def test_a_name_that_is_hostile_is_a_name(page: Asking, world: World) -> None:
+    """With slashes, quotes, markup and escapes: stream and message have links that lead there."""
+    path = f"/streams/{quote(world.payments, safe='')}"
+    shown = page.get(f"{path}/3")
+    assert shown.status_code == 200
+    assert harmless(shown.text).headings == [f"{world.payments}, Offset 3"]
+    assert page.get(f"/message?{urlencode({'stream': world.payments, 'offset': 3})}").status_code == 200
+    assert page.get(path).status_code == 200
+    assert page.get(f"/api{path}/3").json()["stream"] == world.payments
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("99999999", 404), ("-1", 404), ("9" * 30, 400), ("1?view=html", 400), ("1/body/x", 404)],
+)
+def test_places_where_nothing_lies(page: Asking, world: World, path: str, status: int) -> None:
+    """An offset that is none, and a path that is none, are said so."""
+    assert page.get(f"/streams/{world.orders}/{path}").status_code == status
+
+
+# --- streams ----------------------------------------------------------------------------------------------
+
+
+def test_streams_are_shown_with_coverage_keys_and_recorders(page: Asking, world: World) -> None:
+    """First, last, lag, a bar with the part that is not recorded; keys with their rows."""
+    answer = page.get("/api/streams").json()
+    row = next(each for each in answer["streams"] if each["stream"] == world.orders)
+    last = len(BODIES) + MANY
+    assert (row["first"], row["last"], row["state"], row["lag_offsets"]) == (0, last, "unattended", 1)
+    assert sorted((each["start"], each["end"], each["kind"]) for each in row["bar"]) == [
+        (0, last, "recorded"),
+        (last, last + 1, "unrecorded"),
+    ]
+    keys = {each["name"]: each["rows"] for each in answer["keys"]}
+    assert keys == {"order_id": len(BODIES) + 12, "host": MANY, "place": len(BODIES), "card": len(BODIES) + 12}
+    assert answer["recorders"] == []
+    assert row["rate_per_s"] is None or row["rate_per_s"] == 0
+
+
+def test_a_stream_is_shown_by_each_key(page: Asking, world: World) -> None:
+    """Its coverage of each key and of time, and links to its ends."""
+    answer = page.get(f"/api/streams/{world.orders}").json()
+    detail = answer["streams"][0]
+    assert {each["key"] for each in detail["covered"]} == {"order_id", "host", "place", "card", "time"}
+    assert page.get(detail["last_href"]).status_code == 200
+    assert page.get("/api/streams/no-such-stream").json()["error"]["code"] == "stream_not_found"
+    assert page.get("/stream?stream=..").status_code == 404
+
+
+def test_streams_are_found_by_a_part_of_their_names(page: Asking, world: World) -> None:
+    """And where none has it, the page says so."""
+    assert page.get(f"/api/streams?q={world.orders.upper()}").json()["total"] == 1
+    assert "No recorded stream has such a name" in page.get("/streams?q=nothing-like-it").text
+
+
+def hostile_names(count: int) -> list[str]:
+    """Names of streams that were made to do harm, each another one."""
+    parts = [
+        HOSTILE, "<script>hacked()</script>", "javascript:hacked()", "' OR 1=1; DROP TABLE relatum.streams; --",
+        "../../etc/passwd", "..", ".", "%2e%2e%2f", "a\nSet-Cookie: x=1", "\r\n\r\n<html>", "{{ config }}", "${7*7}",
+        "\u202edetrevni\u202c", "a\u200bb\ufeff", "東京/大阪?#", "'\"><svg onload=hacked()>", "-->", "]]>", "&amp;&lt;",
+        "x" * 200, "🜂" * 40, "/", "//evil.example/x", "\\\\evil\\share", "\x7f\x01", "data:text/html,x", " ",
+        "</title><script>hacked()</script>", "*/hacked()/*", "`hacked()`",
+    ]  # fmt: skip
+    names = [*parts]
+    while len(names) < count:
+        names.append(f"{parts[len(names) % len(parts)]}{len(names)}")
+    return names[:count]
+
+
+def test_500_hostile_names_are_names(world: World, database_url: str) -> None:
+    """Each is shown as text, its link leads to its own page, and no page has anything of it but text."""
+    names = hostile_names(500)
+    with psycopg.connect(database_url) as connection, connection.cursor() as cursor:
+        cursor.executemany("INSERT INTO relatum.streams (name) VALUES (%s)", [(name,) for name in names])
+    with asking(world.page(database=database_url)) as page:
+        shown, cursor_, links = [], "", []
+        while cursor_ is not None:
+            path = f"/streams?limit=100&cursor={cursor_}"
+            answer = page.get(f"/api{path}").json()
+            shown += [row["stream"] for row in answer["streams"]]
+            links += [row["href"] for row in answer["streams"]]
+            hrefs = {attributes.get("href") for tag, attributes in harmless(page.get(path).text).elements if tag == "a"}
+            assert hrefs.issuperset(row["href"] for row in answer["streams"])
+            cursor_ = answer["next"]
+        assert sorted(shown) == sorted(names)
+        for name, link in list(zip(shown, links, strict=True))[::10]:
+            part = page.get(f"/api{link}").json()
+            assert [each["row"]["stream"] for each in part["streams"]] == [name]
+            harmless(page.get(link).text)
+
+
+def test_hostile_questions_are_text(page: Asking) -> None:
+    """What is typed comes back in the form as it was typed, and as nothing else."""
+    for text in hostile_names(30):
+        response = page.get(f"/?{urlencode({'key': text, 'value': text, 'stream': text})}")
+        assert response.status_code in (400, 404)
+        values = [attributes.get("value") for tag, attributes in harmless(response.text).elements if tag == "input"]
+        assert values.count(text) == 3
+
+
+# --- what is masked ---------------------------------------------------------------------------------------
+
+
+def test_a_masked_key_is_a_digest_that_can_be_followed(world: World) -> None:
+    """Neither pages nor documents have the value; its digest is the same everywhere, and its link finds the same."""
+    with asking(world.page(masked_keys=("card",), mask_bodies=True)) as page:
+        path = f"/streams/{world.orders}/1"
+        answer = page.get(f"/api{path}").json()
+        for text in (json.dumps(answer), page.get(path).text, page.get("/?key=order_id&value=late&complete=1").text):
+            assert "4711-secret" not in text
+        shared = next(each for each in answer["related"] if each["key"]["key"] == "card")
+        digest = shared["key"]["value"]
+        assert digest.startswith("~")
+        assert len(digest) == 11
+        assert next(each["text"] for each in answer["headers"] if each["name"] == "card") == digest
+        follow = page.get(f"/api/search?{urlsplit(shared['key']['href']).query}")
+        assert "4711-secret" not in follow.text
+        assert len(follow.json()["results"]) == len(BODIES) + 12 - 1
+        assert follow.json()["value"] == digest
+        assert answer["body"]["kind"] == "masked"
+        assert all(row["preview"] == "" for row in follow.json()["results"])
+        assert page.get(f"{path}/body").status_code == 403
+        assert page.get(f"{path}/image").status_code == 403
+
+
+# --- what it is told by, and what is away -----------------------------------------------------------------
+
+
+def test_each_answer_is_what_openapi_says(page: Asking, world: World) -> None:
+    """Each path of the API is in the document, and its answers and errors have its schemas."""
+    document = page.get("/api/openapi.json").json()
+    asked = {
+        "/search": ["/search?key=host&value=busy", "/search?key=order_id&value=late", "/search"],
+        "/streams/{stream}/{offset}": [f"/streams/{world.orders}/{n}" for n in range(len(BODIES))],
+        "/message": [f"/message?stream={world.orders}&offset=0", "/message"],
+        "/streams": ["/streams", "/streams?limit=0"],
+        "/streams/{stream}": [f"/streams/{world.orders}", "/streams/none"],
+        "/stream": [f"/stream?stream={world.orders}"],
+        "/keys": ["/keys", "/keys?x=1"],
+        "/health": ["/health"],
+    }
+    assert set(document["paths"]) == set(asked)
+    for path, examples in asked.items():
+        responses = document["paths"][path]["get"]["responses"]
+        for example in examples:
+            given = page.get(f"/api{example}")
+            said = responses["200" if given.status_code == 200 else "default"]
+            schema = said["content"]["application/json"]["schema"]
+            assert list(differences(given.json(), schema, document, path)) == []
+
+
+def differences(value: Any, schema: dict[str, Any], document: dict[str, Any], where: str) -> Any:
+    """Where a value is not what a schema says."""
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        if all(list(differences(value, each, document, where)) for each in schema["anyOf"]):
+            yield where, value
+        return
+    kinds: dict[str, Any] = {
+        "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
+        "null": type(None),
+    }  # fmt: skip
+    if not isinstance(value, kinds[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean"):
+        yield where, value, schema["type"]
+    elif isinstance(value, dict):
+        if set(value) != set(schema["properties"]):
+            yield where, set(value) ^ set(schema["properties"])
+        for name, each in value.items():
+            yield from differences(each, schema["properties"].get(name, {"type": "null"}), document, f"{where}.{name}")
+    elif isinstance(value, list):
+        for n, each in enumerate(value):
+            inner = schema["prefixItems"][n] if "prefixItems" in schema else schema["items"]
+            yield from differences(each, inner, document, f"{where}[{n}]")
+    elif value not in schema.get("enum", [value]):
+        yield where, value, schema["enum"]
+
+
+def test_its_sessions_write_nothing(world: World) -> None:
+    """Whatever the role may do: the session is read-only."""
+    from relatum_consumer.web._site import read_only
+
+    with psycopg.connect(read_only(world.options["database"])) as connection:
+        assert connection.execute("SHOW default_transaction_read_only").fetchone() == ("on",)
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            connection.execute("DELETE FROM relatum.events")
+
+
+def test_servers_that_are_away_are_said_to_be(world: World) -> None:
+    """The page stays, says what does not answer, and that it may pass; so does the API, with 503."""
+    nowhere = {"database": "postgresql://nobody@127.0.0.1:1/none"}
+    with asking(world.page(**nowhere)) as page:
+        for path in ("/streams", "/?key=host&value=busy"):
+            shown = page.get(path)
+            assert shown.status_code == 503
+            assert shown.headers["Retry-After"] == "1"
+            assert "No answer for now" in shown.text
+            harmless(shown.text)
+        assert page.get("/").status_code == 200
+        assert page.get("/api/health").json()["error"]["code"] == "not_well"
+    with asking(world.page(broker="amqp://127.0.0.1:1/", stream_url=None)) as page:
+        assert page.get("/api/search?key=host&value=busy").status_code == 503
+        assert page.get(f"/streams/{world.orders}/0").status_code == 503
+
+
+def test_many_ask_at_once(page: Asking) -> None:
+    """Fifty searches beside each other have the same answer."""
+    answers = page.together(["/api/search?key=host&value=busy&limit=50"] * 50)
+    assert {answer.status_code for answer in answers} == {200}
+    assert {len(answer.json()["results"]) for answer in answers} == {50}

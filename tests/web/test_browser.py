@@ -1,0 +1,277 @@
+"""The page in a real browser: Debian's Chromium. Each page's way, keyboard, themes, widths, axe, and a picture of each.
+
+The pictures are in `.venv/screenshots`.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from relatum_consumer.web import WebServer
+from tests.support import LIMIT_S
+from tests.web.conftest import BODIES, HOSTILE, MANY, World
+
+SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
+
+HEIGHT: Final = 900
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, as the system has it. For this file alone: what drives it keeps the thread's event loop."""
+    program = os.environ.get("RELATUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("there is no Chromium: tools/install-chromium installs it")
+    expect.set_options(timeout=LIMIT_S * 1000)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def served(world: World) -> Iterator[str]:
+    """The address of the page on the world."""
+    with WebServer(world.page(port=0)) as server:
+        yield server.url.rstrip("/")
+
+
+class Watched:
+    """A page that says what its console said, and where it looked beyond its own site."""
+
+    def __init__(self, page: Page, site: str) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.elsewhere: list[str] = []
+        page.add_init_script("window.hacked = () => { window.wasHacked = true; }")
+        page.on("console", self._note)
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda asked: asked.url.startswith(site) or self.elsewhere.append(asked.url))
+
+    def _note(self, message: ConsoleMessage) -> None:
+        # The answer to what is not there is a page with that status, which the console calls an error.
+        if message.type in ("error", "warning") and "the server responded with a status of 4" not in message.text:
+            self.said.append(message.text)
+
+    def check(self) -> None:
+        """See that nothing was wrong, nothing ran that is not ours, and nothing came from elsewhere."""
+        assert self.said == []
+        assert self.elsewhere == []
+        assert not self.page.evaluate("window.wasHacked === true")
+        beyond = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert beyond <= 0, "it is wider than the window"
+
+
+@contextmanager
+def looking(
+    browser: Browser, served: str, *, theme: str = "light", width: int = 1280, **options: Any
+) -> Iterator[Watched]:
+    """A window on the page."""
+    context = browser.new_context(
+        viewport={"width": width, "height": HEIGHT},
+        color_scheme=theme,  # type: ignore[arg-type]
+        timezone_id="Asia/Tokyo",
+        **options,
+    )
+    context.set_default_timeout(LIMIT_S * 1000)
+    try:
+        watched = Watched(context.new_page(), served)
+        yield watched
+        watched.check()
+    finally:
+        context.close()
+
+
+def paths(world: World) -> dict[str, str]:
+    """The views of which pictures are made."""
+    return {
+        "search-empty": "/",
+        "search": "/?key=order_id&value=late&complete=1",
+        "search-many": "/?key=host&value=busy&limit=30",
+        "search-absent": "/?key=order_id&value=nobody",
+        "search-refused": "/?key=nope&value=1",
+        "message-json": f"/streams/{world.orders}/0",
+        "message-text": f"/streams/{world.orders}/2",
+        "message-image": f"/streams/{world.orders}/4",
+        "message-hex": f"/streams/{world.orders}/6",
+        "message-missing": f"/streams/{world.orders}/999999",
+        "streams": "/streams",
+        "stream": f"/streams/{world.orders}",
+        "not-found": "/nothing",
+    }
+
+
+@pytest.mark.parametrize(
+    ("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360), ("light", 2560)]
+)
+def test_every_view_in_both_themes_narrow_and_wide(
+    browser: Browser, served: str, world: World, theme: str, width: int
+) -> None:
+    """Each fits its window, says nothing on the console, and is kept as a picture to look at."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with looking(browser, served, theme=theme, width=width) as window:
+        for name, path in paths(world).items():
+            window.page.goto(served + path)
+            expect(window.page.locator("main h1").first).to_be_attached()
+            window.check()
+            window.page.screenshot(path=SCREENSHOTS / f"{name}-{theme}-{width}.png", full_page=True)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nobody_is_kept_out(browser: Browser, served: str, world: World, theme: str) -> None:
+    """The rules of axe find nothing serious in any view: contrast, names, order, landmarks."""
+    with looking(browser, served, theme=theme) as window:
+        for name, path in paths(world).items():
+            window.page.goto(served + path)
+            found = Axe().run(window.page).response["violations"]
+            serious = [
+                (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
+                for each in found
+                if each["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], name
+
+
+def test_a_search_is_asked_without_leaving_the_page(browser: Browser, served: str) -> None:
+    """Typed and answered; the address is that of the answer, and going back brings the one before."""
+    with looking(browser, served) as window:
+        page = window.page
+        page.goto(f"{served}/")
+        page.get_by_label("Key").fill("host")
+        page.get_by_label("Value").fill("busy")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_text("100 messages and more")).to_be_visible()
+        expect(page).to_have_url(re.compile(r"\?key=host&value=busy$"))
+        page.get_by_role("link", name="Next page").click()
+        expect(page.locator("tbody tr")).to_have_count(100)
+        page.get_by_label("Value").fill("nobody")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_text("not recorded yet: a part")).to_be_visible()
+        page.go_back()
+        expect(page.locator("tbody tr")).to_have_count(100)
+
+
+def test_all_of_it_goes_by_keyboard(browser: Browser, served: str, world: World) -> None:
+    """From the search to a message, on to the next and back, without a pointer; what has the focus is seen."""
+    with looking(browser, served) as window:
+        page = window.page
+        page.goto(f"{served}/")
+        page.keyboard.press("Tab")
+        expect(page.get_by_text("Skip to the content")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_be_focused()
+        page.keyboard.press("/")
+        expect(page.get_by_label("Key")).to_be_focused()
+        page.keyboard.type("host")
+        page.keyboard.press("Tab")
+        page.keyboard.type("busy")
+        page.keyboard.press("Enter")
+        link = page.locator("td a.strong").first
+        expect(link).to_be_visible()
+        link.focus()
+        assert link.evaluate("each => getComputedStyle(each).outlineStyle") != "none"
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+        page.keyboard.press("n")
+        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES) + 1}")
+        page.keyboard.press("p")
+        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+        page.goto(f"{served}/streams/{world.orders}")
+        page.keyboard.press("/")
+        page.keyboard.type("3")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text("Offset 3")
+
+
+def test_it_can_be_read_without_scripts(browser: Browser, served: str, world: World) -> None:
+    """Search, message and streams are whole; nothing is offered that would do nothing."""
+    with looking(browser, served, java_script_enabled=False) as window:
+        page = window.page
+        page.goto(f"{served}/")
+        page.get_by_label("Key").fill("host")
+        page.get_by_label("Value").fill("busy")
+        page.get_by_role("button", name="Search").click()
+        expect(page.locator("tbody tr")).to_have_count(100)
+        page.locator("td a.strong").first.click()
+        expect(page.locator("h1")).to_contain_text(f"Offset {len(BODIES)}")
+        expect(page.get_by_role("button", name="Copy link")).to_be_hidden()
+        page.goto(f"{served}/streams/{world.orders}/0")
+        expect(page.get_by_text('"a"').first).to_be_visible()
+        window.page.goto("about:blank")
+
+
+def test_times_are_the_readers_and_utc_is_at_hand(browser: Browser, served: str) -> None:
+    """In the zone of the browser, with UTC as the title, and as the text where one likes; it is remembered."""
+    with looking(browser, served) as window:
+        page = window.page
+        page.goto(f"{served}/?key=host&value=busy&limit=1")
+        time = page.locator("tbody time").first
+        expect(time).to_have_text("2023-11-15 07:13:20.000")
+        expect(time).to_have_attribute("title", "2023-11-14 22:13:20.000 UTC")
+        page.locator("[data-zone]").click()
+        expect(time).to_have_text("2023-11-14 22:13:20.000 UTC")
+        page.reload()
+        expect(page.locator("tbody time").first).to_have_text("2023-11-14 22:13:20.000 UTC")
+
+
+def test_the_theme_can_be_chosen(browser: Browser, served: str) -> None:
+    """Dark on a light system, kept on the next page, from the first moment that it is drawn."""
+    with looking(browser, served, theme="light") as window:
+        page = window.page
+        page.goto(f"{served}/")
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.locator("[data-theme-button]").click()
+        page.locator("[data-theme-button]").click()
+        expect(page.locator("[data-theme-name]")).to_have_text("dark")
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert dark != light
+        page.goto(f"{served}/streams")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+
+
+def test_streams_are_renewed_where_that_is_wished(browser: Browser, served: str) -> None:
+    """Ticked, the list is asked for again by itself."""
+    with looking(browser, served) as window:
+        page = window.page
+        page.goto(f"{served}/streams")
+        page.locator("tbody tr").first.evaluate("row => { row.dataset.old = '1'; }")
+        page.get_by_label("refresh").check()
+        expect(page.locator("tbody tr[data-old]")).to_have_count(0)
+        expect(page.locator("table.streams tbody tr")).to_have_count(2)
+
+
+def test_hostile_bodies_headers_and_names_do_nothing(browser: Browser, served: str, world: World) -> None:
+    """Each body in each view, opened also by itself: text, a picture, or a file, and no script of it runs."""
+    with looking(browser, served, accept_downloads=True) as window:
+        page = window.page
+        for offset in range(len(BODIES)):
+            page.goto(f"{served}/streams/{world.orders}/{offset}")
+            for tab in page.locator(".tabs a:not([download])").all_inner_texts():
+                page.locator(".tabs").get_by_role("link", name=tab, exact=True).click()
+                window.check()
+        expect(page.get_by_text(HOSTILE[:20]).first).to_be_visible()
+        page.goto(f"{served}/streams/{world.orders}/5/image")
+        window.check()
+        page.goto(f"{served}/streams/{world.orders}/2")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="download").click()
+        assert download.value.suggested_filename == "message-2.bin"
+        assert Path(download.value.path()).read_bytes() == BODIES[2]
+
+
+def test_a_phone_has_cards_instead_of_columns(browser: Browser, served: str) -> None:
+    """At 360 pixels each message is a card whose lines are named, and pages lead on."""
+    with looking(browser, served, width=360, has_touch=True) as window:
+        page = window.page
+        page.goto(f"{served}/?key=host&value=busy&limit=200")
+        assert page.locator("tbody tr").first.evaluate("row => getComputedStyle(row).display") == "block"
+        page.get_by_role("link", name="Next page").tap()
+        expect(page.locator("tbody tr")).to_have_count(MANY - 200)
