@@ -22,7 +22,7 @@ from relatum.terminal import (
 if TYPE_CHECKING:
     from relatum_consumer import Answer, Relations, Status
 
-__all__ = ["CODES", "CompleteOption", "find", "open_relations", "related", "some", "words_of"]
+__all__ = ["CODES", "CompleteOption", "find", "open_relations", "related", "some"]
 
 CODES: Final = {
     "found": ExitCode.OK,
@@ -157,7 +157,7 @@ def _print(answer: "Answer", as_json: bool) -> None:
         if answer and answer.status == "unproven":
             console.print("unproven: there may be more, which nobody can prove or rule out")
         elif not answer:
-            nothing = f"absent: {answer.explanation}" if answer.lacking else words_of(answer.status)
+            nothing = f"absent: {answer.explanation}" if answer.lacking else _words_of(answer.status)
             console.print(nothing, markup=False)
             if answer.unattended:
                 console.print(answer.explanation, markup=False)
@@ -169,6 +169,11 @@ def _print(answer: "Answer", as_json: bool) -> None:
     code = CODES[answer.status]
     if code:
         raise typer.Exit(code)
+
+
+def _words_of(status: "Status") -> str:
+    """What a status says, and what to do."""
+    return status.words + ("; --complete reads that part" if status == "not_recorded_yet" else "")
 
 
 def some(names: Sequence[str]) -> str:

