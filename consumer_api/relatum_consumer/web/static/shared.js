@@ -76,6 +76,12 @@ document.querySelector("[data-zone]")?.addEventListener("click", () => {
   drawTimes();
 });
 
+// A browser scrolls there and may leave the focus behind.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  document.querySelector("#main").focus();
+});
+
 const isTyping = (target) => target.closest?.("input, textarea, select, [contenteditable]");
 
 document.addEventListener("keydown", (event) => {
