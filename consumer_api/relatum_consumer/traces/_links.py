@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from relatum.ids import MessageId
-from relatum.keys import KeyDefinition
+from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
-from relatum_consumer.lookups import value_of
 from relatum_consumer.traces._trace import Edge, Shared
 
 Value: TypeAlias = tuple[int, str]
@@ -40,8 +40,16 @@ class Directions:
 
     def values_of(self, message: Message) -> dict[int, str]:
         """A message's values, by the keys' numbers."""
-        found = ((key_id, value_of(key, message)) for key_id, key in self.definitions.items())
-        return {key_id: value for key_id, value in found if value is not None}
+        headers, get_property = message.headers, partial(getattr, message.properties)
+        found: dict[int, str] = {}
+        for key_id, key in self.definitions.items():
+            try:
+                value = key.value_of(headers, get_property)
+            except InvalidValue:
+                continue  # It is not recorded either.
+            if value is not None:
+                found[key_id] = value
+        return found
 
     def sought(self, values: Iterable[Value]) -> Iterable[Value]:
         """The values to ask for, given some."""

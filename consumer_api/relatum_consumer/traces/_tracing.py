@@ -1,5 +1,6 @@
 """A trace, as steps: hop by hop all new values in one statement, all new messages in one read. See docs/adr/0027."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -211,7 +212,8 @@ class _Course:
         found, unsure = yield from self._select(statements.rows_of_values(), numbered)
         if unsure:
             again = {number: numbered[number] for number in unsure}
-            found |= (yield from self._select(statements.rows_by_stream(bounded=False), again))[0]
+            meant, _ = yield from self._select(statements.rows_by_stream(bounded=False), again)
+            found |= {number: meant.get(number, {}) for number in again}
         if self._bounds.is_in_time:
             yield from self._keep_in_time(numbered, found)
         return {numbered[number]: rows for number, rows in found.items()}
@@ -221,8 +223,9 @@ class _Course:
         full = {number: numbered[number] for number, rows in found.items() if len(rows) > self._bounds.fan_out}
         within = (yield from self._select(statements.rows_by_stream(bounded=True), full))[0] if full else {}
         for number, rows in found.items():
-            inside = {where: time_us for where, time_us in rows.items() if self._bounds.has(time_us)}
-            inside = within.get(number, inside)
+            inside = within.get(number, {})
+            if number not in full:
+                inside = {where: time_us for where, time_us in rows.items() if self._bounds.has(time_us)}
             if len(inside) < len(rows):
                 key_id, value = numbered[number]
                 name = self._directions.definitions[key_id].name
@@ -238,19 +241,19 @@ class _Course:
 
     def _select(self, sql: str, numbered: Mapping[int, Value]) -> Steps[tuple[dict[int, Places], list[int]]]:
         """Rows by the values' numbers; and the numbers of those that have too many, some of streams not meant."""
-        found: dict[int, Places] = {number: {} for number in numbered}
-        counts = dict.fromkeys(numbered, 0)
+        found: dict[int, Places] = {}
+        counts: Counter[int] = Counter()
         for count, (number, stream, offset, time_us) in enumerate((yield from self._ask(sql, numbered)), 1):
             if not count % _SLICE_ROWS:
                 yield from Breathe()
             counts[number] += 1
             if stream is not None:
-                found[number][MessageId(stream, offset)] = time_us
+                found.setdefault(number, {})[MessageId(stream, offset)] = time_us
         most = self._bounds.fan_out + 1
-        return found, [number for number, rows in found.items() if len(rows) < counts[number] >= most]
+        return found, [n for n, count in counts.items() if len(found.get(n, ())) < count >= most]
 
     def _unrecorded(
-        self, wanted: set[Value], by_value: Mapping[Value, Places], known: Evidence
+        self, wanted: set[Value], by_value: dict[Value, Places], known: Evidence
     ) -> Steps[dict[MessageId, Message]]:
         """Messages of the values that are not recorded, which join those that are; of each so many that it shows."""
         most = self._bounds.fan_out + 1
@@ -260,8 +263,9 @@ class _Course:
             if not self._bounds.has(message.time_us):
                 return
             for value in wanted.intersection(self._directions.values_of(message).items()):
-                if len(by_value[value]) < most:
-                    by_value[value].setdefault(message.id, message.time_us)
+                places = by_value.setdefault(value, {})
+                if len(places) < most:
+                    places.setdefault(message.id, message.time_us)
                     gathered.take(message)
 
         yield from known.scan(consider)
@@ -277,7 +281,7 @@ class _Course:
                 self._stops.append(Stop(StopReason.FAN_OUT, len(places), name, value))
                 continue
             for where, time_us in places.items():
-                if not any(where in met for met in (self._messages, self._expired, self._unread)):
+                if where not in self._messages and where not in self._expired and where not in self._unread:
                     new.setdefault(where, Row(where, time_us)).key_ids.add(key_id)
         return sorted(new.values(), key=lambda row: (row.time_us is None, row.time_us or 0, row.id))
 
@@ -291,8 +295,7 @@ class _Course:
     ) -> Steps[None]:
         """Read messages, each checked against its row; of streams that are gone or refused, nothing is asked."""
         refused = {each.stream for each in known.left_out}
-        self._expired |= dict.fromkeys(row.id for row in rows if row.id.stream in known.gone)
-        self._unread |= dict.fromkeys(row.id for row in rows if row.id.stream in refused)
+        asked: list[Row] = []
 
         def take(row: Row, message: Message) -> None:
             values = self._directions.values_of(message)
@@ -305,7 +308,12 @@ class _Course:
         for row in rows:
             if row.id in unrecorded:
                 take(row, unrecorded[row.id])
-        asked = [row for row in rows if row.id.stream not in refused.union(known.gone) and row.id not in unrecorded]
+            elif row.id.stream in refused:
+                self._unread[row.id] = None
+            elif row.id.stream in known.gone:
+                self._expired[row.id] = None
+            else:
+                asked.append(row)
         gone = yield from read_rows(asked, take, is_named=False)
         for where, each in gone.items():
             (self._expired if each.is_sure else self._unread)[where] = None
@@ -314,12 +322,11 @@ class _Course:
 
     def _concluded(self, known: Evidence) -> Steps[Trace]:
         ordered = sorted(
-            self._messages.values(),
-            key=lambda each: (each.time_us is None, each.time_us or 0, each.stream, each.offset),
+            self._messages.items(), key=lambda item: (item[1].time_us is None, item[1].time_us or 0, item[0])
         )
-        edges, shared = self._directions.links({each.id: self._values[each.id] for each in ordered}, self._too_many)
+        edges, shared = self._directions.links({where: self._values[where] for where, _ in ordered}, self._too_many)
         found = Trace(
-            tuple(ordered),
+            tuple(message for _, message in ordered),
             self._hops,
             edges,
             shared,
