@@ -343,3 +343,32 @@ class Relations(Asking):
             TimeNotRecorded, KeyNotDefined, StreamNotFound: as for `after`.
         """
         return self._run(self._lookups.window(moment, stream, before_s, after_s, by, complete=complete))
+
+    def around(
+        self,
+        moment: Message | datetime,
+        streams: Names = None,
+        *,
+        before_s: float = 0.0,
+        after_s: float = 0.0,
+        limit: int | None = None,
+        complete: bool = False,
+    ) -> Answer:
+        """All messages of several streams around a moment, merged by time: what happened then.
+
+        Args:
+            moment: A `datetime`, without a zone UTC; or a message read from a stream, for its time: it is found, too.
+            streams: The streams and super streams to look in; None for all that are recorded, with their times.
+            before_s: As for `window`.
+            after_s: As for `window`.
+            limit: Messages at most, those nearest to the moment; None for all, up to 100,000.
+            complete: As for `after`.
+
+        Raises:
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
+            TimeNotRecorded: as for `after`, of a stream that was named.
+            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
+            InvalidInput: an argument is wrong, or there are more than 100,000 messages and no limit.
+        """
+        steps = self._lookups.around(moment, streams, before_s, after_s, limit, complete=complete)
+        return self._run(steps)

@@ -1,12 +1,14 @@
-"""`relatum find` and `relatum related`, and what commands of groups share with them."""
+"""`relatum find`, `related` and `around`, and what commands of groups and traces share with them."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from relatum.terminal import (
+    FORMS,
     ExitCode,
     JsonOption,
     ServerOptions,
@@ -14,6 +16,8 @@ from relatum.terminal import (
     UntilOption,
     console,
     message_document,
+    parse_moment,
+    parse_span,
     print_json,
     print_messages,
     spread,
@@ -22,7 +26,7 @@ from relatum.terminal import (
 if TYPE_CHECKING:
     from relatum_consumer import Answer, Relations, Status
 
-__all__ = ["CODES", "CompleteOption", "find", "open_relations", "related", "some"]
+__all__ = ["CODES", "CompleteOption", "around", "find", "open_relations", "related", "some"]
 
 CODES: Final = {
     "found": ExitCode.OK,
@@ -138,6 +142,43 @@ def related(
         else:
             answer = relations.related(message, to=to, by=by, limit=limit, complete=complete)
     _print(answer, as_json)
+
+
+@spread
+def around(
+    moment: Annotated[datetime, typer.Argument(parser=parse_moment, help=f"{FORMS}.", show_default=False)],
+    streams: Annotated[
+        list[str] | None,
+        typer.Option("--streams", "-s", metavar="STREAM", help=_LOOK_IN, show_default=False),
+    ] = None,
+    span: Annotated[
+        str, typer.Option("--for", metavar="SPAN", help="So long before and after it: 30s, 5m, 2h.")
+    ] = "30s",
+    before: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="So long before it, instead.", show_default=False)
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="So long after it, instead.", show_default=False)
+    ] = None,
+    limit: LimitOption = 20,
+    complete: CompleteOption = False,
+    *,
+    servers: ServerOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened around a MOMENT, in all recorded streams, merged by time: the messages nearest to it.
+
+    Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
+    status, messages, streams.
+    """
+    before_s, after_s = (parse_span(span if given is None else given) for given in (before, after))
+    with open_relations(servers) as relations:
+        answer = relations.around(moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=complete)
+    _print(answer, as_json)
+
+
+# `-5m` is a moment, and no options.
+around.context_settings = {"ignore_unknown_options": True}  # type: ignore[attr-defined]
 
 
 def open_relations(servers: ServerOptions) -> "Relations":

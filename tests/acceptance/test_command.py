@@ -274,6 +274,12 @@ def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amq
     before = relatum.json("related", stream_name, "3", "--to", stream_name, "--time", "before")
     assert [message["offset"] for message in before["messages"]] == [2]
 
+    around = relatum.run("around", "1970-01-01T00:00:02", "--for", "1s", "--before", "0", "--json")
+    assert [message["offset"] for message in json.loads(around.stdout)["messages"]] == [1, 2, 3]
+    assert "is read as 1970-01-01T00:00:02+00:00 (UTC" in around.stderr
+    assert relatum.run("around", "-5m").returncode == ExitCode.NOT_THERE
+    assert relatum.run("around", "soon").returncode == ExitCode.USAGE
+
     publish_plain(amqp_url, stream_name, orders(9))
     later = relatum.run("find", "order_id", "9", "--to", stream_name, "--json")
     assert later.returncode == ExitCode.NOT_YET, later.stderr

@@ -80,7 +80,10 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "more blocks after a moment": (statements.blocks_beyond("after"), BLOCKS | {"t": AT, "u": AT + 500, "o": 7}),
     "more blocks before a moment": (statements.blocks_beyond("before"), BLOCKS | {"t": AT, "u": AT - 500, "o": 7}),
-    "blocks around a moment": (statements.blocks_between(), BLOCKS | {"low": AT - 5_000, "high": AT + 5_000}),
+    "blocks around a moment": (
+        statements.blocks_between(),
+        BLOCKS | {"stream_ids": [1, 2], "low": AT - 5_000, "high": AT + 5_000},
+    ),
     "coverage": (statements.coverage_rows(), {"stream_ids": [1, 2, 3]}),
     "who is recorded now": (statements.attended(), {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": (statements.present_streams(1), {"vhost": "/", "name_0": "s1"}),

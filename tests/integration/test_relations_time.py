@@ -167,7 +167,8 @@ def test_the_statements_find_the_blocks_that_looking_at_every_block_finds(engine
                 assert bool(found) == bool(rest)
                 assert found == sorted(rest[: len(found)])
             high = t + chance.randrange(10**5)
-            found = select(statements.blocks_between(), low=t, high=high, floor=floor)
+            between = fixed | {"stream_ids": [7, 1], "low": t, "high": high, "floor": floor}
+            found = sorted(Block(*row[1:]) for row in database.rows(statements.blocks_between(), between))
             assert found == sorted(block for block in known if block.min_us <= high and block.max_us >= t)
     finally:
         database.close()
@@ -229,6 +230,40 @@ def test_what_is_not_recorded_yet_is_left_out_unless_it_is_asked_for(
     publish(amqp_url, stream_name, [])
     record(amqp_url, engine, stream_name)
     assert relations.after(first, stream_name).ids == ((stream_name, 2),)
+
+
+def test_what_happened_around_a_moment_is_merged_over_streams(
+    amqp_url: str, engine: sa.Engine, relations: Relations, stream_name: str, other_stream: str
+) -> None:
+    """All recorded streams or some, by time; the nearest where a limit is given; and what is not recorded if asked."""
+    publish(amqp_url, stream_name, [10 * SECOND, 20 * SECOND, 30 * SECOND])
+    publish(amqp_url, other_stream, [12 * SECOND, 19 * SECOND, 22 * SECOND, 40 * SECOND])
+    record(amqp_url, engine, stream_name, other_stream)
+    at = moment_of(20 * SECOND)
+    own, other = [(stream_name, n) for n in range(3)], [(other_stream, n) for n in range(4)]
+    found = relations.around(at, before_s=8, after_s=10)
+    assert found.ids == (other[0], other[1], own[1], other[2], own[2])
+    assert (found.status, set(found.streams)) == (Status.FOUND, {stream_name, other_stream})
+    assert relations.around(at, before_s=10, after_s=20, limit=3).ids == (other[1], own[1], other[2])
+    assert relations.around(at, [other_stream], before_s=60, after_s=60).ids == tuple(other)
+    assert relations.around(relations.read(*own[1])).ids == (own[1],)
+    none = relations.around(at + timedelta(hours=1), before_s=1)
+    assert (none.status, len(none)) == (Status.ABSENT, 0)
+    publish(amqp_url, stream_name, [21 * SECOND])
+    assert relations.around(at, after_s=1).ids == (own[1],)
+    assert relations.around(at, after_s=1, complete=True).ids == (own[1], (stream_name, 3))
+    assert relations.around(at, after_s=1, complete=True, limit=1).ids == (own[1],)
+    record(amqp_url, engine, stream_name)
+    # What was recorded of a stream that was deleted has expired; the others are found.
+    delete_stream(amqp_url, other_stream)
+    gone = relations.around(at, before_s=1)
+    assert (gone.ids, gone.status) == ((own[1],), Status.FOUND)
+    assert relations.around(moment_of(40 * SECOND)).status is Status.EXPIRED
+    with pytest.raises(StreamNotFound):
+        relations.around(at, [other_stream], before_s=1)
+    for wrong in ({"before_s": -1}, {"limit": 0}, {"streams": []}):
+        with pytest.raises(InvalidInput):
+            relations.around(at, **wrong)  # type: ignore[arg-type]
 
 
 def test_a_super_stream_is_one_order(amqp_url: str, engine: sa.Engine, relations: Relations) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from datetime import datetime
 from urllib.parse import urlsplit
 
 import pytest
@@ -102,6 +103,9 @@ def test_look_ups_go_on_with_the_others_and_say_no_false_absent(
         assert relations.related(message).left_out == nothing.left_out
         waited = relations.wait_related(message, timeout_s=2)
         assert (waited.status, waited.left_out) == (Status.UNPROVEN, nothing.left_out)
+        around = relations.around(datetime(1970, 1, 1), before_s=1e12, after_s=1e12)
+        assert {each.stream for each in around.ids} == {OPEN}
+        assert (around.status, {each.stream for each in around.unread}) == (Status.UNPROVEN, {CLOSED})
         # By its name, it is asked for: that it cannot be read is an error.
         with pytest.raises(AccessRefused, match=CLOSED):
             relations.find("order_id", "nowhere", streams=[OPEN, CLOSED])

@@ -103,9 +103,14 @@ class World:
                 for n, times in enumerate(self.times.values(), 1)
             ]
             return [row for row in names if row[1] in given["stream_ids"]]
-        rows = [block for block in self.blocks[given["stream_id"]] if block.last_offset >= given["floor"]]
         if sql == statements.blocks_between():
-            return [block for block in rows if block.min_us <= given["high"] and block.max_us >= given["low"]]
+            return [
+                (number, *block)
+                for number in given["stream_ids"]
+                for block in self.blocks[number]
+                if block.min_us <= given["high"] and block.max_us >= given["low"]
+            ]
+        rows = [block for block in self.blocks[given["stream_id"]] if block.last_offset >= given["floor"]]
         return self._beside(sql, given, rows)
 
     def _beside(self, sql: str, given: Any, rows: list[Block]) -> list[Block]:

@@ -14,6 +14,7 @@ from sqlalchemy.dialects import postgresql
 from relatum.store import (
     KEYS_IN_FORCE,
     RECORDERS,
+    arrays,
     compiled,
     coverage,
     may_hold_values,
@@ -181,9 +182,9 @@ def _classes() -> Any:
     )
 
 
-def _in_class(blocks: Any, classes: Any) -> list[sa.ColumnElement[bool]]:
+def _in_class(blocks: Any, classes: Any, stream_id: Any = _STREAM_ID) -> list[sa.ColumnElement[bool]]:
     return [
-        blocks.stream_id == _STREAM_ID,
+        blocks.stream_id == stream_id,
         blocks.width_class == classes.c.width_class,
         blocks.last_offset >= _FLOOR,
     ]
@@ -191,9 +192,10 @@ def _in_class(blocks: Any, classes: Any) -> list[sa.ColumnElement[bool]]:
 
 @lru_cache
 def blocks_between() -> str:
-    """Blocks of a stream that have times between `low` and `high`, both included, in the order of their offsets."""
-    found = _reaching(big("low"), big("high"))
-    return compiled(found.order_by(sa.text("first_offset"), sa.text("last_offset")))
+    """Blocks of streams that have times between `low` and `high`, both included: the stream's number, and the block."""
+    of = arrays("of", stream_id=sa.Integer)
+    found = _reaching(big("low"), big("high"), of)
+    return compiled(found.order_by(sa.text("stream_id"), sa.text("first_offset"), sa.text("last_offset")))
 
 
 @lru_cache
@@ -212,12 +214,13 @@ def blocks_beyond(direction: Direction) -> str:
     return compiled(_following() if direction == "after" else _preceding())
 
 
-def _reaching(low: Any, high: Any) -> sa.Select[Any]:
+def _reaching(low: Any, high: Any, of: Any = None) -> sa.Select[Any]:
+    """Blocks that reach into a span of time, of one stream, or of those in a table, whose numbers come first."""
     classes, blocks = _classes(), time_blocks.c
     inner = (
         sa.select(*_BLOCK)
         .where(
-            *_in_class(blocks, classes),
+            *_in_class(blocks, classes, _STREAM_ID if of is None else of.c.stream_id),
             blocks.min_us >= low - classes.c.width,
             blocks.min_us <= high,
             blocks.max_us >= low,
@@ -225,7 +228,10 @@ def _reaching(low: Any, high: Any) -> sa.Select[Any]:
         .offset(_BY_ITSELF)
         .lateral("reaching")
     )
-    return sa.select(*inner.c).select_from(classes.join(inner, sa.true()))
+    if of is None:
+        return sa.select(*inner.c).select_from(classes.join(inner, sa.true()))
+    held = of.join(classes, sa.true()).join(inner, sa.true())
+    return sa.select(of.c.stream_id, *inner.c).select_from(held)
 
 
 def _following() -> sa.Select[Any]:

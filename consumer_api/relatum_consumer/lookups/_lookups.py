@@ -135,20 +135,41 @@ class Lookups:
         span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), at.id)
         return (yield from window(search, span, complete=complete))
 
+    def around(
+        self,
+        moment: Message | datetime,
+        streams: Names,
+        before_s: float,
+        after_s: float,
+        limit: int | None,
+        *,
+        complete: bool,
+    ) -> Steps[Answer]:
+        """All messages of many streams around a moment."""
+        names = names_of("streams", streams)
+        if limit is not None:
+            checked_count("limit", limit, otherwise=", or None for all")
+        checked_seconds("before_s", before_s, most=math.inf)
+        checked_seconds("after_s", after_s, most=math.inf)
+        at = _moment(moment)
+        span = Window(at.time_us - _microseconds(before_s), at.time_us + _microseconds(after_s), None)
+        search = Search(self.catalog, names)
+        return (yield from window(search, span, complete=complete, nearest=at.time_us, limit=limit))
+
     def _search(self, moment: Message | datetime, stream: str, by: str | None) -> Steps[Search | Values]:
         """Where to look; the lack of values where the message has none of the key."""
         if not isinstance(stream, str):
             raise InvalidInput("a look-up by time takes the name of one stream or super stream")
         checked_name("stream", stream)
         if by is None:
-            return Search(self.catalog, stream)
+            return Search(self.catalog, (stream,))
         if not isinstance(by, str):
             raise InvalidInput("a look-up by time takes one key by its name")
         if not isinstance(moment, Message):
             raise InvalidInput("by= takes the value from a message; with a datetime, use find(…, since=, until=)")
         values: Values = yield from self.catalog.values_of(moment, [by])
         if values.wanted:
-            return Search(self.catalog, stream, values.wanted[0])
+            return Search(self.catalog, (stream,), values.wanted[0])
         # No message can share a value that is not there; the stream must exist all the same.
         yield from self.catalog.check_names([stream])
         return values

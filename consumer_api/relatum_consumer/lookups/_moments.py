@@ -1,6 +1,6 @@
 """Look-ups by time, as steps: beside a moment, and around it; of what is recorded, and of what is not."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from relatum.reading import Message
@@ -18,14 +18,16 @@ def beside(search: Search, moment: Moment, sides: Sequence[Side], *, complete: b
     return _answered(search, partial(_nearest, search, moment, sides), complete=complete)
 
 
-def window(search: Search, span: Window, *, complete: bool) -> Steps[Answer]:
-    """All messages in a span of time, by time, partition and offset."""
-    return _answered(search, partial(_within, search, span), complete=complete)
+def window(
+    search: Search, span: Window, *, complete: bool, nearest: int | None = None, limit: int | None = None
+) -> Steps[Answer]:
+    """All messages in a span of time, by time, partition and offset; with a limit those nearest to a time."""
+    return _answered(search, partial(_within, search, span, nearest, limit), complete=complete)
 
 
 def _answered(search: Search, find: Find, *, complete: bool) -> Steps[Answer]:
-    yield from search.catalog.check_names([search.name])
-    return (yield from answered(search.catalog, [search.name], search.key_ids, find, complete=complete))
+    yield from search.catalog.check_names(search.names)
+    return (yield from answered(search.catalog, search.names, search.key_ids, find, complete=complete))
 
 
 # --- beside a moment --------------------------------------------------------------------------------------
@@ -64,12 +66,22 @@ def _unrecorded_beside(
 # --- around a moment --------------------------------------------------------------------------------------
 
 
-def _within(search: Search, span: Window, known: Evidence | None) -> Steps[Found]:
+def _within(
+    search: Search, span: Window, nearest: int | None, limit: int | None, known: Evidence | None
+) -> Steps[Found]:
+    def first(messages: Iterable[Message]) -> list[Message]:
+        return sorted(messages, key=lambda message: (abs(time_of(message) - (nearest or 0)), rank(message)))[:limit]
+
     lost = Lost()
-    found = Gathered(lambda message: span.holds(search, message), "ask for a shorter span of time")
-    for stream in (yield from search.targets()):
-        look = blocks_within if search.by is None else keyed_within
-        yield from look(search, stream, span, lost, found)
+    advice = "ask for a shorter span of time"
+    found = Gathered(lambda message: span.holds(search, message), advice, first=first, limit=limit)
+    targets = yield from search.targets()
+    if search.by is None:
+        yield from blocks_within(search, targets, span, lost, found)
+    else:
+        for stream in targets:
+            yield from keyed_within(search, stream, span, lost, found)
     if known:
         yield from known.scan(found.consider)
-    return search.found(sorted(found.messages, key=rank), lost)
+    messages = found.messages if limit is None else first(found.messages)
+    return search.found(sorted(messages, key=rank), lost)

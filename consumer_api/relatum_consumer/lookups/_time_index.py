@@ -1,10 +1,11 @@
 """What the index of times names, and that of one key's value: read and checked, and what of it retention took."""
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from relatum.errors import StreamUnavailable, TimeNotRecorded
+from relatum.errors import AccessRefused, NotFound, StreamUnavailable, TimeNotRecorded
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
@@ -19,6 +20,8 @@ from relatum_consumer.lookups._proof import replaced
 from relatum_consumer.lookups._related import Row, verified
 from relatum_consumer.lookups._requests import Bounds, Select, Sift, Steps
 from relatum_consumer.lookups._time_search import Lost, Nearest, Search, Window
+
+_CLASSES: Final[dict[str, Any]] = {"classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 
 _READ_AT_ONCE: Final = 1_000
 """Messages of a window that are asked for at once: what there are too many of, or too large, is noticed between."""
@@ -88,7 +91,7 @@ def next_by_blocks(
 
 
 def _blocks_of(stream: PresentStream, floor: int) -> dict[str, Any]:
-    return {"stream_id": stream.stream_id, "floor": floor, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
+    return _CLASSES | {"stream_id": stream.stream_id, "floor": floor}
 
 
 def _begins_in(block: Block, stream: PresentStream, lost: Lost) -> bool:
@@ -162,9 +165,30 @@ def keyed_within(search: Search, stream: PresentStream, span: Window, lost: Lost
             found.take(message)
 
 
-def blocks_within(search: Search, stream: PresentStream, span: Window, lost: Lost, found: Gathered) -> Steps[None]:
-    rows = yield from Select(statements.blocks_between(), _blocks_of(stream, 0) | {"low": span.low, "high": span.high})
-    for _, _, run in blocks.joined(map(Block._make, rows), SCAN_BLOCKS_MAX):
+def blocks_within(
+    search: Search, targets: Sequence[PresentStream], span: Window, lost: Lost, found: Gathered
+) -> Steps[None]:
+    parameters = _CLASSES | {"stream_ids": [stream.stream_id for stream in targets], "floor": 0}
+    parameters |= {"low": span.low, "high": span.high}
+    rows = yield from Select(statements.blocks_between(), parameters)
+    by_stream: dict[int, list[Block]] = defaultdict(list)
+    for stream_id, *block in rows:
+        by_stream[stream_id].append(Block._make(block))
+    for stream in targets:
+        try:
+            yield from _blocks_within(by_stream[stream.stream_id], stream, span, lost, found)
+        except (AccessRefused, NotFound) as error:
+            if search.names is not None:
+                raise
+            # It was not asked for by name: what is known of it is that it had such messages.
+            where = MessageId(stream.name, by_stream[stream.stream_id][0].first_offset)
+            lost.take(where, INTEGER_MAX, is_sure=isinstance(error, NotFound))
+
+
+def _blocks_within(
+    held: Sequence[Block], stream: PresentStream, span: Window, lost: Lost, found: Gathered
+) -> Steps[None]:
+    for _, _, run in blocks.joined(held, SCAN_BLOCKS_MAX):
         yield from _read(run, stream, lost, found.consider)
         for block in run:
             is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high

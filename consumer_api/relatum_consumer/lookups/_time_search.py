@@ -77,15 +77,20 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where to look: a stream or a super stream, and the value of a key that messages must carry, if any."""
+    """Where to look: streams and super streams, and the value of a key that messages must carry, if any.
+
+    Names of None are all streams that are recorded.
+    """
 
     catalog: Catalog
-    name: str
+    names: tuple[str, ...] | None
     by: Wanted | None = None
 
     def targets(self) -> Steps[list[PresentStream]]:
-        """The recorded streams meant."""
-        streams = yield from self.catalog.streams([self.name])
+        """The recorded streams meant; where none is named, those whose times are recorded."""
+        streams = yield from self.catalog.streams(self.names)
+        if self.names is None:
+            return [stream for stream in streams if stream.record_time]
         for stream in streams:
             if not stream.record_time:
                 raise TimeNotRecorded(f"times are not recorded for the stream {stream.name!r}", stream=stream.name)

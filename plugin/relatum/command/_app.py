@@ -50,7 +50,8 @@ class _Group(TyperGroup):
         if isinstance(command, typer.Typer):
             around.add_typer(command, name=name)
         else:
-            around.command(name)(command)
+            # A command's own settings of Click are an attribute of its function.
+            around.command(name, context_settings=getattr(command, "context_settings", None))(command)
         return typer.main.get_group(around).get_command(None, name)  # type: ignore[arg-type]
 
     def invoke(self, ctx: Any) -> Any:

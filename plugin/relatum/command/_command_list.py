@@ -11,6 +11,9 @@ HELP: Final[Mapping[str, str]] = {
     "record": "Record streams: catch up from the coverage, then follow their tails, until SIGTERM or Ctrl-C.",
     "find": "Find the messages whose KEY has this VALUE.",
     "related": "Find the messages that belong to the one at OFFSET of STREAM: by equal keys, or by time.",
+    "around": (
+        "Show what happened around a MOMENT, in all recorded streams, merged by time: the messages nearest to it."
+    ),
     "trace": "Show all messages that are connected with one, or with a key's value, and what came from what.",
     "groups": (
         "List the groups that are not complete, or contradict themselves; or show one group, or a consumer of groups."

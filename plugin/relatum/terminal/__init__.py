@@ -7,7 +7,7 @@ the application that finds them.
 from relatum.terminal._exits import EPILOG, ExitCode, exit_code_of
 from relatum.terminal._log_lines import JsonFormatter, LogFormat, LogLevel, TextFormatter, set_up_logging
 from relatum.terminal._messages_shown import message_document, print_messages
-from relatum.terminal._moments import ReadMoment, SinceOption, UntilOption, parse_moment, read_moment
+from relatum.terminal._moments import FORMS, ReadMoment, SinceOption, UntilOption, parse_moment, read_moment
 from relatum.terminal._output import (
     confirm,
     console,
@@ -39,6 +39,7 @@ from relatum.terminal._stopping import stop_signals
 
 __all__ = [
     "EPILOG",
+    "FORMS",
     "BrokerOption",
     "BrokerOptions",
     "DatabaseOption",
