@@ -29,7 +29,7 @@ BATCH_ROWS: Final = 100
 
 LIMIT_S: Final = 120.0
 
-OVERHEAD_AIM: Final = 2.0
+OVERHEAD_AIM: Final = 1.6
 
 
 def measure(context: Context) -> Iterator[Row]:

@@ -17,7 +17,7 @@ GROUP: Final = "filling"
 
 ROUNDS: Final = 3
 
-RECORDER_AIM: Final = 1.3
+RECORDER_AIM: Final = 1.2
 
 
 def measure(context: Context) -> Iterator[Row]:

@@ -16,7 +16,7 @@ GROUP: Final = "reading"
 ROUNDS: Final = 3
 
 NAIVE_AIM: Final = 1.5
-RATE_AIM: Final = 100_000.0
+RATE_AIM: Final = 350_000.0
 BARE_AIM: Final = 3.0
 
 

@@ -133,9 +133,14 @@ class ColumnBuilder:
         lead_end, listed, application, data, data_end = parts_of(raw)
         body = body_at(raw, data, data_end)
         lead = self._reader.lead(raw[:lead_end])
-        found = properties_at(raw, listed) if listed >= 0 else {}
-        time_us = found.get("timestamp")
-        if time_us is None and (time_us := time_us_of(found.get("message_id"))) is None:
+        found: dict[str, Any] = {}
+        time_us: int | None = None
+        if listed >= 0:
+            found = properties_at(raw, listed)
+            time_us = found.get("timestamp")
+            if time_us is None:
+                time_us = time_us_of(found.get("message_id"))
+        if time_us is None:
             time_us = chunk_us
         if application >= 0:
             basic: dict[str, Any] = {}
@@ -155,7 +160,8 @@ class ColumnBuilder:
         self._header_names.extend(headers)
         self._header_texts.extend(headers.values())
         self._header_ends.append(len(self._header_names))
-        self._put_properties(row, lead.properties)
+        if lead.properties:
+            self._put_properties(row, lead.properties)
         if found:
             self._put_properties(row, found)
 
