@@ -1,9 +1,11 @@
 """The demo: the installed command on real data, and that it would notice a wrong answer."""
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
+import httpx
 import pytest
 import sqlalchemy as sa
 
@@ -13,8 +15,8 @@ from relatum_consumer import Relations
 from relatum_consumer.demo._asking import Demonstration
 from relatum_consumer.demo._data import FLIGHTS, Dataset, load
 from relatum_consumer.demo._publish import STREAMS, Servers, publish_and_record
-from tests.acceptance._command import Relatum
-from tests.support import delete_stream, unique_name
+from tests.acceptance._command import LIMIT_S, Relatum
+from tests.support import delete_stream, unique_name, wait_until
 
 
 @pytest.fixture
@@ -40,6 +42,44 @@ def test_demo_answers_as_the_data_frames_do(amqp_url: str, stream_url: str, data
     again = relatum.run(*arguments)
     assert again.returncode == ExitCode.CONFIGURATION
     assert "--prefix" in again.stderr
+
+
+def test_three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(
+    amqp_url: str, stream_url: str, database_url: str, prefix: str
+) -> None:
+    """`--web` serves the page when the demo has ended, with a recorder beside it; SIGTERM ends it with 0."""
+    relatum = Relatum(amqp_url, stream_url, database_url)
+    started = relatum.start("demo", "--flights", "500", "--checked", "1", "--prefix", prefix, "--web", "--port", "0")
+    with started as process:
+        try:
+            assert process.stdout is not None
+            said: list[str] = []
+            for line in process.stdout:
+                said.append(line)
+                if line.startswith("RELATUM_WEB_URL="):
+                    break
+            assert said[-1].startswith("RELATUM_WEB_URL="), said
+            with httpx.Client(base_url=said[-1].strip().partition("=")[2], timeout=LIMIT_S) as client:
+                flights = client.get("api/search?key=origin&value=JFK&limit=50").json()["results"]
+                flight = next(row for row in flights if row["stream"] == f"{prefix}flights")
+                message = client.get(f"api{flight['href']}").json()
+                beside = {row["stream"] for each in message["related"] for row in each["results"]}
+                assert beside == {f"{prefix}{name}" for name in ("flights", "planes", "weather")}
+                plane = next(
+                    row["href"]
+                    for each in message["related"]
+                    for row in each["results"]
+                    if row["stream"] == f"{prefix}planes"
+                )
+                assert "manufacturer" in client.get(plane.removeprefix("/")).text
+                wait_until(
+                    lambda: {row["state"] for row in client.get("api/streams").json()["streams"]} == {"recording"},
+                    what="the recorder beside the page",
+                )
+        finally:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 
@@ -18,15 +19,17 @@ RELATUM = Path(sys.executable).parent / "relatum"
 
 
 @contextmanager
-def _up(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
+def _up(
+    directory: Path, *options: str, urls_printed: int = 3
+) -> Iterator[tuple["subprocess.Popen[str]", dict[str, str]]]:
     """Run the command; give it with the URLs it printed; end what is left of it."""
-    command = [RELATUM, "up", "--directory", directory]
+    command = [RELATUM, "up", "--directory", directory, *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             urls = {}
-            for _ in range(3):
+            for _ in range(urls_printed):
                 line = process.stdout.readline()
                 assert re.fullmatch(r"RELATUM_[A-Z]+_URL=\S+\n", line), line
                 name, url = line.rstrip().split("=", 1)
@@ -39,9 +42,18 @@ def _up(directory: Path) -> Iterator[tuple["subprocess.Popen[str]", dict[str, st
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_up_serves_until_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
-    """It prints three URLs that work, the database has the schema, and Ctrl-C or SIGTERM ends it with status 0."""
-    with _up(tmp_path / "servers") as (process, urls):
-        assert set(urls) == {"RELATUM_BROKER_URL", "RELATUM_STREAM_URL", "RELATUM_DATABASE_URL"}
+    """It prints URLs that work, the database has the schema, and Ctrl-C or SIGTERM ends it with status 0.
+
+    With `--web` there is the page, too.
+    """
+    with _up(tmp_path / "servers", "--web", urls_printed=4) as (process, urls):
+        assert set(urls) == {
+            "RELATUM_BROKER_URL",
+            "RELATUM_STREAM_URL",
+            "RELATUM_DATABASE_URL",
+            "RELATUM_WEB_URL",
+        }
+        assert httpx.get(urls["RELATUM_WEB_URL"] + "api/health", timeout=90).json() == {"is_well": True}
         assert server_version(urls["RELATUM_BROKER_URL"]) >= (3, 10)
         with psycopg.connect(urls["RELATUM_DATABASE_URL"]) as connection:
             row = connection.execute("SELECT to_regclass('relatum.relationships') IS NOT NULL").fetchone()

@@ -1,6 +1,7 @@
 """The command. pandas and the data are imported only when it runs: they come with the extra `demo`."""
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,6 +37,13 @@ def demo(
             "moved.",
         ),
     ] = False,
+    web: Annotated[
+        bool,
+        typer.Option(
+            "--web", help="Then serve the page on them, until Ctrl-C: flights, planes and weather to go through."
+        ),
+    ] = False,
+    port: Annotated[int, typer.Option(help="The page's port; 0 for a free one.", min=0, max=65_535)] = 8440,
     checked: Annotated[int, typer.Option(help="About how many random flights the answers are checked.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Which random flights.")] = 2013,
     directory: Annotated[
@@ -60,6 +68,8 @@ def demo(
     With `--contexts` the flights alone are published, to a super stream whose serialization contexts are the planes.
     Ends with code 7 where a plane's flights were not consumed once and in the order in which they were published.
     """
+    if web:
+        _check_page(contexts=contexts)
     with ExitStack() as stack:
         console.quiet, before = as_json, console.quiet
         stack.callback(setattr, console, "quiet", before)
@@ -69,9 +79,11 @@ def demo(
         result = _run_contexts(running, data) if contexts else _run(running, data, checked, seed)
         result["seconds"] = time.perf_counter() - began
         if not as_json and not contexts:
-            _conclude(result, stays=servers.broker is not None)
-    if as_json:
-        print_json(result)
+            _conclude(result, stays=servers.broker is not None, shown=web)
+        if as_json:
+            print_json(result)
+        if web:
+            _show(running, port)
     if result["differences"] or not result.get("ok", True):
         raise typer.Exit(ExitCode.DIFFERENT)
 
@@ -195,12 +207,42 @@ def _question(each: "Timed") -> dict[str, Any]:
     }
 
 
-def _conclude(result: dict[str, Any], *, stays: bool) -> None:
+def _check_page(*, contexts: bool) -> None:
+    """See that there will be a page, before anything is done."""
+    if contexts:
+        raise typer.BadParameter("--web shows what is found by keys: it goes without --contexts")
+    try:
+        from relatum_consumer.web import WebServer  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
+
+
+def _show(running: "Servers", port: int) -> None:
+    """Serve the page, with a recorder that takes in what is published meanwhile."""
+    from relatum.recording import Recorder
+    from relatum_consumer.demo._publish import STREAMS
+    from relatum_consumer.web import WebOptions, serve
+
+    names = [running.stream(name) for name in STREAMS]
+    stop = threading.Event()
+    recorder = Recorder(running.broker, running.database, names, stream_url=running.stream_url)
+    thread = threading.Thread(target=recorder.run, args=(stop,), name="relatum-demo-recorder", daemon=True)
+    thread.start()
+    try:
+        serve(WebOptions(running.broker, running.database, running.stream_url, port=port))
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _conclude(result: dict[str, Any], *, stays: bool, shown: bool) -> None:
     console.print(
         f"\nWhat was done, in {result['seconds']:.0f} s: the messages went to three RabbitMQ streams with ordinary "
         "headers (tailnum, origin, time_hour, relatum_time). A recorder in the publisher's process read the streams' "
         "tails and wrote down in PostgreSQL which values lie at which offsets. The consumer then went from a message "
         "to its relata by the index, read each at its offset, and checked that it carries the key.",
     )
+    if not shown:
+        console.print("To look at it in a browser, from a flight to its plane and its weather: `relatum demo --web`.")
     if stays:
         console.print("The streams and their rows stay: try `relatum find tailnum N14228`, or `relatum status`.")

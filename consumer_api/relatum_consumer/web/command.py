@@ -1,23 +1,17 @@
 """`relatum web`: the page, until SIGTERM or Ctrl-C. What it needs of the extra `web` is imported when it runs."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from relatum.errors import ConfigurationError, ServerStartFailed
-from relatum.terminal import ServerOptions, spread, stop_signals
-
-if TYPE_CHECKING:
-    from relatum_consumer.web import WebOptions
+from relatum.errors import ConfigurationError
+from relatum.terminal import ServerOptions, spread
+from relatum_consumer.web._serving import of_extra, serve
 
 HASH_VARIABLE: Final = "RELATUM_WEB_PASSWORD_HASH"
-WATCH_S: Final = 0.5
-"""Seconds between two looks at whether the page still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,7 @@ def web(
     It only reads. On this machine (127.0.0.1) anybody may look; elsewhere it wants a password, or a proxy that says who
     asks. Its address is printed to stdout.
     """
-    with _extra():
+    with of_extra():
         from relatum_consumer.web import WebOptions
         from relatum_consumer.web import hash_password as hashed
     if hash_password:
@@ -107,35 +101,6 @@ def web(
         **access.options,
     )
     serve(options)
-
-
-def serve(options: "WebOptions") -> None:
-    """Serve the page until SIGTERM or Ctrl-C.
-
-    Raises:
-        ConfigurationError: the extra is not installed, or an option cannot be.
-        ServerStartFailed: it did not start, or ended by itself.
-    """
-    with _extra():
-        from relatum_consumer.web import WebServer
-    with stop_signals() as stopped:
-        if stopped.is_set():
-            return
-        with WebServer(options) as server:
-            typer.echo(f"RELATUM_WEB_URL={server.url}")
-            typer.echo("The page is served. Ctrl-C stops it.", err=True)
-            while not stopped.wait(WATCH_S):
-                if not server.is_running:
-                    raise ServerStartFailed("the page ended by itself: the log says why")
-
-
-@contextmanager
-def _extra() -> Iterator[None]:
-    """Says how the extra is installed, where it is not."""
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
 
 
 def _password_hash(file: Path | None) -> str | None:

@@ -1,17 +1,21 @@
 """`relatum up`: both private servers, until Ctrl-C."""
 
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from relatum.errors import ServerStartFailed
+from relatum.errors import ConfigurationError, ServerStartFailed
 from relatum.local import LocalServer, LocalServers
 from relatum.terminal import stop_signals
 
 SETUP_GROUP: Final = "relatum.setup"
 """Entry points that make a database ready: callables of its URL. The packages above the kernel have them."""
+
+PAGE_GROUP: Final = "relatum.page"
+"""Entry point that serves the page: a callable of the broker's, the database's and the stream protocol's URL."""
 
 WATCH_S: Final = 0.5
 """Seconds between two looks at whether both servers still run."""
@@ -22,6 +26,7 @@ def up(
         Path,
         typer.Option("--directory", "-d", help="Where the servers keep their data; made where missing."),
     ] = Path(".servers"),
+    web: Annotated[bool, typer.Option("--web", help="Serve the page on them, too; needs the extra `web`.")] = False,
 ) -> None:
     """Run a private RabbitMQ and PostgreSQL, print their URLs, and stop both on Ctrl-C.
 
@@ -35,10 +40,14 @@ def up(
         typer.echo(f"RELATUM_BROKER_URL={servers.broker_url}")
         typer.echo(f"RELATUM_STREAM_URL={servers.stream_url}")
         typer.echo(f"RELATUM_DATABASE_URL={servers.database_url}")
-        typer.echo("Both servers run. Ctrl-C stops them.", err=True)
-        while not stopped.wait(WATCH_S):
-            _check(servers.rabbitmq)
-            _check(servers.postgresql)
+        with ExitStack() as stack:
+            if web:
+                page = stack.enter_context(_page_on(servers))
+                typer.echo(f"RELATUM_WEB_URL={page.url}")
+            typer.echo("Both servers run. Ctrl-C stops them.", err=True)
+            while not stopped.wait(WATCH_S):
+                _check(servers.rabbitmq)
+                _check(servers.postgresql)
 
 
 def set_up(database_url: str) -> None:
@@ -46,6 +55,14 @@ def set_up(database_url: str) -> None:
     for entry_point in entry_points(group=SETUP_GROUP):
         make_ready: Any = entry_point.load()
         make_ready(database_url)
+
+
+def _page_on(servers: LocalServers) -> Any:
+    """The page, by the package that has one."""
+    for entry_point in entry_points(group=PAGE_GROUP):
+        serve: Any = entry_point.load()
+        return serve(servers.broker_url, servers.database_url, servers.stream_url, port=0)
+    raise ConfigurationError("no package that is installed has a page")
 
 
 def _check(server: LocalServer) -> None:
