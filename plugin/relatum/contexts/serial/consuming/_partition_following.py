@@ -5,10 +5,11 @@ gathered one ahead and committed one after the other. What is in memory is ahead
 partition, or is not sure, forgets it all and begins anew with what is stored.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from relatum.contexts.placement._entries import Adoption, Entry, Marker
 from relatum.contexts.serial._partition_log import Hold, PartitionLog, Verdict
 from relatum.contexts.serial.consuming._partition_pieces import EntryReader, Piece
 from relatum.contexts.serial.consuming._serial_options import SerialOptions
-from relatum.reading import Message
+from relatum.reading import Message, RecordBatch
 
 LAZY_S: Final = 0.5
 """Seconds until a position that moved past nothing but held messages and strays is stored: only status shows it."""
@@ -49,7 +50,7 @@ class Step:
 
     Attributes:
         position: The partition's position then.
-        messages: For the application, in order.
+        count: How many messages there are for the application.
         bytes: Their bytes, about.
         last: The last message read; None where none was.
         begun: Holds that begin.
@@ -62,7 +63,7 @@ class Step:
     """
 
     position: int
-    messages: list[Message] = field(default_factory=list)
+    count: int = 0
     bytes: int = 0
     last: Message | None = None
     begun: list[Hold] = field(default_factory=list)
@@ -72,13 +73,21 @@ class Step:
     is_closed: bool = False
     first_at: float | None = None
     since: float | None = None
+    _runs: list[RecordBatch | list[Message]] = field(default_factory=list)
 
-    def add(self, messages: Sequence[Message], bytes_: int, now: float) -> None:
+    def add(self, messages: RecordBatch | list[Message], bytes_: int, now: float) -> None:
         """Add messages for the application."""
         if self.first_at is None and messages:
             self.first_at = now
-        self.messages.extend(messages)
+        self._runs.append(messages)
+        self.count += len(messages)
         self.bytes += bytes_
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages for the application, in order; those that were only read are made now."""
+        runs = (run if isinstance(run, list) else run.each_message() for run in self._runs)
+        return list(chain.from_iterable(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ class Following:
         self.version = version
         self.position = position
         self.next_offset = read_from
-        self.last_read: Message | None = None
+        self.has_read = False
         self.outstanding: Step | None = None
         self.is_leaving = False
         self.is_over = False
@@ -159,10 +168,10 @@ class Following:
     def put(self, piece: Piece, now: float) -> None:
         """Take what was read; offsets ascend from piece to piece."""
         self._pieces.append(piece)
-        self._waiting_messages += len(piece.messages)
+        self._waiting_messages += len(piece)
         self._waiting_bytes += piece.bytes
-        self.last_read = piece.messages[-1]
-        self.next_offset = self.last_read.offset + 1
+        self.next_offset = piece.batch.last_offset + 1
+        self.has_read = True
         self.gather(now)
 
     def lost_to(self, offset: int, now: float) -> None:
@@ -187,10 +196,10 @@ class Following:
                 self._gather_plain(step, piece, now)
             else:
                 self._gather_judged(step, piece, now)
-            if self._at == len(piece.messages):
+            if self._at == len(piece):
                 self._pieces.popleft()
                 self._at = 0
-                self._waiting_messages -= len(piece.messages)
+                self._waiting_messages -= len(piece)
                 self._waiting_bytes -= piece.bytes
 
     @property
@@ -203,29 +212,29 @@ class Following:
 
     def _is_full(self, step: Step) -> bool:
         options = self._options
-        return step.is_closed or len(step.messages) >= options.batch_messages or step.bytes >= options.batch_bytes
+        return step.is_closed or step.count >= options.batch_messages or step.bytes >= options.batch_bytes
 
     def _room(self, step: Step, each: int) -> int:
         """How many more messages of so many bytes each a step takes that is not full: at least one."""
         options = self._options
-        room = options.batch_messages - len(step.messages)
+        room = options.batch_messages - step.count
         return max(1, min(room, (options.batch_bytes - step.bytes) // each)) if each else room
 
     def _gather_plain(self, step: Step, piece: Piece, now: float) -> None:
         """Messages that are all the application's, and of contexts that never moved here: no need to look at them."""
-        each = piece.bytes // len(piece.messages)
-        taken = piece.messages[self._at : self._at + self._room(step, each)]
-        self._at += len(taken)
-        step.last = taken[-1]
-        if taken[0].offset < self._opened_at:
-            taken = [message for message in taken if message.offset >= self._opened_at]
-        step.add(taken, each * len(taken), now)
+        each, offsets = piece.bytes // len(piece), piece.batch.offsets
+        end = min(len(piece), self._at + self._room(step, each))
+        start = bisect_left(offsets, self._opened_at, self._at, end)
+        self._at = end
+        step.last = piece.message(end - 1)
+        if start < end:
+            step.add(piece.cut(start, end), each * (end - start), now)
         step.position = max(step.position, step.last.offset + 1)
 
     def _gather_judged(self, step: Step, piece: Piece, now: float) -> None:
-        each = piece.bytes // len(piece.messages)
-        while self._at < len(piece.messages) and not self._is_full(step) and not self.is_blocked:
-            message = piece.messages[self._at]
+        each = piece.bytes // len(piece)
+        while self._at < len(piece) and not self._is_full(step) and not self.is_blocked:
+            message = piece.message(self._at)
             self._at += 1
             step.last = message
             step.position = max(step.position, message.offset + 1)
@@ -326,7 +335,7 @@ class Following:
         if self.outstanding is not None or self.is_over or self._again is not None:
             return None
         has_moved = step.position > self.position or bool(step.begun or step.ended)
-        if step.messages or step.since is None or not has_moved:
+        if step.count or step.since is None or not has_moved:
             return None
         return 0.0 if step.is_closed else step.since + LAZY_S
 

@@ -1,7 +1,7 @@
 """What is read of a partition: consecutive messages, and what each of them is to a serial consumer. Pure."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from relatum.contexts.placement._entries import CONTROL_BYTES, Adoption, Data, Entry, Marker, Placed, entry_of
 from relatum.errors import UndecodableMessage
@@ -14,15 +14,17 @@ from relatum.wire import amqp10
 class Piece:
     """Consecutive messages of a partition, as they were read.
 
+    Most are looked at by the application alone: each is made where it is needed, in the thread that goes on with it.
+
     Attributes:
-        messages: At least one, ascending.
+        batch: At least one message.
         bytes: Their bytes, about.
         may_control: Whether some may be control messages.
         adopted: The messages that adoptions among them name, by the adoptions' offsets; None where one is gone.
         foreign: The offsets of control messages that name no partition of this super stream: copied from elsewhere.
     """
 
-    messages: Sequence[Message]
+    batch: RecordBatch
     bytes: int
     may_control: bool
     adopted: Mapping[int, Message | None] = field(default_factory=dict)
@@ -36,23 +38,39 @@ class Piece:
         is_partition: Callable[[str], bool] = lambda stream: True,
     ) -> "Piece":
         """The piece in a batch of records."""
-        messages = batch.each_message()
         if batch.messages is None:
             # One search for all: joining them is faster than looking into each.
             joined = b"".join(batch.records)
             bytes_, may_control = len(joined), CONTROL_BYTES in joined
         else:
-            bytes_ = sum(len(message.body) for message in messages)
-            may_control = any(CONTROL_HEADER in message.headers for message in messages)
+            bytes_ = sum(len(message.body) for message in batch.messages)
+            may_control = any(CONTROL_HEADER in message.headers for message in batch.messages)
         adopted: dict[int, Message | None] = {}
         foreign: set[int] = set()
-        for offset, entry in ((each.offset, control_in(each)) for each in messages) if may_control else ():
+        for offset, entry in ((each.offset, control_in(each)) for each in batch.each_message()) if may_control else ():
             named = _partition_in(entry)
             if named is not None and not is_partition(named):
                 foreign.add(offset)
             elif isinstance(entry, Adoption):
                 adopted[offset] = read(entry)
-        return cls(messages, bytes_, may_control, adopted, foreign)
+        return cls(batch, bytes_, may_control, adopted, foreign)
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def message(self, at: int) -> Message:
+        """One of the messages."""
+        [message] = self.cut(at, at + 1).each_message()
+        return message
+
+    def cut(self, start: int, end: int) -> RecordBatch:
+        """Some of the messages."""
+        batch, messages = self.batch, self.batch.messages
+        offsets = batch.offsets[start:end]
+        given = None if messages is None else messages[start:end]
+        return replace(
+            batch, first_offset=offsets[0], offsets=offsets, records=batch.records[start:end], messages=given
+        )
 
 
 def control_in(message: Message) -> Entry | None:

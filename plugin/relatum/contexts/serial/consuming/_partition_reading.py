@@ -296,7 +296,7 @@ class PartitionReader:
         opened, following = self._opened, self.following
         assert opened is not None, "it is followed from there"
         assert following is not None, "it was attached"
-        if following.last_read is not None:
+        if following.has_read:
             # Opened anew behind what is stored, it is met by the same hole.
             self._forget()
             return

@@ -129,7 +129,7 @@ class Shared:
                 self.notify()
             self._is_halted = is_halted
             steps = [following.outstanding for following in self._followings.values()]
-            return any(step is not None and step.messages for step in steps)
+            return any(step is not None and step.count for step in steps)
 
     def take(self, now: float) -> tuple[Following, Step] | float | None:
         """A partition with the step to be handed out of it; else when to look again, None for when notified.
@@ -145,7 +145,7 @@ class Shared:
                     # Behind the others, so that each has its turn.
                     self._followings[following.partition_id] = self._followings.pop(following.partition_id)
                     step = following.take(now)
-                    self._delivered += len(step.messages)
+                    self._delivered += step.count
                     self.room.set()
                     self._look(following)
                     return following, step
@@ -163,7 +163,7 @@ class Shared:
                 due_at = following.silent_due_at()
                 if due_at is not None and due_at <= now:
                     taken.append((following, following.take(now)))
-                elif following.outstanding is not None and not following.outstanding.messages:
+                elif following.outstanding is not None and not following.outstanding.count:
                     # PostgreSQL did not answer the last time.
                     taken.append((following, following.outstanding))
         return taken
@@ -172,7 +172,7 @@ class Shared:
         """Note that a step is stored."""
         with self.changed:
             following.committed(step, time.monotonic())
-            self._acknowledged += len(step.messages)
+            self._acknowledged += step.count
             for pause in following.pauses:
                 self._pause_s.observe(pause.seconds)
             self.pauses.extend(following.pauses)
