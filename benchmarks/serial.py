@@ -19,7 +19,7 @@ GROUP: Final = "serial"
 
 PARTITIONS: Final = 3
 CONTEXTS: Final = 1_000
-AIM: Final = 0.7
+AIM: Final = 0.85
 ROUNDS: Final = 5
 
 Way = Callable[[], int]
