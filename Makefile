@@ -82,7 +82,7 @@ bench-spark: $(spark) compiled rabbitmq java
 
 # It ends by itself after 95 s, and at the latest so.
 bench-short: $(made) compiled rabbitmq
-	-timeout --signal=KILL 118 $(bin)/python -m benchmarks --short
+	-timeout --signal=KILL 118 $(bin)/python -m benchmarks --short $(BENCH)
 
 clean:
 	rm -rf .venv .servers dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -55,8 +55,8 @@ GROUPS: Final = {
 
 RESULTS: Final = Path(__file__).with_name("results.json")
 
-SHORT: Final = ("recording", "many", "publishing", "serial", "lookups")
-"""What the short form measures, the least noisy first."""
+SHORT: Final = ("publishing", "lookups", "recording", "many")
+"""What the short form measures, the quickest first: on a busy machine the last ones are not reached."""
 
 if __name__ == "__main__":
     sys.exit(run("python -m benchmarks", GROUPS, RESULTS, SHORT))
