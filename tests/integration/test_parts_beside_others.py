@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from relatum.store import copy_rows, ensure_stream, turn_parts
-from relatum_consumer.lookups._lookup_statements import probe
+from relatum_consumer.lookups._probe_statement import probe_statement
 from tests.support import wait_until
 from tests.support.parts import MESSAGES, close, close_first, offsets_in, parts_of, turn, write
 from tests.support.plans import nodes_of, plan_of
@@ -105,13 +105,14 @@ def test_what_is_in_no_other_part_is_asked_of_one(engine: sa.Engine, database_ur
             copy_rows(connection, [f"1\tv{n:08d}\t{stream_id}\t{n}\t{n}\n" for n in range(start, start + MESSAGES)])
         turn(engine)
     close(engine)
-    sought = probe("oldest", keys=1, names=1, bounded=False, floored=False)
+    sought = probe_statement("oldest", keys=1, names=1, bounded=False, floored=False)
     given = {"vhost": "/", "key_id_0": 1, "name_0": "s", "limit": 2}
     with psycopg.connect(database_url, autocommit=True) as connection:
         for n in range(0, 5 * MESSAGES, 7):
-            rows = connection.execute(sought.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()
-            assert [row[1] for row in rows] == [n]
-        plan = plan_of(connection, "force_generic_plan", sought, given | {"value_0": "v00000250"})
+            for text in sought:
+                rows = connection.execute(text.encode(), given | {"value_0": f"v{n:08d}"}).fetchall()
+                assert [row[1] for row in rows] == [n]
+        plan = plan_of(connection, "force_generic_plan", sought.prepared, given | {"value_0": "v00000250"})
     asked = [node for node in nodes_of(plan) if node.get("Index Name") == "relationships_lookup"]
     found = [node["Actual Rows"] for node in asked if node["Actual Loops"]]
     assert sorted(found)[-1] == 1
