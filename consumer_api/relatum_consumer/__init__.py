@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from relatum_consumer._async_relations import AsyncRelations
     from relatum_consumer._lookup_statistics import LookupStatistics
     from relatum_consumer._relations import Relations
+    from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
     from relatum_consumer.groups import (
         AsyncOpenGroup,
         AsyncSharedGroup,
@@ -34,6 +35,8 @@ __all__ = [
     "AsyncRelations",
     "AsyncSharedGroup",
     "AsyncSharedGroups",
+    "Expectation",
+    "Finding",
     "Group",
     "GroupConsumer",
     "GroupConsumerStatus",
@@ -43,12 +46,15 @@ __all__ = [
     "Lacking",
     "LeftOut",
     "LookupStatistics",
+    "MissingReport",
     "OpenGroup",
     "Relations",
     "SharedGroup",
     "SharedGroups",
     "Status",
     "Trace",
+    "Unmet",
+    "Why",
 ]
 
 _HOMES = {
@@ -57,6 +63,8 @@ _HOMES = {
     "AsyncRelations": "relatum_consumer._async_relations",
     "AsyncSharedGroup": "relatum_consumer.groups",
     "AsyncSharedGroups": "relatum_consumer.groups",
+    "Expectation": "relatum_consumer.expectations",
+    "Finding": "relatum_consumer.expectations",
     "Group": "relatum_consumer.groups",
     "GroupConsumer": "relatum_consumer.groups",
     "GroupConsumerStatus": "relatum_consumer.groups",
@@ -66,12 +74,15 @@ _HOMES = {
     "Lacking": "relatum_consumer.lookups",
     "LeftOut": "relatum_consumer.lookups",
     "LookupStatistics": "relatum_consumer._lookup_statistics",
+    "MissingReport": "relatum_consumer.expectations",
     "OpenGroup": "relatum_consumer.groups",
     "Relations": "relatum_consumer._relations",
     "SharedGroup": "relatum_consumer.groups",
     "SharedGroups": "relatum_consumer.groups",
     "Status": "relatum_consumer.lookups",
     "Trace": "relatum_consumer.traces",
+    "Unmet": "relatum_consumer.expectations",
+    "Why": "relatum_consumer.expectations",
 }
 
 # A command's help needs none of this, nor the database's driver.

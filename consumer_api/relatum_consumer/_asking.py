@@ -38,6 +38,7 @@ from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
 from relatum_consumer._together import Flights
 from relatum_consumer._watching import Signal, Watching
+from relatum_consumer.expectations import ExpectationMethods
 from relatum_consumer.groups import GroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
@@ -70,7 +71,7 @@ _Result = TypeVar("_Result")
 _BESIDE_OTHERS: Final = frozenset({Watch, Together, Pause, Breathe})
 
 
-class Asking(GroupMethods, Closing):
+class Asking(GroupMethods, ExpectationMethods, Closing):
     """Carries out what look-ups ask for. Arguments are those of `Relations`."""
 
     def __init__(

@@ -37,6 +37,7 @@ from relatum.waiting import LOOK_S, left_s, within
 from relatum_consumer._async_together import AsyncFlights
 from relatum_consumer._async_watching import AsyncSignal, AsyncWatching
 from relatum_consumer._lookup_statistics import LookupCounts, LookupStatistics
+from relatum_consumer.expectations import AsyncExpectationMethods
 from relatum_consumer.groups import AsyncGroupMethods
 from relatum_consumer.lookups import (
     CLOSED,
@@ -69,7 +70,7 @@ _Result = TypeVar("_Result")
 _BESIDE_OTHERS: Final = frozenset({Watch, Together, Pause, Breathe})
 
 
-class AsyncAsking(AsyncGroupMethods, AsyncClosing):
+class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
     """Carries out what look-ups ask for. Arguments are those of `AsyncRelations`."""
 
     def __init__(

@@ -181,12 +181,12 @@ def around(
 around.context_settings = {"ignore_unknown_options": True}  # type: ignore[attr-defined]
 
 
-def open_relations(servers: ServerOptions) -> "Relations":
+def open_relations(servers: ServerOptions, **options: Any) -> "Relations":
     """The look-ups of a command."""
     # Here: who asks for a command's help waits for no database driver.
     from relatum_consumer import Relations
 
-    return Relations(broker=servers.broker_url, database=servers.database_url, stream_url=servers.stream_url)
+    return Relations(broker=servers.broker_url, database=servers.database_url, stream_url=servers.stream_url, **options)
 
 
 def _print(answer: "Answer", as_json: bool) -> None:

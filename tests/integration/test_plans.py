@@ -8,6 +8,7 @@ import pytest
 
 from relatum.limits import INTEGER_MAX
 from relatum.store import Either
+from relatum_consumer.expectations import _expectation_statements as expectations
 from relatum_consumer.lookups import Watch
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._lookup_statements import WIDTH_CLASSES, WIDTHS_US
@@ -24,6 +25,17 @@ TWO = ORDERS | {"key_id_1": 1, "value_1": "hot"}
 ONE_VALUE = {"key_id": 1, "value": "hot", "stream_id": 1, "floor": 0}
 BLOCKS = {"stream_id": 1, "floor": 0, "classes": list(WIDTH_CLASSES), "widths": list(WIDTHS_US)}
 AT = ROWS // 2 * 1_000
+
+UNFOLLOWED: dict[str, Any] = {
+    "numbers": [0, 1, 2],
+    "values": ["o500", "o9000", "nobody"],
+    "since_uss": [0, AT, 0],
+    "due_uss": [AT, AT, AT],
+    "own_streams": [1, 1, 1],
+    "own_offsets": [7, 8, 9],
+    "stream_ids": [2],
+    "key_id": 2,
+}
 
 PROBES: dict[str, tuple[Either, dict[str, Any]]] = {
     "one key, one stream": (
@@ -84,6 +96,17 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
         statements.blocks_between(),
         BLOCKS | {"stream_ids": [1, 2], "low": AT - 5_000, "high": AT + 5_000},
     ),
+    "the first blocks in a span of time": (
+        statements.blocks_page(),
+        BLOCKS | {"low": AT - 5_000, "high": AT + 500_000, "blocks_max": 10},
+    ),
+    "what followed a batch": (expectations.unfollowed(), UNFOLLOWED),
+    "what of it lies in how many streams": (expectations.unfollowed(), UNFOLLOWED | {"stream_ids": [*range(1, 9)]}),
+    "the times at offsets": (
+        expectations.times_at(),
+        {"numbers": [0, 1], "stream_ids": [1, 2], "offsets": [ROWS // 2, ROWS // 3]},
+    ),
+    "which generations there are": (expectations.lives(), {"stream_ids": [1, 2, 3]}),
     "coverage": (statements.coverage_rows(), {"stream_ids": [1, 2, 3]}),
     "who is recorded now": (statements.attended(), {"vhost": "/", "streams": ["s1", "s2"]}),
     "streams by name": (statements.present_streams(1), {"vhost": "/", "name_0": "s1"}),
@@ -91,6 +114,7 @@ STATEMENTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 INDEXES = {
     "relationships_lookup": ["key_id", "value", "stream_id"],
+    "time_blocks_offsets": ["stream_id", "first_offset"],
     "time_blocks_lookup": ["stream_id", "width_class", "min_us"],
     "coverage_stream": ["stream_id"],
     "streams_current": ["vhost", "name"],

@@ -53,6 +53,7 @@ BEGINNINGS = {
     "0009": "recorder_members",
     "0011": "table_parts",
     "0012": "publisher_sessions",
+    "0015": "expectations",
 }
 """A table of each revision."""
 

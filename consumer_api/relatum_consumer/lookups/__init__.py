@@ -4,7 +4,7 @@
 """
 
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
-from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted
+from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, value_of
 from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
@@ -17,6 +17,7 @@ from relatum_consumer.lookups._proof import (
     all_ends,
     all_names,
     attended,
+    check_identity,
     coverage_by_stream,
     ends_of,
     evidence,
@@ -42,6 +43,7 @@ from relatum_consumer.lookups._requests import (
     Together,
     Watch,
 )
+from relatum_consumer.lookups._time_index import offsets_within
 from relatum_consumer.lookups._waiting import in_time
 from relatum_consumer.lookups._watching import Waits, is_of_all
 
@@ -90,6 +92,7 @@ __all__ = [
     "all_names",
     "answer",
     "attended",
+    "check_identity",
     "coverage_by_stream",
     "ends_of",
     "evidence",
@@ -98,9 +101,11 @@ __all__ = [
     "in_time",
     "is_of_all",
     "names_of",
+    "offsets_within",
     "reached",
     "read_rows",
     "replaced",
     "span_of",
     "time_us_of",
+    "value_of",
 ]

@@ -199,6 +199,14 @@ def blocks_between() -> str:
 
 
 @lru_cache
+def blocks_page() -> str:
+    """The first `blocks_max` blocks of a stream that have times between `low` and `high`, both included, by offsets."""
+    found = _reaching(big("low"), big("high"))
+    found = found.order_by(sa.text("first_offset"), sa.text("last_offset"))
+    return compiled(found.limit(big("blocks_max")))
+
+
+@lru_cache
 def blocks_beside(direction: Direction) -> str:
     """Blocks that hold the moment `t`, and the first page of those beyond it, in no order."""
     beyond = _following() if direction == "after" else _preceding()

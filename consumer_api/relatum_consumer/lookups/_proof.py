@@ -129,7 +129,7 @@ def evidence(
     by_name = {stream.name: stream.stream_id for stream in recorded}
     for stream, bounds in ends.items():
         rows = ranges.get(by_name.get(stream, 0), [])
-        yield from _check_identity(catalog, stream, rows, bounds)
+        yield from check_identity(catalog, stream, rows, bounds)
         # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
         ranges_held = proven if is_proof and bounds.is_proven else covered
         result.uncovered += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys, recorded_as=ranges_held)]
@@ -215,8 +215,13 @@ def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, lis
     return ranges
 
 
-def _check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> Steps[None]:
-    """See that the stream is the one that was recorded, by what lies at the last recorded offset."""
+def check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> Steps[None]:
+    """See that the stream is the one that was recorded, by what lies at the last recorded offset.
+
+    Raises:
+        StreamReplaced: it is another one.
+        StreamUnavailable: nobody can say now.
+    """
     position = last_position(rows)
     if position is None:
         return

@@ -9,6 +9,7 @@ from relatum.errors import AccessRefused, NotFound, StreamUnavailable, TimeNotRe
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
 from relatum.reading import Message, StreamBounds
+from relatum.store import Range, merged
 from relatum_consumer.lookups import _blocks as blocks
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._blocks import Block, Place
@@ -194,3 +195,30 @@ def _blocks_within(
             is_certain = span.low <= block.min_us <= span.high or span.low <= block.max_us <= span.high
             if is_certain and block.last_offset < lost.floors.get(stream.name, 0):
                 lost.is_sure = True
+
+
+def offsets_within(
+    stream: PresentStream, low: int, high: int, start: int, *, blocks_max: int
+) -> Steps[tuple[list[Range], int | None]]:
+    """Where the messages lie whose times are from `low` to `high`, both included, as the index has it.
+
+    Args:
+        stream: The stream.
+        low: Microseconds since 1970.
+        high: As `low`.
+        start: Only offsets from this one on.
+        blocks_max: Blocks of the index that are asked for at once.
+
+    Returns:
+        Ranges of offsets in their order, each from one to before another, with others' messages among them; and where
+        to go on, None behind the last.
+    """
+    parameters = _blocks_of(stream, start) | {"low": low, "high": high, "blocks_max": blocks_max}
+    rows = yield from Select(statements.blocks_page(), parameters)
+    found = [Block._make(row) for row in rows]
+    following = found[-1].first_offset if len(found) == blocks_max else None
+    if following is not None and following <= start:
+        return (yield from offsets_within(stream, low, high, start, blocks_max=2 * blocks_max))
+    stop = INTEGER_MAX if following is None else following
+    runs = ((max(first, start), min(last + 1, stop)) for first, last, _ in blocks.joined(found, SCAN_BLOCKS_MAX))
+    return merged(runs), following

@@ -18,6 +18,10 @@ HELP: Final[Mapping[str, str]] = {
     "groups": (
         "List the groups that are not complete, or contradict themselves; or show one group, or a consumer of groups."
     ),
+    "expect": "Define what is to follow messages, list it and remove it: what `relatum missing` looks for.",
+    "missing": (
+        "List the messages that nothing has followed in time, as the expectation NAME has it; or all expectations."
+    ),
     "read": "Read messages at offsets, without the database.",
     "status": (
         "Show for each stream: first and last offset, what is recorded, holes, gaps, lag, rows, size, and "

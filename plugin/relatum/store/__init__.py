@@ -46,6 +46,7 @@ from relatum.store._engine import (
     known_engine,
     make_engine,
 )
+from relatum.store._expectation_tables import expectations
 from relatum.store._group_tables import group_consumers, group_scans, group_states
 from relatum.store._lease import LEASE_S, NOW, from_now, holds, lapsed, leased, renewal_s, unleased
 from relatum.store._members import RECORDERS, Member, Share, Sharing, holders_of
@@ -177,6 +178,7 @@ __all__ = [
     "ensure_stream",
     "ensure_streams",
     "events",
+    "expectations",
     "forget_settlements",
     "from_now",
     "group_consumers",

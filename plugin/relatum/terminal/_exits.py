@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     DATA = 9
     """Bytes in a stream that are not what they should be."""
     UNSUCCESSFUL = 10
-    """A message that was asked for failed, or is in the dead-letter stream."""
+    """A message that was asked for failed, or is in the dead-letter stream; or nothing followed one in time."""
     UNPROVEN = 11
     """A look-up whose answer is `unproven`: nobody can prove from here that there is nothing, or nothing more."""
     DECLINED = 12

@@ -1,0 +1,89 @@
+"""`relatum expect`: what is to follow messages, as the database has it."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from relatum.terminal import JsonOption, ServerOptions, console, parse_span, print_json, spread
+from relatum_consumer.expectations import Expectation, add_expectations, defined_expectations, remove_expectation
+
+__all__ = ["expect"]
+
+expect = typer.Typer(
+    help="Define what is to follow messages, list it and remove it: what `relatum missing` looks for.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+NameArgument = Annotated[str, typer.Argument(help="The expectation's name.", show_default=False)]
+VhostOption = Annotated[
+    str | None, typer.Option(help="The streams' virtual host, if not the broker's.", show_default=False)
+]
+
+
+@expect.command("add")
+@spread
+def add(
+    name: NameArgument,
+    of: Annotated[
+        str, typer.Option(metavar="STREAM", help="The stream or super stream to be followed.", show_default=False)
+    ],
+    by: Annotated[str, typer.Option(metavar="KEY", help="The key that both messages share.", show_default=False)],
+    follows: Annotated[
+        str, typer.Option(metavar="STREAM", help="The stream or super stream that follows.", show_default=False)
+    ],
+    within: Annotated[
+        float,
+        typer.Option(
+            metavar="SPAN", parser=parse_span, help="In which time: seconds, or 90s, 15m, 6h, 2d.", show_default=False
+        ),
+    ],
+    vhost: VhostOption = None,
+    *,
+    servers: ServerOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Say that each message of one stream is followed by one of another with the same key, within a time.
+
+    One that is defined already and says the same is kept. `--json` prints one document: the expectation.
+    """
+    wanted = Expectation(name, of=of, by=by, follows=follows, within_s=within)
+    add_expectations(servers.database_url, wanted, vhost=_vhost(servers, vhost))
+    if as_json:
+        print_json(asdict(wanted))
+    else:
+        console.print(f"{name}: {wanted.meaning}", markup=False)
+
+
+@expect.command("list")
+@spread
+def list_expectations(vhost: VhostOption = None, *, servers: ServerOptions, as_json: JsonOption = False) -> None:
+    """List the expectations of a virtual host. `--json` prints one document, the list."""
+    found = defined_expectations(servers.database_url, vhost=_vhost(servers, vhost))
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    if not found:
+        console.print("Nothing is expected. `relatum expect add NAME` says what is.")
+        return
+    table = Table("name", "of", "by", "follows", "within")
+    for each in found:
+        table.add_row(*(Text(cell) for cell in (each.name, each.of, each.by, each.follows, f"{each.within_s:g} s")))
+    console.print(table)
+
+
+@expect.command("remove")
+@spread
+def remove(name: NameArgument, vhost: VhostOption = None, *, servers: ServerOptions) -> None:
+    """Take an expectation back; code 6 where there is none of that name."""
+    remove_expectation(servers.database_url, name, vhost=_vhost(servers, vhost))
+    console.print(f"{name} is expected no longer.", markup=False)
+
+
+def _vhost(servers: ServerOptions, vhost: str | None) -> str:
+    if vhost is not None:
+        return vhost
+    return servers.address.vhost if servers.broker else "/"

@@ -1,0 +1,25 @@
+"""Missing steps: which messages of a stream were not followed, in time, by one of another that shares a key's value.
+
+The methods are those of `Relations` and `AsyncRelations`: `missing`, `watch_missing`, `expectations`. What is expected
+is an `Expectation`, defined in the database by `add_expectations`.
+"""
+
+from relatum_consumer.expectations._async_expectation_methods import AsyncExpectationMethods
+from relatum_consumer.expectations._definitions import add_expectations, defined_expectations, remove_expectation
+from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
+from relatum_consumer.expectations._expectation_methods import ExpectationMethods
+from relatum_consumer.expectations._expectation_statistics import ExpectationStatistics
+
+__all__ = [
+    "AsyncExpectationMethods",
+    "Expectation",
+    "ExpectationMethods",
+    "ExpectationStatistics",
+    "Finding",
+    "MissingReport",
+    "Unmet",
+    "Why",
+    "add_expectations",
+    "defined_expectations",
+    "remove_expectation",
+]

@@ -1,0 +1,139 @@
+"""What is expected of the messages of a stream, and what an answer says of those it was not met for."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from relatum.checks import checked_name, checked_seconds
+from relatum.ids import MessageId
+from relatum_consumer.lookups import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What comes after each message: "`orders` are followed by `payments` with the same `order_id` within 1 h".
+
+    Args:
+        name: What it is asked for by.
+        of: The stream or super stream whose messages are to be followed.
+        by: The key whose value both messages share.
+        follows: The stream or super stream in which the other message is to come; it may be the same one.
+        within_s: Seconds from the message's time to that of the other, more than 0. One that comes just then is in
+            time, and so is one of the same time; one of an earlier time follows nothing.
+
+    Raises:
+        InvalidInput: a name or the number of seconds cannot be one.
+    """
+
+    name: str
+    of: str
+    by: str
+    follows: str
+    within_s: float
+
+    def __post_init__(self) -> None:
+        for argument in ("name", "of", "by", "follows"):
+            checked_name(argument, getattr(self, argument))
+        checked_seconds("within_s", self.within_s, zero=False)
+        object.__setattr__(self, "within_s", float(self.within_s))
+
+    @property
+    def meaning(self) -> str:
+        """It, in words."""
+        return f"{self.of} are followed by {self.follows} with the same {self.by} within {self.within_s:g} s"
+
+    @property
+    def within_us(self) -> int:
+        """The time allowed, in microseconds."""
+        return round(self.within_s * 1_000_000)
+
+
+class Finding(StrEnum):
+    """What is known of a message that nothing has followed in time."""
+
+    LATE = "late"
+    """One came after it was due, and surely none before."""
+    MISSING = "missing"
+    """It is due, and surely none came up to then, nor any later as far as is recorded."""
+    NOT_KNOWN = "not_known"
+    """Nobody can say; `Unmet.why` says why."""
+
+
+class Why(StrEnum):
+    """Why it is not known whether a message was followed."""
+
+    NOT_DUE = "not_due"
+    """There is time left."""
+    BEHIND = "behind"
+    """What came up to the moment it was due is not all recorded yet."""
+    UNPROVEN = "unproven"
+    """What came in that time can never be known, or not from here: retention has dropped it, a hole was torn before
+    it was recorded, or it was read by AMQP 0.9.1 alone, which proves nothing absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """One message that, as far as is known, nothing has followed in time.
+
+    Attributes:
+        finding: Late, missing, or not known.
+        id: Where the message lies.
+        value: Its value of the key, in canonical form.
+        time: Its time.
+        due: Until when the other message was to come.
+        why: With `NOT_KNOWN`, why; else None.
+        came: Where the first message lies that followed all the same; None where there is none.
+        came_at: The time of that one.
+    """
+
+    finding: Finding
+    id: MessageId
+    value: str
+    time: datetime
+    due: datetime
+    why: Why | None = None
+    came: MessageId | None = None
+    came_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingReport:
+    """What an expectation was not met for in a span of time, and how sure that is. It is true where there is anything.
+
+    Attributes:
+        expectation: What was expected.
+        status: `FOUND`: there are late or missing ones. Without any: `ABSENT`, every message of the span that is due
+            was followed in time; `NOT_RECORDED_YET`, a recorder is behind with what is due; `UNPROVEN`, a part of it
+            cannot be known. Messages that are not due yet change nothing.
+        since: The beginning of the span, in which messages are looked at by their times.
+        until: Its end; a message of this time is behind it.
+        late: The first of those that came too late, in order of time, stream and offset, up to the limit; so are
+            `missing` and `not_known`.
+        missing: Those for which none came.
+        not_known: Those of which nobody can say.
+        late_count: How many came too late, whatever the limit; so are `missing_count` and `not_known_count`.
+        checked: Messages of the span that have a value of the key.
+        without_value: Messages of the span that have none, or one that cannot be recorded: nothing is expected of them.
+        unreadable: Batches met that cannot be unpacked; nothing is known of what is in them.
+        streams: The streams whose messages were looked at; a super stream's partitions, not itself.
+        unattended: Streams of which a part is not recorded and that nobody records now: asking later does not help.
+    """
+
+    expectation: Expectation
+    status: Status
+    since: datetime
+    until: datetime
+    late: tuple[Unmet, ...] = ()
+    missing: tuple[Unmet, ...] = ()
+    not_known: tuple[Unmet, ...] = ()
+    late_count: int = 0
+    missing_count: int = 0
+    not_known_count: int = 0
+    checked: int = 0
+    without_value: int = 0
+    unreadable: int = 0
+    streams: tuple[str, ...] = ()
+    unattended: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.status is Status.FOUND

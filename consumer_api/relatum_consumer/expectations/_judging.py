@@ -1,0 +1,183 @@
+"""Which messages of a stream were not followed in time: read as they lie, and asked of in batches."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
+from relatum.limits import INTEGER_MAX, TIME_US_MAX, TIME_US_MIN
+from relatum.reading import Message, StreamBounds, UnreadableRecord
+from relatum_consumer.expectations import _expectation_limits as limits
+from relatum_consumer.expectations import _expectation_statements as statements
+from relatum_consumer.expectations._expectation import Expectation, Finding, Unmet, Why
+from relatum_consumer.expectations._known import Known, still
+from relatum_consumer.lookups import Bounds, Catalog, PresentStream, Select, Sift, Steps, offsets_within, value_of
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NOBODY: Final = -1
+
+
+def moment_of(time_us: int) -> datetime:
+    """Microseconds since 1970 as a moment; before and behind the calendar, its ends."""
+    return _EPOCH + timedelta(microseconds=max(TIME_US_MIN, min(time_us, TIME_US_MAX)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which messages are looked at: times from `low` to `high`, both included, and offsets from `starts` to `stops`.
+
+    A stream that is not among `starts` is looked at from its first message on, one not among `stops` to its end.
+    """
+
+    low: int
+    high: int
+    starts: Mapping[str, int] = field(default_factory=dict)
+    stops: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Asked(NamedTuple):
+    """A message that something is expected of."""
+
+    id: MessageId
+    stream_id: int
+    value: str
+    time_us: int
+    due_us: int
+
+
+class TooManyMessages(Exception):
+    """More messages lie in a part than are to be looked at in one go."""
+
+
+class Judge:
+    """Looks at messages of streams, and tells of each that was not followed in time.
+
+    Args:
+        catalog: Keys and streams.
+        expectation: What is expected.
+        by: Its key.
+        followed: What is known of what follows.
+        tell: Is told each message that was not followed in time.
+        messages_max: Messages at most; None for all there are.
+
+    Attributes:
+        checked: Messages with a value.
+        without_value: Messages without one.
+        unreadable: Batches that cannot be unpacked.
+        has_lost: Whether retention may have taken messages that were to be looked at.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        expectation: Expectation,
+        by: KeyDefinition,
+        followed: Known,
+        tell: Callable[[Unmet], None],
+        *,
+        messages_max: int | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._within_us = expectation.within_us
+        self._by = by
+        self._followed = followed
+        self._tell = tell
+        self._messages_max = messages_max
+        self._batch: list[_Asked] = []
+        self.checked = self.without_value = self.unreadable = 0
+        self.has_lost = False
+
+    def judge(self, of: Known, part: Part) -> Steps[None]:
+        """Look at all messages of a part.
+
+        Raises:
+            TooManyMessages: there are more than so many; some were told of.
+        """
+        for stream in of.recorded:
+            begun = yield from self._read(stream, part, max(of.firsts[stream.name], part.starts.get(stream.name, 0)))
+            if begun is not None:
+                # The broker moves a reader forward, without a word, where retention is at work.
+                bounds: StreamBounds = yield from Bounds(stream.name)
+                self.has_lost = self.has_lost or bounds.first is None or bounds.first > begun
+        yield from self._settle()
+
+    def _read(self, stream: PresentStream, part: Part, start: int) -> Steps[int | None]:
+        """Look at a stream's messages from an offset on; the first offset that was read, if any."""
+        at: int | None = start
+        begun: int | None = None
+        stop = part.stops.get(stream.name, INTEGER_MAX)
+        look = partial(self._look, stream.stream_id, part)
+        while at is not None:
+            ranges, at = yield from offsets_within(stream, part.low, part.high, at, blocks_max=limits.PAGE_BLOCKS)
+            for low, high in ranges:
+                for piece in range(low, min(high, stop), limits.PIECE):
+                    begun = low if begun is None else begun
+                    yield from Sift(stream.name, piece, min(piece + limits.PIECE, high, stop), look)
+                    if len(self._batch) >= limits.BATCH:
+                        yield from self._settle()
+        return begun
+
+    def _look(self, stream_id: int, part: Part, message: Message) -> None:
+        if isinstance(message.raw, UnreadableRecord):
+            self.unreadable += 1
+            return
+        time_us = message.time_us
+        if time_us is None or not part.low <= time_us <= part.high:
+            return
+        value = value_of(self._by, message)
+        if value is None:
+            self.without_value += 1
+            return
+        self.checked += 1
+        if self._messages_max is not None and self.checked > self._messages_max:
+            raise TooManyMessages
+        due_us = min(time_us + self._within_us, TIME_US_MAX)
+        self._batch.append(_Asked(message.id, stream_id, value, time_us, due_us))
+
+    def _settle(self) -> Steps[None]:
+        """Ask what followed the messages at hand."""
+        batch, self._batch = self._batch, []
+        if not batch:
+            return
+        stream_ids = {stream.stream_id: stream.name for stream in self._followed.recorded}
+        rows: list[Any] = yield from Select(
+            statements.unfollowed(),
+            {
+                "numbers": list(range(len(batch))),
+                "values": [each.value for each in batch],
+                "since_uss": [each.time_us for each in batch],
+                "due_uss": [each.due_us for each in batch],
+                "own_streams": [each.stream_id for each in batch],
+                "own_offsets": [each.id.offset for each in batch],
+                "stream_ids": list(stream_ids) or [_NOBODY],
+                "key_id": self._by.key_id,
+            },
+        )
+        if rows:
+            self._followed = yield from still(self._catalog, self._followed, self._by)
+        for number, stream_id, offset, time_us in sorted(rows):
+            came = None if stream_id is None else (MessageId(stream_ids[stream_id], offset), time_us)
+            self._tell(self._found(batch[number], came))
+
+    def _found(self, asked: _Asked, came: tuple[MessageId, int] | None) -> Unmet:
+        why: Why | None = None
+        if asked.due_us >= self._followed.asked_us:
+            finding, why = Finding.NOT_KNOWN, Why.NOT_DUE
+        elif self._followed.holds(asked.time_us, asked.due_us):
+            finding = Finding.MISSING if came is None else Finding.LATE
+        else:
+            is_behind = self._followed.behind and asked.due_us >= self._followed.until
+            finding, why = Finding.NOT_KNOWN, Why.BEHIND if is_behind else Why.UNPROVEN
+        return Unmet(
+            finding,
+            asked.id,
+            asked.value,
+            moment_of(asked.time_us),
+            moment_of(asked.due_us),
+            why,
+            None if came is None else came[0],
+            None if came is None else moment_of(came[1]),
+        )

@@ -1,0 +1,143 @@
+"""What an expectation was not met for in a span of time, as steps."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from relatum.checks import checked_count, meant
+from relatum.errors import InvalidInput, NotFound
+from relatum.limits import TIME_US_MIN
+from relatum.store import TIME
+from relatum_consumer.expectations import _expectation_limits as limits
+from relatum_consumer.expectations import _expectation_statements as statements
+from relatum_consumer.expectations._expectation import Expectation, Finding, MissingReport, Unmet, Why
+from relatum_consumer.expectations._judging import Judge, Part, moment_of
+from relatum_consumer.expectations._known import ALWAYS, Known, known
+from relatum_consumer.lookups import ANSWER_MESSAGES_MAX, Catalog, Select, Status, Steps, again_if_replaced, time_us_of
+
+
+def defined(catalog: Catalog) -> Steps[tuple[Expectation, ...]]:
+    """The expectations of the virtual host, in the order of their names."""
+    rows: list[Any] = yield from Select(statements.defined(), {"vhost": catalog.vhost})
+    return tuple(Expectation(*row) for row in rows)
+
+
+def expectation_named(catalog: Catalog, name: str | Expectation) -> Steps[Expectation]:
+    """An expectation by its name; one that is given is it itself.
+
+    Raises:
+        NotFound: none of that name is defined in this virtual host.
+    """
+    if isinstance(name, Expectation):
+        return name
+    if not isinstance(name, str):
+        raise InvalidInput(f"an expectation is asked for by its name, not by {type(name).__name__}")
+    found = {each.name: each for each in (yield from defined(catalog))}
+    if name not in found:
+        hint = meant(name, found)
+        raise NotFound(f"no expectation {name!r} is defined for the virtual host {catalog.vhost!r}{hint}")
+    return found[name]
+
+
+def streams_of(catalog: Catalog, expectation: Expectation, key_id: int) -> Steps[tuple[Known, Known]]:
+    """What is known of the messages that are to be followed, and of those that follow."""
+    yield from catalog.check_names([expectation.of, expectation.follows])
+    of = yield from known(catalog, expectation.of, (TIME,))
+    # After it: what is in there may be followed by what came a moment later.
+    return of, (yield from known(catalog, expectation.follows, (key_id, TIME)))
+
+
+def missing(
+    catalog: Catalog, name: str | Expectation, since: datetime | None, until: datetime | None, limit: int
+) -> Steps[MissingReport]:
+    """What an expectation was not met for."""
+    checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
+    low = None if since is None else time_us_of(since)
+    high = None if until is None else time_us_of(until)
+    if low is not None and high is not None and low > high:
+        raise InvalidInput("since= is later than until=, so that no message can lie between them")
+    expectation = yield from expectation_named(catalog, name)
+    return (yield from again_if_replaced(partial(_missing, catalog, expectation, low, high, limit)))
+
+
+def _missing(
+    catalog: Catalog, expectation: Expectation, since: int | None, until: int | None, limit: int
+) -> Steps[MissingReport]:
+    by = yield from catalog.definition(expectation.by)
+    of, followed = yield from streams_of(catalog, expectation, by.key_id)
+    end = of.asked_us if until is None else until
+    begin = _begin(expectation, of, end) if since is None else since
+    found = _Findings(limit)
+    judge = Judge(catalog, expectation, by, followed, found.take)
+    yield from judge.judge(of, Part(begin, end - 1))
+    # What is not due changes nothing: what of it is known does not matter either.
+    due = min(end - 1, of.asked_us - expectation.within_us - 1)
+    is_known = due < begin or of.holds(begin, due)
+    # Of a span that is as long as what is retained, nothing is lost.
+    has_lost = judge.has_lost and since is not None
+    is_behind = bool(of.behind) and due >= of.until
+    status = found.status(is_known=is_known and not judge.unreadable and not has_lost, is_behind=is_behind)
+    unattended: set[str] = set()
+    if status is Status.NOT_RECORDED_YET:
+        for each in (of, followed):
+            unattended.update((yield from each.unattended(catalog)))
+    return MissingReport(
+        expectation=expectation,
+        status=status,
+        since=moment_of(begin),
+        until=moment_of(end),
+        late=found.of(Finding.LATE),
+        missing=found.of(Finding.MISSING),
+        not_known=found.of(Finding.NOT_KNOWN),
+        late_count=found.counts[Finding.LATE],
+        missing_count=found.counts[Finding.MISSING],
+        not_known_count=found.counts[Finding.NOT_KNOWN],
+        checked=judge.checked,
+        without_value=judge.without_value,
+        unreadable=judge.unreadable,
+        streams=tuple(sorted(of.firsts)),
+        unattended=tuple(sorted(unattended)),
+    )
+
+
+def _begin(expectation: Expectation, of: Known, end: int) -> int:
+    """Where a span begins that nobody said a beginning of: with what was due a day ago, or where all is known from."""
+    begin = end - expectation.within_us - limits.SPAN_S * 1_000_000
+    first = of.spans[-1][0] if of.spans else ALWAYS
+    return max(begin, first + 1, TIME_US_MIN)
+
+
+class _Findings:
+    """What was found, counted, and as much of it held as was asked for."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: dict[Finding, list[Unmet]] = {finding: [] for finding in Finding}
+        self._reasons: set[Why] = set()
+        self.counts = dict.fromkeys(Finding, 0)
+
+    def take(self, unmet: Unmet) -> None:
+        self.counts[unmet.finding] += 1
+        if unmet.why is not None:
+            self._reasons.add(unmet.why)
+        held = self._held[unmet.finding]
+        held.append(unmet)
+        if len(held) > 2 * self._limit:
+            held[:] = self._first(held)
+
+    def of(self, finding: Finding) -> tuple[Unmet, ...]:
+        return tuple(self._first(self._held[finding]))
+
+    def _first(self, held: Sequence[Unmet]) -> list[Unmet]:
+        return sorted(held, key=lambda each: (each.time, each.id))[: self._limit]
+
+    def status(self, *, is_known: bool, is_behind: bool) -> Status:
+        """What the whole says."""
+        if self.counts[Finding.LATE] or self.counts[Finding.MISSING]:
+            return Status.FOUND
+        if Why.UNPROVEN in self._reasons or not (is_known or is_behind):
+            return Status.UNPROVEN
+        if Why.BEHIND in self._reasons or not is_known:
+            return Status.NOT_RECORDED_YET
+        return Status.ABSENT
