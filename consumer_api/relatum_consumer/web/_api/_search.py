@@ -5,7 +5,7 @@ import binascii
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
@@ -63,7 +63,7 @@ class SearchAnswer:
 
     `status` is found, absent, not_recorded_yet, expired or unproven, `words` says so for a person, and `advice` what to
     do. It holds over `streams`, the first hundred of `streams_count`. `next` asks for the next page, None where there
-    is none; `next_href` is that page.
+    is none; `next_href` is that page. `complete_href` asks the same with what is not recorded yet, where that may help.
     """
 
     status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven"]
@@ -74,6 +74,7 @@ class SearchAnswer:
     results: tuple[MessageRow, ...]
     next: str | None
     next_href: str | None
+    complete_href: str | None
     streams: tuple[str, ...]
     streams_count: int
     expired: tuple[Place, ...]
@@ -139,7 +140,8 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
         value=shown,
         results=tuple(message_row(site, definitions, message) for message in page),
         next=following,
-        next_href=None if following is None else _href(site, asked, following),
+        next_href=None if following is None else _href(site, replace(asked, cursor=following)),
+        complete_href=_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
         streams=answer.streams[:STREAMS_LISTED],
         streams_count=len(answer.streams),
         expired=_places(site, answer.expired),
@@ -231,10 +233,14 @@ async def _has_untimed(site: Site, asked: SearchAsked, value: Any, last: Message
     return bool(newest) and newest[0].time is None
 
 
-def _href(site: Site, asked: SearchAsked, cursor: str) -> str:
+def _may_help(answer: Answer, asked: SearchAsked) -> bool:
+    return answer.status in ("not_recorded_yet", "unproven") and not asked.complete
+
+
+def _href(site: Site, asked: SearchAsked) -> str:
     given = {name: getattr(asked, name) for name in SearchAsked.__slots__}
     given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
-    given |= {"limit": None if asked.limit == 100 else asked.limit, "cursor": cursor}
+    given |= {"limit": None if asked.limit == 100 else asked.limit}
     given |= {"order": None if asked.order == "oldest" else asked.order}
     return site.links.search(**given)
 
@@ -250,8 +256,8 @@ def _words(answer: Answer, page: Sequence[Message], beside: Message | None) -> s
 def _advice(answer: Answer, asked: SearchAsked) -> str:
     if answer.unattended:
         return answer.explanation
-    if answer.status in ("not_recorded_yet", "unproven") and not asked.complete:
-        return "Ask again with what is not recorded yet, which is then read from the streams."
+    if _may_help(answer, asked):
+        return "It may be in what is not recorded yet, which can be read from the streams."
     if answer.status == "expired":
         return "Retention took it: keep the stream longer for the next one."
     return ""

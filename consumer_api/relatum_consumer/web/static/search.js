@@ -18,17 +18,6 @@ form.addEventListener("submit", (event) => {
   renew(url);
 });
 
-document.addEventListener("click", (event) => {
-  const ask = event.target.closest("[data-complete]");
-  if (!ask) return;
-  form.elements.complete.checked = true;
-  form.requestSubmit();
-});
-
-const draw = () => { for (const each of document.querySelectorAll("[data-complete]")) each.hidden = false; };
-new MutationObserver(draw).observe(document.querySelector("#answer"), { childList: true });
-draw();
-
 // A key of several parts needs as many fields: the server draws them.
 form.elements.key.addEventListener("change", () => {
   const option = [...document.querySelectorAll("#keys option")].find((each) => each.value === form.elements.key.value);
