@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         SharedGroup,
         SharedGroups,
     )
-    from relatum_consumer.lookups import Answer, Health, Hit, Lacking, LeftOut, Status
+    from relatum_consumer.lookups import Answer, Explanation, Health, Hit, Lacking, LeftOut, Status
     from relatum_consumer.traces import Trace
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "AsyncSharedGroup",
     "AsyncSharedGroups",
     "Expectation",
+    "Explanation",
     "Finding",
     "Group",
     "GroupConsumer",
@@ -55,6 +56,7 @@ __all__ = [
     "Trace",
     "Unmet",
     "Why",
+    "explaining",
 ]
 
 _HOMES = {
@@ -65,6 +67,7 @@ _HOMES = {
     "AsyncSharedGroups": "relatum_consumer.groups",
     "Expectation": "relatum_consumer.expectations",
     "Finding": "relatum_consumer.expectations",
+    "Explanation": "relatum_consumer.lookups",
     "Group": "relatum_consumer.groups",
     "GroupConsumer": "relatum_consumer.groups",
     "GroupConsumerStatus": "relatum_consumer.groups",
@@ -83,6 +86,7 @@ _HOMES = {
     "Trace": "relatum_consumer.traces",
     "Unmet": "relatum_consumer.expectations",
     "Why": "relatum_consumer.expectations",
+    "explaining": "relatum_consumer.lookups",
 }
 
 # A command's help needs none of this, nor the database's driver.

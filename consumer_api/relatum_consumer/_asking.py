@@ -4,7 +4,8 @@
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
@@ -44,9 +45,11 @@ from relatum_consumer.lookups import (
     CLOSED,
     NOT_REACHED_YET,
     POOL_MAX,
+    STREAMS_MAX,
     Agree,
     Bounds,
     Breathe,
+    Explanation,
     Health,
     InTime,
     LookupRequest,
@@ -61,6 +64,7 @@ from relatum_consumer.lookups import (
     Steps,
     Together,
     Watch,
+    explanation_now,
     health,
     in_time,
     reached,
@@ -128,8 +132,35 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         self._together = Flights()
 
     def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+        explanation = explanation_now()
         with within(self._timeout_s + waits_s), self._counts.counted():
-            return run(steps, self._carry_out)
+            if explanation is None:
+                return run(steps, self._carry_out)
+            found = run(steps, partial(self._carry_out_noting, explanation))
+            self._note_scan(explanation, getattr(found, "streams", ()))
+            return found
+
+    def _carry_out_noting(self, explanation: Explanation, request: LookupRequest) -> Any:
+        """Carry out a request, and note it; what would be shared with others is asked for by itself, to be seen."""
+        noting = partial(self._carry_out_noting, explanation)
+        if type(request) is Together:
+            return run(request.begin(), noting)
+        if type(request) is InTime:
+            return run(request.steps, partial(self._carry_out_by, noting, request.until))
+        began, answer = time.perf_counter(), None
+        try:
+            answer = self._carry_out(request)
+        finally:
+            explanation.note(request, answer, began)
+        return answer
+
+    def _note_scan(self, explanation: Explanation, streams: tuple[str, ...]) -> None:
+        """Note what a scan of streams would read, as far as they tell."""
+        explanation.streams, explanation.retained = streams, 0
+        reader = self._open_reader()
+        for stream in streams[:STREAMS_MAX]:
+            with suppress(RelatumError):
+                explanation.note_ends(reader.bounds(stream))
 
     def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is Select:
@@ -137,7 +168,7 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         if type(request) is Read:
             return self._read(request.ids)
         if type(request) is InTime:
-            return run(request.steps, partial(self._carry_out_by, request.until))
+            return run(request.steps, partial(self._carry_out_by, self._carry_out, request.until))
         if type(request) in _BESIDE_OTHERS:
             return self._beside_others(request)
         return self._ask(self._open_reader(), request)
@@ -154,9 +185,9 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         assert type(request) is Breathe, "there are no others"
         return None
 
-    def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
+    def _carry_out_by(self, carry_out: Callable[[LookupRequest], Any], until: float, request: LookupRequest) -> Any:
         with in_time(request, until):
-            return self._carry_out(request)
+            return carry_out(request)
 
     def _ask(self, reader: StreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""

@@ -3,7 +3,9 @@
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
 from weakref import WeakSet
@@ -43,9 +45,11 @@ from relatum_consumer.lookups import (
     CLOSED,
     NOT_REACHED_YET,
     POOL_MAX,
+    STREAMS_MAX,
     Agree,
     Bounds,
     Breathe,
+    Explanation,
     Health,
     InTime,
     LookupRequest,
@@ -60,6 +64,7 @@ from relatum_consumer.lookups import (
     Steps,
     Together,
     Watch,
+    explanation_now,
     health,
     in_time,
     reached,
@@ -131,8 +136,35 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         self._together = AsyncFlights()
 
     async def _run(self, steps: Steps[_Result], *, waits_s: float = 0.0) -> _Result:
+        explanation = explanation_now()
         with within(self._timeout_s + waits_s), self._counts.counted():
-            return await async_run(steps, self._carry_out)
+            if explanation is None:
+                return await async_run(steps, self._carry_out)
+            found = await async_run(steps, partial(self._carry_out_noting, explanation))
+            await self._note_scan(explanation, getattr(found, "streams", ()))
+            return found
+
+    async def _carry_out_noting(self, explanation: Explanation, request: LookupRequest) -> Any:
+        """Carry out a request, and note it; what would be shared with others is asked for by itself, to be seen."""
+        noting = partial(self._carry_out_noting, explanation)
+        if type(request) is Together:
+            return await async_run(request.begin(), noting)
+        if type(request) is InTime:
+            return await async_run(request.steps, partial(self._carry_out_by, noting, request.until))
+        began, answer = time.perf_counter(), None
+        try:
+            answer = await self._carry_out(request)
+        finally:
+            explanation.note(request, answer, began)
+        return answer
+
+    async def _note_scan(self, explanation: Explanation, streams: tuple[str, ...]) -> None:
+        """Note what a scan of streams would read, as far as they tell."""
+        explanation.streams, explanation.retained = streams, 0
+        reader = await self._open_reader()
+        for stream in streams[:STREAMS_MAX]:
+            with suppress(RelatumError):
+                explanation.note_ends(await reader.bounds(stream))
 
     async def _carry_out(self, request: LookupRequest) -> Any:
         if type(request) is Select:
@@ -140,7 +172,7 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         if type(request) is Read:
             return await self._read(request.ids)
         if type(request) is InTime:
-            return await async_run(request.steps, partial(self._carry_out_by, request.until))
+            return await async_run(request.steps, partial(self._carry_out_by, self._carry_out, request.until))
         if type(request) in _BESIDE_OTHERS:
             return await self._beside_others(request)
         return await self._ask(await self._open_reader(), request)
@@ -160,9 +192,11 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         # both:
         return None
 
-    async def _carry_out_by(self, until: float, request: LookupRequest) -> Any:
+    async def _carry_out_by(
+        self, carry_out: Callable[[LookupRequest], Any], until: float, request: LookupRequest
+    ) -> Any:
         with in_time(request, until):
-            return await self._carry_out(request)
+            return await carry_out(request)
 
     async def _ask(self, reader: AsyncStreamReader, request: LookupRequest) -> Any:
         """Carry out what the broker answers; to have reached it is an answer, too."""

@@ -22,7 +22,7 @@ from relatum.terminal import (
     print_json,
     spread,
 )
-from relatum_consumer.command import CODES, CompleteOption, open_relations, some
+from relatum_consumer.command import CODES, CompleteOption, ExplainOption, explained, open_relations, some
 
 if TYPE_CHECKING:
     from relatum_consumer import Relations, Trace
@@ -68,6 +68,7 @@ def trace(
     since: SinceOption = None,
     until: UntilOption = None,
     complete: CompleteOption = False,
+    explain: ExplainOption = False,
     as_dot: Annotated[bool, typer.Option("--dot", help="Print a graph for Graphviz.")] = False,
     as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print a flowchart for Mermaid.")] = False,
     *,
@@ -83,7 +84,7 @@ def trace(
     if as_dot + as_mermaid + as_json > 1:
         raise typer.BadParameter("give one of --dot, --mermaid and --json")
     bounds = {"hops": hops, "limit": limit, "fan_out": fan_out, "since": since, "until": until}
-    with open_relations(servers) as relations:
+    with open_relations(servers) as relations, explained(explain):
         found = _traced(relations, name, value, {"by": by, "complete": complete} | bounds)
     if as_dot or as_mermaid:
         print(found.to_dot() if as_dot else found.to_mermaid(), end="", flush=True)

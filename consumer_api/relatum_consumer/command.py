@@ -1,11 +1,13 @@
 """`relatum find`, `related` and `around`, and what commands of groups and traces share with them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.table import Table
 
 from relatum.terminal import (
     FORMS,
@@ -15,18 +17,31 @@ from relatum.terminal import (
     SinceOption,
     UntilOption,
     console,
+    errors,
     message_document,
     parse_moment,
     parse_span,
+    plain_text,
     print_json,
     print_messages,
+    size_text,
     spread,
 )
 
 if TYPE_CHECKING:
     from relatum_consumer import Answer, Relations, Status
 
-__all__ = ["CODES", "CompleteOption", "around", "find", "open_relations", "related", "some"]
+__all__ = [
+    "CODES",
+    "CompleteOption",
+    "ExplainOption",
+    "around",
+    "explained",
+    "find",
+    "open_relations",
+    "related",
+    "some",
+]
 
 CODES: Final = {
     "found": ExitCode.OK,
@@ -55,6 +70,12 @@ class InTime(StrEnum):
 _LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)]
+ABOUT_SHOWN: Final = 120
+"""Characters of a statement that `--explain` shows."""
+
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Say on stderr what was asked of servers, and what a scan would read.")
+]
 CompleteOption = Annotated[
     bool, typer.Option("--complete", help="Also read what is not recorded yet, from the streams' tails.")
 ]
@@ -76,6 +97,7 @@ def find(
     until: UntilOption = None,
     limit: LimitOption = 20,
     complete: CompleteOption = False,
+    explain: ExplainOption = False,
     *,
     servers: ServerOptions,
     as_json: JsonOption = False,
@@ -85,7 +107,7 @@ def find(
     Ends with 0 (found), 6 (absent, or expired), 8 (not recorded yet) or 11 (unproven). `--json` prints one document:
     status, messages, streams.
     """
-    with open_relations(servers) as relations:
+    with open_relations(servers) as relations, explained(explain):
         answer = relations.find(
             key,
             value[0] if len(value) == 1 else tuple(value),
@@ -122,6 +144,7 @@ def related(
     ] = None,
     limit: LimitOption = 20,
     complete: CompleteOption = False,
+    explain: ExplainOption = False,
     *,
     servers: ServerOptions,
     as_json: JsonOption = False,
@@ -135,7 +158,7 @@ def related(
         raise typer.BadParameter("--time looks in one stream: give --to once")
     if in_time and len(by or ()) > 1:
         raise typer.BadParameter("--time takes one key at most: give --by once")
-    with open_relations(servers) as relations:
+    with open_relations(servers) as relations, explained(explain):
         message = relations.read(stream, offset)
         if in_time and to:
             answer = getattr(relations, in_time)(message, to[0], by=by[0] if by else None, complete=complete)
@@ -162,6 +185,7 @@ def around(
     ] = None,
     limit: LimitOption = 20,
     complete: CompleteOption = False,
+    explain: ExplainOption = False,
     *,
     servers: ServerOptions,
     as_json: JsonOption = False,
@@ -172,13 +196,34 @@ def around(
     status, messages, streams.
     """
     before_s, after_s = (parse_span(span if given is None else given) for given in (before, after))
-    with open_relations(servers) as relations:
+    with open_relations(servers) as relations, explained(explain):
         answer = relations.around(moment, streams, before_s=before_s, after_s=after_s, limit=limit, complete=complete)
     _print(answer, as_json)
 
 
 # `-5m` is a moment, and no options.
 around.context_settings = {"ignore_unknown_options": True}  # type: ignore[attr-defined]
+
+
+@contextmanager
+def explained(wanted: bool) -> Iterator[None]:
+    """Say on stderr what look-ups inside asked of servers, and what a scan would read, where that is wanted."""
+    if not wanted:
+        yield
+        return
+    from relatum_consumer import explaining
+
+    with explaining() as explanation:
+        yield
+    table = Table("asked", "of", "rows, messages", "bytes", "ms")
+    for each in explanation.asked:
+        about = " ".join(each.about.split())
+        cells = each.kind, about if len(about) <= ABOUT_SHOWN else f"{about[:ABOUT_SHOWN]}…", f"{each.count:,}"
+        table.add_row(*map(plain_text, (*cells, f"{each.bytes:,}", f"{each.ms:.2f}")))
+    errors.print(table)
+    scan = f"a scan would read {explanation.retained:,} messages, about {size_text(explanation.scan_bytes)}"
+    read = f"{explanation.messages:,} messages read, {size_text(explanation.bytes)}, in {explanation.ms:.1f} ms"
+    errors.print(f"{read}; {scan}", markup=False, highlight=False, soft_wrap=True)
 
 
 def open_relations(servers: ServerOptions, **options: Any) -> "Relations":

@@ -277,6 +277,9 @@ def test_find_and_related_answer_and_end_with_their_status(relatum: Relatum, amq
     around = relatum.run("around", "1970-01-01T00:00:02", "--for", "1s", "--before", "0", "--json")
     assert [message["offset"] for message in json.loads(around.stdout)["messages"]] == [1, 2, 3]
     assert "is read as 1970-01-01T00:00:02+00:00 (UTC" in around.stderr
+    explained = relatum.run("find", "order_id", "2", "--explain")
+    assert "2 messages read" in explained.stderr
+    assert "a scan would read 4 messages" in explained.stderr
     assert relatum.run("around", "-5m").returncode == ExitCode.NOT_THERE
     assert relatum.run("around", "soon").returncode == ExitCode.USAGE
 

@@ -1,5 +1,6 @@
 """Traces against real streams and a real database, through both faces; networkx says what is connected."""
 
+import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from relatum.errors import InvalidInput, InvalidRelationshipKey, KeyNotDefined, 
 from relatum.keys import KeyDefinition, moment
 from relatum.reading import Message
 from relatum.store import add_keys
-from relatum_consumer import Relations, Status, Trace
+from relatum_consumer import AsyncRelations, Relations, Status, Trace, explaining
 from relatum_consumer.traces import Stop, StopReason
 from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
 from tests.support.relations import FACES, open_relations
@@ -287,6 +288,51 @@ def test_a_message_from_elsewhere_may_be_the_start(
     received = relations.read(streams[2], 0)
     assert isinstance(received, Message)
     assert [each.stream for each in relations.trace(received)] == [streams[0], streams[2]]
+
+
+def test_what_was_asked_for_an_answer_is_told_with_asyncio(
+    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str]
+) -> None:
+    """Of the look-ups of this task, and not of another's beside it."""
+    publish(amqp_url, engine, {streams[0]: [said(n, order_id="p") for n in range(3)]})
+
+    async def scenario() -> None:
+        async with AsyncRelations(amqp_url, database_url) as relations:
+            beside = asyncio.create_task(relations.find("order_id", "p"))
+            with explaining() as explanation:
+                assert len(await relations.trace(("order_id", "p"))) == 3
+            assert len(await beside) == 3
+        assert (explanation.messages, explanation.retained) == (3, 3)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("relations", ["blocking"], indirect=True)
+def test_what_was_asked_for_an_answer_is_told(
+    amqp_url: str, engine: sa.Engine, relations: Relations, streams: list[str]
+) -> None:
+    """Of each look-up in the block: statements with rows, reads with messages and bytes; and what a scan would read."""
+    publish(amqp_url, engine, {streams[0]: [said(n, order_id="o" if n % 4 else "p") for n in range(12)]})
+    with explaining() as explanation:
+        assert len(relations.find("order_id", "p")) == 3
+    kinds = [each.kind for each in explanation.asked]
+    assert kinds[-2:] == ["statement", "read"]
+    assert (explanation.messages, explanation.streams, explanation.retained) == (3, (streams[0],), 12)
+    assert explanation.scan_bytes == 4 * explanation.bytes > 0
+    assert "relationships" in explanation.asked[-2].about
+    assert explanation.ms > 0
+    with explaining() as explanation:
+        assert relations.find("order_id", "none").status is Status.ABSENT
+    # What proves it is told, too.
+    assert "ends" in [each.kind for each in explanation.asked]
+    asked = len(explanation.asked)
+    relations.find("order_id", "p")
+    assert len(explanation.asked) == asked
+    with explaining() as explanation:
+        waited = relations.wait_related(relations.read(streams[0], 0), by="order_id", timeout_s=1)
+        trace = relations.trace(("order_id", "p"))
+    assert (len(waited), len(trace)) == (2, 3)
+    assert explanation.messages == 5
 
 
 def test_what_the_page_shows_works(

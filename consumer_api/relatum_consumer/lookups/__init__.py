@@ -5,6 +5,7 @@
 
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream, Wanted, value_of
+from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation, explaining, explanation_now
 from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
@@ -54,12 +55,15 @@ __all__ = [
     "POLL_S_MAX",
     "POLL_S_MIN",
     "POOL_MAX",
+    "STREAMS_MAX",
     "Agree",
     "Answer",
+    "Asked",
     "Bounds",
     "Breathe",
     "Catalog",
     "Evidence",
+    "Explanation",
     "Gathered",
     "Health",
     "Hit",
@@ -96,6 +100,8 @@ __all__ = [
     "coverage_by_stream",
     "ends_of",
     "evidence",
+    "explaining",
+    "explanation_now",
     "first_retained",
     "health",
     "in_time",
