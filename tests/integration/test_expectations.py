@@ -21,7 +21,15 @@ from relatum_consumer.expectations import (
     defined_expectations,
     remove_expectation,
 )
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
 
@@ -293,10 +301,9 @@ def test_what_retention_may_have_dropped_is_not_known(
             ]
             publish_plain(amqp_url, short, messages)
         publish(amqp_url, {stream_name: [("early", BASE_US + 1), ("z5", BASE_US), ("late", BASE_US + 398_000_001)]})
-        record(amqp_url, engine, stream_name, short)
         with StreamReader.open(amqp_url) as reader:
-            first = reader.bounds(short).first
-        assert first, "retention has dropped some"
+            wait_until(lambda: reader.bounds(short).first, what="retention")
+        record(amqp_url, engine, stream_name, short)
         report = relations.missing(Expectation("paid", stream_name, "order_id", short, 10))
         assert [each.value for each in report.missing] == ["late"]
         assert {(each.value, each.why) for each in report.not_known} >= {("early", Why.UNPROVEN)}
