@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from relatum.errors import ConnectionsInUse, InvalidInput
+from relatum.reading._connections import Connections
 from relatum.reading._turns import CONNECTIONS_MAX, Line, Use, Waiter, check_limit
 
 
@@ -115,3 +116,23 @@ def test_the_error_names_limit_and_option() -> None:
     assert error.limit == CONNECTIONS_MAX
     assert "all 16 connections" in str(error)
     assert "connections_max=" in str(error)
+
+
+class Nothing:
+    """In a connection's place."""
+
+    def close(self) -> None:
+        """As a connection has it."""
+
+
+def test_what_many_at_once_have_opened_is_kept_for_the_next() -> None:
+    """As many as a reader may have by default, also when nobody asks any more; of more than that the rest is closed."""
+    for limit in (CONNECTIONS_MAX, 2 * CONNECTIONS_MAX):
+        connections: Connections[Nothing] = Connections(limit)
+        lines = [connections.enter(Use.ANSWER, 0.0) for _ in range(limit)]
+        assert [connections.take(None, Use.ANSWER) for _ in range(limit)] == [None] * limit
+        kept = 0
+        for line in lines:
+            kept += connections.put(None, Nothing(), Use.ANSWER)
+            connections.leave(line, Use.ANSWER)
+        assert kept == connections.statistics().idle == CONNECTIONS_MAX

@@ -16,8 +16,9 @@ from relatum.processes import after_fork, leave_to_parent
 from relatum.reading._time import check_time
 from relatum.reading._turns import CONNECTIONS_MAX, Line, ReaderStatistics, Use, Waiter
 
-CONNECTIONS_KEPT: Final = 8
-"""Idle connections a reader keeps, of all nodes."""
+CONNECTIONS_KEPT: Final = CONNECTIONS_MAX
+"""Idle connections a reader keeps, of all nodes: all that it may have by default. With half of them, 64 look-ups at
+once closed one and opened another for each thirty; and to log in takes as long as ten."""
 
 
 ASIDE: Final = "aside"
