@@ -28,7 +28,7 @@ from relatum_consumer import Answer, Hit, Lacking, Status
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._catalog import Catalog
 from relatum_consumer.lookups._lookups import Lookups
-from relatum_consumer.lookups._proof import Evidence, Uncovered, _check_identity, gaps
+from relatum_consumer.lookups._proof import Evidence, Uncovered, check_identity, gaps
 from relatum_consumer.lookups._related import first_retained, is_sure
 from relatum_consumer.lookups._requests import Agree, Bounds, LookupRequest, Partitions, Pause, Select, Sift
 
@@ -193,7 +193,7 @@ POSITION = Position(4, 1, None)
 
 def identity(bounds: StreamBounds, *agreements: Agreement, patience_s: float = 60.0) -> list[Any]:
     """The requests of a look at a stream's identity that gets these answers."""
-    steps = _check_identity(Catalog("/", patience_s), "s", [covers(0, 5, 1, position=POSITION)], bounds)
+    steps = check_identity(Catalog("/", patience_s), "s", [covers(0, 5, 1, position=POSITION)], bounds)
     requests: list[Any] = []
     given = iter(agreements)
     answer: Any = None
