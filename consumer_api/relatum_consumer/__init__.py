@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         SharedGroup,
         SharedGroups,
     )
-    from relatum_consumer.lookups import Answer, Explanation, Health, Hit, Lacking, LeftOut, Status
+    from relatum_consumer.lookups import Answer, Explanation, Health, Hit, Lacking, LeftOut, Status, explaining
     from relatum_consumer.traces import Trace
 
 __all__ = [
@@ -66,8 +66,8 @@ _HOMES = {
     "AsyncSharedGroup": "relatum_consumer.groups",
     "AsyncSharedGroups": "relatum_consumer.groups",
     "Expectation": "relatum_consumer.expectations",
-    "Finding": "relatum_consumer.expectations",
     "Explanation": "relatum_consumer.lookups",
+    "Finding": "relatum_consumer.expectations",
     "Group": "relatum_consumer.groups",
     "GroupConsumer": "relatum_consumer.groups",
     "GroupConsumerStatus": "relatum_consumer.groups",
