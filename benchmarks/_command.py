@@ -54,13 +54,16 @@ def parsed(
     if short:
         parser.add_argument("--short", action="store_true", help=f"{', '.join(short)}, in two minutes; ends with 0")
     parser.add_argument("--only", nargs="+", choices=sorted(groups), metavar="NAME", help=", ".join(groups))
-    parser.add_argument("--output", type=Path, default=results, help="where the JSON file goes")
+    parser.add_argument("--output", type=Path, default=None, help="where the JSON file goes")
     parser.add_argument("--keep", action="store_true", help=f"keep the ratios in {FOLDER.name}/, for later runs")
     parser.add_argument("--markdown", action="store_true", help="measure nothing; print the JSON file's table")
     options = parser.parse_args(arguments)
     options.short = bool(short) and options.short
     if options.short:
         options.quick, options.only = True, options.only or list(short)
+    if options.output is None:
+        # What two minutes measured does not take the place of a whole run.
+        options.output = results.with_stem(f"{results.stem}-short") if options.short else results
     if options.messages is None:
         options.messages = SHORT_MESSAGES if options.short else QUICK_MESSAGES if options.quick else 1_000_000
     if options.rows is None:
