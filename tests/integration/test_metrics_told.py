@@ -4,7 +4,8 @@ import asyncio
 import re
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from relatum.following import Follower
 from relatum.local._identity import free_port
 from relatum.reading import Message
 from relatum.superstreams import Layout
-from relatum_consumer import Relations
+from relatum_consumer import Expectation, Relations
 from tests.support import broker_connection, publish_plain, recording, unique_name, wait_recorded, wait_until
 from tests.support.callbacks import open_channel, running
 from tests.support.following import Taker
@@ -31,6 +32,9 @@ from tests.support.groups import whole_group
 from tests.support.relations import FACES, open_relations
 from tests.support.serial_consuming import SerialBed, serial_bed
 from tests.support.super_streams import super_stream
+
+LONG_AGO_US = 1_700_000_000_000_000
+"""When a message was sent that nothing followed."""
 
 
 def told(name: str, **labels: str) -> float:
@@ -282,7 +286,7 @@ def test_each_metric_is_told_by_something(
     collector.register_executor("order", lambda bulk: None)
     with (
         broker_connection(amqp_url) as connection,
-        recording(amqp_url, engine, stream_name),
+        recording(amqp_url, engine, stream_name, keys=["order_id"]),
         relatum.ContextRouter(layout.super_stream, database_url) as router,
         relatum.SerialConsumer(layout.super_stream, "billing", database=engine, broker=amqp_url),
         Taker(Follower(amqp_url)),
@@ -291,8 +295,14 @@ def test_each_metric_is_told_by_something(
     ):
         relatum.intercept(connection)
         router.open(connection)
+        publish_plain(amqp_url, stream_name, [(b"", {"order_id": "a", "relatum_time": LONG_AGO_US})])
         wait_recorded(amqp_url, engine, stream_name)
-        with relations.groups(stream_name, consumer="billing"):
+        expectation = Expectation("paid", stream_name, "order_id", follows=stream_name, within_s=1)
+        with (
+            relations.groups(stream_name, consumer="billing"),
+            closing(relations.watch_missing(expectation, since=datetime.fromtimestamp(0, UTC))) as missing,
+        ):
+            next(missing)
             families = {family.name for family in text_string_to_metric_families(metrics.exposition())}
         relatum.release(connection)
     names = {each.name for each in metrics.declared() if not each.name.startswith("relatum_tried")}
