@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from relatum.errors import StreamNotFound
 from relatum.recording import verify
 from relatum.store import make_engine, streams_named
-from tests.support import broker_connection
+from tests.support import broker_connection, declare_stream, delete_stream, unique_name
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +23,15 @@ def channel(amqp_url: str) -> Iterator[BlockingChannel]:
         opened = connection.channel()
         opened.confirm_delivery()
         yield opened
+
+
+@pytest.fixture
+def other_stream(amqp_url: str) -> Iterator[str]:
+    """The name of a second new stream."""
+    name = unique_name()
+    declare_stream(amqp_url, name)
+    yield name
+    delete_stream(amqp_url, name)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -46,12 +46,9 @@ def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) 
 
 
 @pytest.fixture
-def payments(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
+def payments(other_stream: str) -> str:
+    """A second stream, which is to follow the first."""
+    return other_stream
 
 
 def about(value: Any, time_us: int) -> tuple[bytes, dict[str, Any]]:

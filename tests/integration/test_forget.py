@@ -1,7 +1,5 @@
 """Forgetting streams: everything derived goes, in bounded transactions; what somebody keeps for good stops it."""
 
-from collections.abc import Iterator
-
 import pytest
 import sqlalchemy as sa
 
@@ -13,17 +11,8 @@ from relatum.recording._opening import open_streams
 from relatum.store import Position, TailMove, add_keys, advance_all, current_stream, lock_stream, metadata
 from relatum.superstreams import declare_super_stream, delete_super_stream
 from relatum_consumer import GroupConsumer, Relations
-from tests.support import declare_stream, delete_stream, publish_plain, recording, rows_of, unique_name, wait_recorded
+from tests.support import publish_plain, recording, rows_of, unique_name, wait_recorded
 from tests.support.groups import whole_group
-
-
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of another new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 def rows_by_table(engine: sa.Engine) -> dict[str, int]:

@@ -25,8 +25,6 @@ from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, Membership, as
 from relatum.reading import Message, StreamReader, TimeSource
 from tests.support import (
     broker_connection,
-    declare_stream,
-    delete_stream,
     recording,
     rows_of,
     unique_name,
@@ -68,15 +66,6 @@ def channel(connection: BlockingConnection) -> BlockingChannel:
     channel = connection.channel()
     channel.confirm_delivery()
     return channel
-
-
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of another new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 def read(stream_url: str, *streams: str) -> list[Message]:

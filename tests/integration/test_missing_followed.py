@@ -15,7 +15,7 @@ from relatum import metrics
 from relatum.errors import NotFound, StreamNotFound
 from relatum_consumer import AsyncRelations, Expectation, Finding, Relations, Unmet
 from relatum_consumer.expectations import _expectation_limits
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import publish_plain, recording, unique_name, wait_recorded
 from tests.support.proxy import Proxy
 from tests.support.relations import FACES
 
@@ -26,12 +26,9 @@ SINCE = EPOCH + timedelta(microseconds=BASE_US)
 
 
 @pytest.fixture
-def payments(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
+def payments(other_stream: str) -> str:
+    """A second stream, which is to follow the first."""
+    return other_stream
 
 
 @contextmanager

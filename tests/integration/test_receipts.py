@@ -23,7 +23,7 @@ from relatum.errors import (
     PublishUnroutable,
 )
 from relatum.reading import StreamReader
-from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+from tests.support import broker_connection, unique_name
 from tests.support.callbacks import open_channel, running
 from tests.support.proxy import Proxy
 from tests.support.threads import Threads
@@ -36,15 +36,6 @@ def channel(amqp_url: str, stream_url: str, database_url: str) -> Iterator[Block
         relatum.intercept(connection, database=database_url, keys=["order_id"], stream_url=stream_url)
         yield connection.channel()
         relatum.release(connection)
-
-
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of another new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 @pytest.fixture

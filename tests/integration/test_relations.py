@@ -47,15 +47,6 @@ def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) 
         yield relations
 
 
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
-
-
 def order(number: Any, host: str = "h", time_us: int | None = None) -> tuple[bytes, dict[str, Any]]:
     """A message with two keys, and a time if given."""
     time = {} if time_us is None else {"relatum_time": time_us}

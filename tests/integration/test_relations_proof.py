@@ -12,7 +12,7 @@ from relatum.local import LocalRabbitMQ
 from relatum.store import add_keys, make_engine
 from relatum_consumer import Answer, Relations, Status
 from tests.acceptance._command import Relatum
-from tests.support import START_S, declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import START_S, declare_stream, delete_stream, publish_plain, recording, wait_recorded
 from tests.support.relations import FACES, open_relations
 from tests.support.super_streams import super_stream
 
@@ -24,15 +24,6 @@ def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) 
     """Look-ups through each face."""
     with open_relations(request.param, amqp_url, database_url) as relations:
         yield relations
-
-
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
 
 
 def record(amqp_url: str, engine: sa.Engine, *streams: str) -> None:

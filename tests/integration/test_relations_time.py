@@ -41,15 +41,6 @@ def relations(request: pytest.FixtureRequest, amqp_url: str, database_url: str) 
         yield relations
 
 
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)
-
-
 def publish(amqp_url: str, stream: str, times: list[int], hosts: int = 3) -> None:
     """Publish messages of these times, of several hosts in turn."""
     messages = [(b"", {"relatum_time": time, "host": f"h{n % hosts}"}) for n, time in enumerate(times)]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support import declare_stream, delete_stream, unique_name
 from tests.support.spark import make_session
 
 
@@ -15,12 +14,3 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = make_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
-
-
-@pytest.fixture
-def other_stream(amqp_url: str) -> Iterator[str]:
-    """The name of a second new stream."""
-    name = unique_name()
-    declare_stream(amqp_url, name)
-    yield name
-    delete_stream(amqp_url, name)

@@ -2,10 +2,10 @@
 
 import time
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Annotated
 
 from relatum.errors import StreamNotFound
+from relatum.recording import StreamEvent
 from relatum_consumer.web._api._stream_shown import StreamRow, stream_row
 from relatum_consumer.web._bars import Piece, bar
 from relatum_consumer.web._endpoint import Endpoint
@@ -46,17 +46,6 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """What happened: replaced, tail_lost, hole, missing or unreadable; offsets [from, to)."""
-
-    at: datetime
-    kind: str
-    from_offset: int | None
-    to_offset: int | None
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class StreamDetail:
     """A stream with all that is known of it. `first_href` and `last_href` lead to its messages."""
 
@@ -66,7 +55,7 @@ class StreamDetail:
     last_href: str | None
     covered: tuple[KeyCoverage, ...]
     skipped: tuple[Skipped, ...]
-    events: tuple[Event, ...]
+    events: tuple[StreamEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +95,7 @@ async def stream(site: Site, asked: StreamAsked | StreamAskedByQuery) -> StreamA
                     for key, reasons in each.skipped.items()
                     for reason, count in reasons.items()
                 ),
-                events=tuple(
-                    Event(event.at, event.kind, event.from_offset, event.to_offset, event.detail)
-                    for event in reversed(each.events)
-                ),
+                events=tuple(reversed(each.events)),
             )
         )
     return StreamAnswer(asked.stream, tuple(details), round(1e3 * (time.perf_counter() - began), 2))
