@@ -1,5 +1,6 @@
 """Stdout that cannot be written, or that nobody reads any more: a documented code, and no traceback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -42,3 +43,22 @@ def test_a_disk_that_is_full_is_one_line(arguments: list[str]) -> None:
         )
     assert ended.returncode == ExitCode.OUTPUT, ended.stderr
     assert ended.stderr == "error: stdout cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_terminal_without_utf8_is_written_to_all_the_same(as_json: bool) -> None:
+    """What it has no sign for is replaced, and in JSON escaped, which loses nothing."""
+    arguments = ["super-stream", "route", "flüge", "東", "--partitions", "3", *(["--json"] if as_json else [])]
+    ended = subprocess.run(
+        words(arguments),
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    shown = ended.stdout.decode("latin-1")
+    if as_json:
+        assert json.loads(shown)[0]["key"] == "東"
+    else:
+        assert shown.startswith("?: flüge-")

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from relatum.errors import InvalidInput
-from relatum_consumer.web._bars import PIECES_MAX, bar
+from relatum.recording import coverage_bar as bar
+from relatum.recording._coverage_bar import PIECES_MAX
 from relatum_consumer.web._bodies import HEX_BYTES_MAX, hex_lines, image_type, kind_of, preview, text_of, tree
 from relatum_consumer.web._links import Links
 from relatum_consumer.web._parameters import Parameter, parsed

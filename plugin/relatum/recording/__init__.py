@@ -6,6 +6,7 @@ from relatum.faces import imported_later
 from relatum.processes import new_holder
 from relatum.recording._backfill import BackfillProgress, BackfillReport, backfill
 from relatum.recording._compare import Difference, StreamVerified
+from relatum.recording._coverage_bar import CoveragePiece, PieceKind, coverage_bar
 from relatum.recording._embedded import EmbeddedRecorder
 from relatum.recording._forget import ForgottenStream, forget
 from relatum.recording._overview import KeySize, RecorderMember, key_sizes, recorder_list
@@ -46,6 +47,7 @@ __all__ = [
     "BackfillProgress",
     "BackfillReport",
     "Comparison",
+    "CoveragePiece",
     "Difference",
     "EmbeddedRecorder",
     "Extractor",
@@ -54,6 +56,7 @@ __all__ = [
     "KeySize",
     "KeyWatcher",
     "Pace",
+    "PieceKind",
     "Plan",
     "PruneReport",
     "RecordedStream",
@@ -70,6 +73,7 @@ __all__ = [
     "check_any",
     "checked_sample",
     "chosen_windows",
+    "coverage_bar",
     "edges_of",
     "exit_with",
     "forget",

@@ -5,6 +5,7 @@ is a program, or somebody who reads it later, whatever the width of the terminal
 """
 
 import errno
+import io
 import json
 import os
 import sys
@@ -83,11 +84,11 @@ def table_of(*columns: str, whole: Collection[str] = ()) -> Table:
     return Table(*(Column(column, overflow="fold", no_wrap=column in whole) for column in columns))
 
 
-def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """Print what is known of one thing: its name, and a line for each fact."""
+def print_facts(title: str, facts: Iterable[tuple[str, RenderableType]]) -> None:
+    """Print what is known of one thing: its name, and a line for each fact, which is text or drawn for a terminal."""
     table = Table(title=Text(title, style="bold"), title_justify="left", show_header=False)
     for label, value in facts:
-        table.add_row(Text(label), Text(value))
+        table.add_row(Text(label), Text(value) if isinstance(value, str) else value)
     console.print(table)
 
 
@@ -104,7 +105,8 @@ def print_json(document: Any, *, one_line: bool = False) -> None:
         document: What `json` can write; a `datetime` becomes ISO 8601 text.
         one_line: True for JSON lines; else it is indented.
     """
-    print(json.dumps(document, indent=None if one_line else 2, ensure_ascii=False, default=_plain), flush=True)
+    is_ascii = not _is_unicode(sys.stdout)
+    print(json.dumps(document, indent=None if one_line else 2, ensure_ascii=is_ascii, default=_plain), flush=True)
 
 
 def _plain(value: Any) -> Any:
@@ -134,6 +136,9 @@ def ending_with_output() -> Iterator[None]:
         SystemExit: so it was. What is left of the output is dropped, so that the interpreter's end does not meet it.
     """
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper) and not _is_unicode(sys.stdout):
+            # A dash that such a terminal lacks is no reason to show nothing.
+            sys.stdout.reconfigure(errors="replace")
         try:
             yield
         finally:
@@ -152,6 +157,10 @@ def ending_with_output() -> Iterator[None]:
             raise SystemExit(int(ExitCode.CLOSED)) from None
         print_error(f"stdout cannot be written: {error.strerror}")
         raise SystemExit(int(ExitCode.OUTPUT)) from None
+
+
+def _is_unicode(stream: Any) -> bool:
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def _drop_output() -> None:

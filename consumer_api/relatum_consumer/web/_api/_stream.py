@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from relatum.errors import StreamNotFound
-from relatum.recording import StreamEvent
+from relatum.recording import CoveragePiece, StreamEvent, coverage_bar
 from relatum_consumer.web._api._stream_shown import StreamRow, stream_row
-from relatum_consumer.web._bars import Piece, bar
 from relatum_consumer.web._endpoint import Endpoint
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
@@ -33,7 +32,7 @@ class KeyCoverage:
 
     key: str
     ranges: tuple[tuple[int, int], ...]
-    bar: tuple[Piece, ...]
+    bar: tuple[CoveragePiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ async def stream(site: Site, asked: StreamAsked | StreamAskedByQuery) -> StreamA
     for each in found:
         within = None if each.first is None or each.last is None else (each.first, each.last + 1)
         covered = [
-            KeyCoverage(key, tuple(ranges), bar(within, {key: ranges}, each.holes) if within else ())
+            KeyCoverage(key, tuple(ranges), coverage_bar(within, {key: ranges}, each.holes) if within else ())
             for key, ranges in each.covered.items()
         ]
         details.append(

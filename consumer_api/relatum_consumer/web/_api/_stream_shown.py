@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from relatum.recording import StreamStatus
-from relatum_consumer.web._bars import Piece, bar
+from relatum.recording import CoveragePiece, StreamStatus, coverage_bar
 from relatum_consumer.web._site import Site
 
 _WORDS: Final = {
@@ -41,7 +40,7 @@ class StreamRow:
     rows: int
     bytes: int
     recorder: str | None
-    bar: tuple[Piece, ...]
+    bar: tuple[CoveragePiece, ...]
     holes: tuple[tuple[int, int], ...]
     gaps: tuple[tuple[int, int], ...]
 
@@ -65,7 +64,7 @@ def stream_row(site: Site, found: StreamStatus) -> StreamRow:
         recorder=found.recorder,
         bar=()
         if found.first is None or found.last is None
-        else bar((found.first, found.last + 1), found.covered, found.holes),
+        else coverage_bar((found.first, found.last + 1), found.covered, found.holes),
         holes=tuple(found.holes),
         gaps=tuple(found.gaps),
     )

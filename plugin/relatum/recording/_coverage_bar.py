@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
-Range = tuple[int, int]
+from relatum.store import Range
 
 PieceKind = Literal["recorded", "partly", "hole", "unrecorded"]
 
@@ -20,7 +20,7 @@ _LEAST: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CoveragePiece:
     """A part of a bar: offsets [start, end), and where it lies, in per cent of the width."""
 
     kind: PieceKind
@@ -30,7 +30,9 @@ class Piece:
     width: float
 
 
-def bar(within: Range, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]) -> tuple[Piece, ...]:
+def coverage_bar(
+    within: Range, covered: Mapping[str, Sequence[Range]], holes: Sequence[Range]
+) -> tuple[CoveragePiece, ...]:
     """The pieces of a bar, in order, without what nothing is to be seen of.
 
     Args:
@@ -95,7 +97,7 @@ def _joined(kinds: Kinds) -> Kinds:
     return joined
 
 
-def _drawn(within: Range, kinds: Kinds) -> tuple[Piece, ...]:
+def _drawn(within: Range, kinds: Kinds) -> tuple[CoveragePiece, ...]:
     first, end = within
     scale = 100.0 / (end - first)
     pieces = []
@@ -103,6 +105,6 @@ def _drawn(within: Range, kinds: Kinds) -> tuple[Piece, ...]:
         x, width = (start - first) * scale, (stop - start) * scale
         if width < _LEAST:
             x, width = min(x, 100.0 - _LEAST), _LEAST
-        pieces.append(Piece(kind, start, stop, round(x, 3), round(width, 3)))
+        pieces.append(CoveragePiece(kind, start, stop, round(x, 3), round(width, 3)))
     # Drawn one upon the other: what is wrong comes last, so that its least width is seen.
     return tuple(sorted(pieces, key=lambda piece: (-_WORST.index(piece.kind), piece.start)))
