@@ -40,13 +40,6 @@ _CODES: Final = {
     "found": ExitCode.UNSUCCESSFUL,
 }
 """What it ends with, and of several expectations the last of these that one has."""
-_WORDS: Final = {
-    "absent": "nothing is missing: every message that was due was followed in time",
-    "unproven": "unproven: a part of what was due cannot be known: not recorded, dropped by retention, or read by AMQP "
-    "0.9.1 alone",
-    "not_recorded_yet": "not recorded yet: a recorder is behind with what was due",
-    "found": "not all were followed in time",
-}
 
 
 @spread
@@ -138,7 +131,7 @@ def _cells(unmet: "Unmet") -> Iterable[str]:
 
 
 def _lines(report: "MissingReport") -> Iterable[str]:
-    yield _WORDS[report.status]
+    yield report.words
     counts = f"{report.checked:,} messages: {report.late_count:,} late, {report.missing_count:,} missing"
     span = f"from {moment_text(report.since)} to {moment_text(report.until)}"
     yield f"{counts}, {report.not_known_count:,} not known (yet); {span}"

@@ -13,6 +13,8 @@ from psycopg import sql
 
 from relatum.keys import KeyDefinition
 from relatum.store import make_engine
+from relatum_consumer import Expectation
+from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebOptions
 from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
 from tests.support.web import Asking, asking
@@ -80,6 +82,17 @@ class World:
         return WebOptions(**(self.options | unlimited | options))
 
 
+def expectations(orders: str, payments: str) -> list[Expectation]:
+    """What is expected of them: that comes true, comes late, does not come, or has time left."""
+    return [
+        Expectation("answered <b>", orders, "host", payments, 60),
+        Expectation("paid", orders, "order_id", payments, 3600),
+        Expectation("patient", orders, "host", payments, 20 * 365 * 86_400),
+        Expectation("shelved", orders, "place", payments, 60),
+        Expectation("swift", orders, "card", payments, 0.0001),
+    ]
+
+
 @pytest.fixture(scope="session")
 def web_database_url(database_server_url: str, _migrated_template: str, _copying: str) -> Iterator[str]:
     """A database for all these tests."""
@@ -109,6 +122,7 @@ def world(amqp_url: str, stream_url: str, web_database_url: str) -> Iterator[Wor
         with recording(amqp_url, engine, orders, payments, keys=KEYS):
             for name in (orders, payments):
                 wait_recorded(amqp_url, engine, name)
+        add_expectations(web_database_url, expectations(orders, payments))
         publish_plain(amqp_url, orders, [(b"later", {"host": "late", "order_id": "late"})])
         options = {"broker": amqp_url, "database": web_database_url, "stream_url": stream_url}
         yield World(options, orders, payments, len(BODIES))

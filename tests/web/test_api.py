@@ -355,6 +355,11 @@ def test_each_answer_is_what_openapi_says(page: Asking, world: World) -> None:
         "/streams": ["/streams", "/streams?limit=0"],
         "/streams/{stream}": [f"/streams/{world.orders}", "/streams/none"],
         "/stream": [f"/stream?stream={world.orders}"],
+        "/missing": ["/missing", "/missing?span=all", "/missing?span=2d"],
+        "/missing/expectation": [
+            *(f"/missing/expectation?span=all&name={name}" for name in ("paid", "swift", "shelved", "none")),
+            "/missing/expectation",
+        ],
         "/keys": ["/keys", "/keys?x=1"],
         "/health": ["/health"],
     }

@@ -105,6 +105,11 @@ def paths(world: World) -> dict[str, str]:
         "message-missing": f"/streams/{world.orders}/999999",
         "streams": "/streams",
         "stream": f"/streams/{world.orders}",
+        "missing": "/missing?span=all",
+        "missing-swift": "/missing/expectation?name=swift&span=all",
+        "missing-answered": "/missing/expectation?name=answered+%3Cb%3E&span=all&limit=20",
+        "missing-patient": "/missing/expectation?name=patient&span=all&limit=20",
+        "missing-refused": "/missing/expectation?name=none",
         "not-found": "/nothing",
     }
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from relatum.checks import checked_name, checked_seconds
 from relatum.ids import MessageId
@@ -137,3 +138,17 @@ class MissingReport:
 
     def __bool__(self) -> bool:
         return self.status is Status.FOUND
+
+    @property
+    def words(self) -> str:
+        """Its status, for a person."""
+        return _WORDS[self.status]
+
+
+_WORDS: Final = {
+    Status.ABSENT: "nothing is missing: every message that was due was followed in time",
+    Status.UNPROVEN: "unproven: a part of what was due cannot be known: not recorded, dropped by retention, or read by "
+    "AMQP 0.9.1 alone",
+    Status.NOT_RECORDED_YET: "not recorded yet: a recorder is behind with what was due",
+    Status.FOUND: "not all were followed in time",
+}

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -45,7 +46,11 @@ class _Kept:
 
 
 class Site:
-    """The servers as the pages use them; made when the application starts, closed when it ends."""
+    """The servers as the pages use them; made when the application starts, closed when it ends.
+
+    Attributes:
+        engine: The database, for what rooms tell by blocking calls (`in_thread`).
+    """
 
     def __init__(self, options: WebOptions, links: Links) -> None:
         self.options = options
@@ -57,7 +62,7 @@ class Site:
         self.relations = AsyncRelations(
             self.address, database, timeout_s=options.timeout_s, max_connections=options.max_connections
         )
-        self._engine: sa.Engine = make_engine(database, connections_max=_THREADS, statement_s=options.timeout_s)
+        self.engine: sa.Engine = make_engine(database, connections_max=_THREADS, statement_s=options.timeout_s)
         self._reader: AsyncStreamReader | None = None
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
@@ -68,7 +73,7 @@ class Site:
         await self.relations.close(drain_s=self.options.drain_s)
         if self._reader is not None:
             await self._reader.close()
-        close_engine(self._engine)
+        close_engine(self.engine)
 
     async def reader(self) -> AsyncStreamReader:
         """The reader of streams, opened by who first needs it."""
@@ -84,25 +89,26 @@ class Site:
     async def statuses(self, names: Sequence[str]) -> list[StreamStatus]:
         """What is recorded of some streams, as it was within the last second."""
         wanted = tuple(names)
-        return await self._lately(("status", wanted), KEPT_S, lambda: status(self.address, self._engine, wanted))
+        ask = partial(status, self.address, self.engine, wanted)
+        return await self.lately(("status", wanted), KEPT_S, partial(self.in_thread, ask))
 
     async def sizes(self) -> list[KeySize]:
         """What the table holds of each key."""
-        return await self._lately("sizes", SIZES_KEPT_S, lambda: key_sizes(self._engine))
+        return await self.lately("sizes", SIZES_KEPT_S, partial(self.in_thread, partial(key_sizes, self.engine)))
 
     async def recorders(self) -> list[RecorderMember]:
         """Who records."""
-        return await self._lately("recorders", KEPT_S, lambda: recorder_list(self._engine))
+        return await self.lately("recorders", KEPT_S, partial(self.in_thread, partial(recorder_list, self.engine)))
 
-    async def _lately(self, about: Any, kept_s: float, ask: Callable[[], _Value]) -> _Value:
-        """What was found out lately, or is found out now, by one for all who ask."""
+    async def lately(self, about: Any, kept_s: float, ask: Callable[[], Awaitable[_Value]]) -> _Value:
+        """What was found out lately, or is found out now, by one for all who ask; a failure is not kept."""
         if len(self._kept) > _KEPT_MAX:
             self._kept = {each: kept for each, kept in self._kept.items() if kept.until > time.monotonic()}
         kept = self._kept.setdefault(about, _Kept(lock=anyio.Lock()))
         assert kept.lock is not None, "made with it"
         async with kept.lock:
             if kept.until < time.monotonic():
-                kept.value = await self.in_thread(ask)
+                kept.value = await ask()
                 kept.until = time.monotonic() + kept_s
             return kept.value  # type: ignore[no-any-return]
 

@@ -3,10 +3,22 @@
 from relatum_consumer.web._api._health import HEALTH
 from relatum_consumer.web._api._keys import KEYS
 from relatum_consumer.web._api._message import MESSAGE, MESSAGE_BY_QUERY
+from relatum_consumer.web._api._missing import EXPECTATION, MISSING
 from relatum_consumer.web._api._search import SEARCH
 from relatum_consumer.web._api._stream import STREAM, STREAM_BY_QUERY
 from relatum_consumer.web._api._streams import STREAMS
 
 __all__ = ["ENDPOINTS", "MESSAGE", "MESSAGE_BY_QUERY"]
 
-ENDPOINTS = (SEARCH, MESSAGE, MESSAGE_BY_QUERY, STREAMS, STREAM, STREAM_BY_QUERY, KEYS, HEALTH)
+ENDPOINTS = (
+    SEARCH,
+    MESSAGE,
+    MESSAGE_BY_QUERY,
+    STREAMS,
+    STREAM,
+    STREAM_BY_QUERY,
+    MISSING,
+    EXPECTATION,
+    KEYS,
+    HEALTH,
+)

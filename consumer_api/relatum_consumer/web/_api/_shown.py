@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
+from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer.web._bodies import preview
@@ -54,19 +55,21 @@ def canonical_of(definition: KeyDefinition, message: Message) -> str | None:
 
 def key_values(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> tuple[KeyValue, ...]:
     """The keys that a message has a value of."""
-    found = []
-    for place, definition in enumerate(definitions):
-        value = canonical_of(definition, message)
-        if value is None:
-            continue
-        is_masked = site.masking.is_masked(definition)
-        # By the message: so a value that is masked, or has several parts, can be followed all the same.
-        href = site.links.search(key=definition.name, of_stream=message.stream, of_offset=str(message.offset))
-        if not is_masked and not definition.is_composite:
-            href = site.links.search(key=definition.name, value=value)
-        shown = site.masking.digest(value) if is_masked else value
-        found.append(KeyValue(definition.name, shown, is_masked, place % HUES, href))
-    return tuple(found)
+    found = ((each, canonical_of(each, message)) for each in definitions)
+    return tuple(key_value(site, definitions, each, value, message.id) for each, value in found if value is not None)
+
+
+def key_value(
+    site: Site, definitions: Sequence[KeyDefinition], definition: KeyDefinition, value: str, place: MessageId
+) -> KeyValue:
+    """A key's value in the message that lies there."""
+    is_masked = site.masking.is_masked(definition)
+    # By the message: so a value that is masked, or has several parts, can be followed all the same.
+    href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset))
+    if not is_masked and not definition.is_composite:
+        href = site.links.search(key=definition.name, value=value)
+    shown = site.masking.digest(value) if is_masked else value
+    return KeyValue(definition.name, shown, is_masked, definitions.index(definition) % HUES, href)
 
 
 def message_row(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> MessageRow:

@@ -1,0 +1,376 @@
+"""What is missing: expectations with their counts, and of one the messages that nothing has followed in time."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Annotated, Final, Literal
+
+import anyio
+
+from relatum.errors import InvalidInput, RelatumError, Transient
+from relatum.keys import KeyDefinition
+from relatum.waiting import within
+from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
+from relatum_consumer.web._api._cursors import cursor_of, read_cursor
+from relatum_consumer.web._api._search import Place
+from relatum_consumer.web._api._shown import KeyValue, first_of, key_value
+from relatum_consumer.web._endpoint import Endpoint, problem_met
+from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._problems import Problem, Refused
+from relatum_consumer.web._site import Site
+
+SPANS: Final = {"5m": 300.0, "1h": 3_600.0, "1d": None, "all": None}
+"""Seconds of what fell due that are looked at; a day is what `missing` looks at by itself."""
+
+COUNTED_S: Final = 4.0
+"""Seconds for the counts of all expectations on a page together: messages are read for them."""
+
+COUNTS_KEPT_S: Final = 10.0
+"""Seconds for which counts are kept: many who look at them have the messages read once."""
+
+_AT_ONCE: Final = 3
+_STREAMS_LISTED: Final = 100
+
+_SPAN: Final = Parameter("What fell due in the last five minutes, hour or day, or ever.", choices=tuple(SPANS))
+
+_TOO_LONG: Final = "Messages are read for it, some 30,000 a second. Ask for a shorter span."
+
+_FINDINGS: Final = (Finding.MISSING, Finding.LATE, Finding.NOT_KNOWN)
+
+_WHY: Final = {
+    Why.NOT_DUE: "not known yet: it is not due, there is time left",
+    Why.BEHIND: "not known yet: a recorder is behind with what came until it was due",
+    Why.UNPROVEN: "not known: what came in that time is lost (a hole, retention), or was read by AMQP 0.9.1 alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MissingAsked:
+    """Which expectations, page by page, and of which time."""
+
+    span: Annotated[str, _SPAN] = "1d"
+    limit: Annotated[int, Parameter("Expectations of a page.", least=1, most=50)] = 20
+    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectationRow:
+    """An expectation: each message of `of` is followed by one of `follows` with the same value of `by`, in time.
+
+    `status` is of its span: found (something is missing or late), absent (nothing is, proven), not_recorded_yet,
+    unproven; or failed, where nobody could say, and `words` says why: then counts are None.
+    """
+
+    name: str
+    href: str
+    of: str
+    of_href: str
+    by: str
+    follows: str
+    follows_href: str
+    within_s: float
+    status: Literal["found", "absent", "not_recorded_yet", "unproven", "failed"]
+    words: str
+    checked: int | None
+    missing: int | None
+    late: int | None
+    not_known: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MissingAnswer:
+    """A page of expectations, by name, of `total`."""
+
+    expectations: tuple[ExpectationRow, ...]
+    total: int
+    span: str
+    next: str | None
+    next_href: str | None
+    took_ms: float
+
+
+async def missing(site: Site, asked: MissingAsked) -> MissingAnswer:
+    """Answer one page, with counts as far as they are had in time."""
+    began = time.perf_counter()
+    after = read_cursor(asked.cursor, str)
+    defined = await site.relations.expectations()
+    following = [each for each in defined if after is None or each.name > after[0]]
+    page = following[: asked.limit]
+    rows: list[ExpectationRow | None] = [None] * len(page)
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def count(place: int) -> None:
+        async with limiter:
+            rows[place] = await _counted(site, page[place], asked.span)
+
+    with within(COUNTED_S):
+        async with anyio.create_task_group() as group:
+            for place in range(len(page)):
+                group.start_soon(count, place)
+    cursor = cursor_of(page[-1].name) if len(following) > len(page) else None
+    limit, span = (None if asked.limit == 20 else asked.limit), _given(asked.span)
+    return MissingAnswer(
+        expectations=tuple(row for row in rows if row is not None),
+        total=len(defined),
+        span=asked.span,
+        next=cursor,
+        next_href=cursor and site.links.to("/missing", span=span, limit=limit, cursor=cursor),
+        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+    )
+
+
+async def _counted(site: Site, expectation: Expectation, span: str) -> ExpectationRow:
+    """An expectation with its counts; that they could not be had spoils no other's."""
+    ask = partial(site.relations.missing, expectation, since=_since(expectation, span), limit=1)
+    try:
+        report = await site.lately(("missing", expectation, span), COUNTS_KEPT_S, ask)
+    except RelatumError as error:
+        problem = problem_met(error)
+        words = f"could not be counted: {problem.message}. {_TOO_LONG if problem.is_passing else problem.hint}"
+        return _row(site, expectation, span, None, words)
+    return _row(site, expectation, span, report, report.words)
+
+
+def _row(site: Site, expectation: Expectation, span: str, report: MissingReport | None, words: str) -> ExpectationRow:
+    return ExpectationRow(
+        name=expectation.name,
+        href=_href(site, name=expectation.name, span=_given(span)),
+        of=expectation.of,
+        of_href=site.links.stream(expectation.of),
+        by=expectation.by,
+        follows=expectation.follows,
+        follows_href=site.links.stream(expectation.follows),
+        within_s=expectation.within_s,
+        status="failed" if report is None else report.status.value,  # type: ignore[arg-type]
+        words=words,
+        checked=None if report is None else report.checked,
+        missing=None if report is None else report.missing_count,
+        late=None if report is None else report.late_count,
+        not_known=None if report is None else report.not_known_count,
+    )
+
+
+def _since(expectation: Expectation, span: str) -> datetime | None:
+    """The time of the first message that is looked at; None for what `missing` says of a day."""
+    if span == "all":
+        return datetime.fromtimestamp(0, UTC)
+    seconds = SPANS[span]
+    if seconds is None:
+        return None
+    return datetime.now(UTC) - timedelta(seconds=expectation.within_s + seconds)
+
+
+def _given(span: str) -> str | None:
+    return None if span == "1d" else span
+
+
+# --- one expectation --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectationAsked:
+    """Which expectation, of which time, and which of three findings."""
+
+    name: Annotated[str, Parameter("The expectation's name.")]
+    finding: Annotated[
+        str,
+        Parameter("What is listed; where left out, the first of these that there is.", choices=tuple(_FINDINGS)),
+    ] = ""
+    span: Annotated[str, _SPAN] = "1d"
+    since: Annotated[datetime | None, Parameter("Instead of a span: only messages of this time or later …")] = None
+    until: Annotated[datetime | None, Parameter("… and only before this one.")] = None
+    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
+    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnmetRow:
+    """A message that, as far as is known, nothing has followed in time.
+
+    `why` is not_due, behind or unproven where it is not known, else empty. `key` leads to all that share its value.
+    """
+
+    finding: Literal["late", "missing", "not_known"]
+    why: Literal["", "not_due", "behind", "unproven"]
+    words: str
+    key: KeyValue
+    stream: str
+    offset: int
+    href: str
+    time: datetime
+    due: datetime
+    came: Place | None
+    came_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingCount:
+    """How many messages of a span there are of a finding, and the page that lists them."""
+
+    finding: Literal["late", "missing", "not_known"]
+    count: int
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectationAnswer:
+    """An expectation, what is known of the messages from `since` to before `until`, and those of one finding by time.
+
+    A later page is of the time from its first message on, and so are its counts.
+    """
+
+    expectation: ExpectationRow
+    since: datetime
+    until: datetime
+    finding: Literal["late", "missing", "not_known"]
+    counts: tuple[FindingCount, ...]
+    without_value: int
+    unreadable: int
+    unattended: tuple[str, ...]
+    results: tuple[UnmetRow, ...]
+    next: str | None
+    next_href: str | None
+    took_ms: float
+
+
+async def expectation(site: Site, asked: ExpectationAsked) -> ExpectationAnswer:
+    """Answer one page."""
+    began = time.perf_counter()
+    if not asked.name:
+        raise InvalidInput("name is missing: the name of the expectation")
+    after = _Cursor.read(asked.cursor)
+    definitions = await site.keys()
+    report = await _report(site, asked, after, began)
+    finding = Finding(after.finding if after else asked.finding or _first(report))
+    shown = [each for each in getattr(report, finding) if after is None or (each.time, *each.id) > after.place]
+    page = shown[: asked.limit]
+    cursor = None
+    if len(shown) > asked.limit:
+        same = sum(each.time == page[-1].time for each in page)
+        same += after.same if after is not None and after.place[0] == page[-1].time else 0
+        cursor = _Cursor(finding, report.until, (page[-1].time, *page[-1].id), same).text
+    given: dict[str, object] = {
+        "name": asked.name,
+        "span": _given(asked.span),
+        "limit": None if asked.limit == 100 else asked.limit,
+    }
+    given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
+    counts = [(each, getattr(report, f"{each}_count")) for each in _FINDINGS]
+    return ExpectationAnswer(
+        expectation=_row(site, report.expectation, asked.span, report, report.words),
+        since=report.since,
+        until=report.until,
+        finding=finding.value,
+        counts=tuple(
+            FindingCount(each.value, count, _href(site, **given, finding=each.value)) for each, count in counts
+        ),
+        without_value=report.without_value,
+        unreadable=report.unreadable,
+        unattended=first_of(report.unattended, _STREAMS_LISTED),
+        results=tuple(_unmet_row(site, definitions, report.expectation, each) for each in page),
+        next=cursor,
+        next_href=cursor and _href(site, **given, cursor=cursor),
+        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """Where a page ended: of what, in which span, behind which message, and how many shown ones have its time."""
+
+    finding: str
+    until: datetime
+    place: tuple[datetime, str, int]
+    same: int
+
+    @classmethod
+    def read(cls, text: str) -> "_Cursor | None":
+        given = read_cursor(text, str, str, str, str, int, int)
+        if given is None:
+            return None
+        finding, until, moment, stream, offset, same = given
+        try:
+            until, moment = (datetime.fromisoformat(each).astimezone(UTC) for each in (until, moment))
+        except (ValueError, OverflowError):
+            finding = ""
+        if finding not in _FINDINGS:
+            raise InvalidInput("this cursor is none that a page before gave")
+        return cls(finding, until, (moment, stream, offset), same)
+
+    @property
+    def text(self) -> str:
+        moment, stream, offset = self.place
+        return cursor_of(self.finding, self.until.isoformat(), moment.isoformat(), stream, offset, self.same)
+
+
+async def _report(site: Site, asked: ExpectationAsked, after: _Cursor | None, began: float) -> MissingReport:
+    """What there is from the page's beginning on: what was shown of its first moment, the page, and one more."""
+    try:
+        if after is not None:
+            most = after.same + asked.limit + 1
+            return await site.relations.missing(asked.name, since=after.place[0], until=after.until, limit=most)
+        since = asked.since
+        if since is None and asked.until is None:
+            named = {each.name: each for each in await site.relations.expectations()}.get(asked.name)
+            since = None if named is None else _since(named, asked.span)
+        return await site.relations.missing(asked.name, since=since, until=asked.until, limit=asked.limit + 1)
+    except Transient as error:
+        if time.perf_counter() - began < site.options.timeout_s:
+            raise
+        message = f"this took longer than {site.options.timeout_s:g} s: {error}"
+        raise Refused(Problem(503, "took_too_long", message, _TOO_LONG)) from error
+
+
+def _first(report: MissingReport) -> Finding:
+    return next((each for each in _FINDINGS if getattr(report, each)), Finding.MISSING)
+
+
+def _unmet_row(site: Site, definitions: Sequence[KeyDefinition], expected: Expectation, unmet: Unmet) -> UnmetRow:
+    definition = next(each for each in definitions if each.name == expected.by)
+    if unmet.why is not None:
+        words = _WHY[unmet.why]
+    elif unmet.came_at is None:
+        words = "missing: none has come"
+    else:
+        words = f"late by {unmet.came_at - unmet.due}"
+    return UnmetRow(
+        finding=unmet.finding.value,
+        why="" if unmet.why is None else unmet.why.value,
+        words=words,
+        key=key_value(site, definitions, definition, unmet.value, unmet.id),
+        stream=unmet.id.stream,
+        offset=unmet.id.offset,
+        href=site.links.message(*unmet.id),
+        time=unmet.time,
+        due=unmet.due,
+        came=None if unmet.came is None else Place(*unmet.came, site.links.message(*unmet.came)),
+        came_at=unmet.came_at,
+    )
+
+
+def _href(site: Site, **query: object) -> str:
+    return site.links.to("/missing/expectation", **query)
+
+
+MISSING = Endpoint(
+    "/missing",
+    "The expectations, and how many messages were not followed as they say.",
+    MissingAsked,
+    MissingAnswer,
+    missing,
+    template="missing.html",
+    page="missing",
+)
+
+EXPECTATION = Endpoint(
+    "/missing/expectation",
+    "The messages that nothing has followed in time: missing, late, or not known.",
+    ExpectationAsked,
+    ExpectationAnswer,
+    expectation,
+    template="expectation.html",
+    page="missing",
+    messages=lambda answer: len(answer.results),
+)
