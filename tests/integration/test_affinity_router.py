@@ -28,7 +28,7 @@ from relatum.errors import (
 )
 from relatum.keys import KeyDefinition
 from relatum.superstreams import Layout, unbind_partition
-from tests.support import broker_connection, recording, wait_recorded, wait_until
+from tests.support import broker_connection, recording, until_answered, wait_recorded, wait_until
 from tests.support.affinity import Faces, Partitions
 from tests.support.proxy import Proxy
 from tests.support.super_streams import super_stream
@@ -406,7 +406,7 @@ def test_known_sets_go_on_without_the_database(
     with Proxy.to(database_url) as proxy:
         options = {"when_database_away": when_away, "timeout_s": 0.5}
         with faces.opened(proxy.url(database_url), **options) as router:
-            router.publish(b"1", "s1")
+            until_answered(lambda: router.publish(b"1", "s1"))
             proxy.accepts = False
             proxy.reset()
             if goes_on:
@@ -418,8 +418,8 @@ def test_known_sets_go_on_without_the_database(
                 with pytest.raises((DatabaseUnavailable, PublishOutcomeUnknown)):
                     wait_until(lambda: router.publish(b"2", "s1") and False, what="the end of what was read before")
             proxy.accepts = True
-            router.publish(b"3", "s1")
-            router.publish(b"4", "s2", affinity_last=True)
+            until_answered(lambda: router.publish(b"3", "s1"))
+            until_answered(lambda: router.publish(b"4", "s2", affinity_last=True))
     (bodies,) = partitions.of_set("s1").values()
     assert (bodies[0], bodies[-1]) == (b"1", b"3")
     assert (b"2" in bodies) or not goes_on

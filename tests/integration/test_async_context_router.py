@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 
 import relatum
-from relatum.contexts import ContextOptions
+from relatum.contexts import ContextOptions, verify
 from relatum.contexts.serial.moving._serialization_contexts import SerializationContexts
 from relatum.errors import (
     ConfigurationError,
@@ -272,9 +272,9 @@ def test_a_cancelled_adoption_is_not_overtaken(layout: Layout, amqp_url: str, da
                     await router.publish(channel, of_context("x", b"%d after" % number))
 
     run(scenario)
-    with StreamReader.open(amqp_url) as reader:
-        told = [b"0", *(b"%d after" % number for number in range(1, 6))]
-        total = sum(each.headers.get(PLACED_HEADER) is not None for s in layout for each in reader.iterate(s.stream))
+    told = [b"0", *(b"%d after" % number for number in range(1, 6))]
+    # A task that is cancelled before its message was looked for may leave a stray that does not count.
+    total = verify(layout.super_stream, broker=amqp_url, database=database_url).messages
     found = consumed(layout.super_stream, database_url, amqp_url, total)["x"]
     assert [body for body in found if body in told] == told
     rest = [body for body in found if body not in told]

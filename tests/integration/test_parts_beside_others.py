@@ -7,7 +7,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from relatum.store import copy_rows, ensure_stream, turn_parts
+from relatum.store import Part, copy_rows, ensure_stream, turn_parts
 from relatum_consumer.lookups._probe_statement import probe_statement
 from tests.support import wait_until
 from tests.support.parts import MESSAGES, close, close_first, offsets_in, parts_of, turn, write
@@ -54,7 +54,7 @@ def test_a_recorder_that_is_killed_inside_a_step_leaves_nothing_of_it(
             connection.execute(
                 sa.text("UPDATE relatum.table_parts SET leaving_at = now() - interval '2 days' WHERE part = 1")
             )
-    before, tables = parts_of(closed), tables_of(closed)
+    before, tables = states_of(closed), tables_of(closed)
     recorder = subprocess.Popen(
         [sys.executable, "-c", KILLED, database_url, step], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -63,11 +63,16 @@ def test_a_recorder_that_is_killed_inside_a_step_leaves_nothing_of_it(
         assert recorder.stdout.readline() == b"inside\n"
         recorder.kill()
     wait_until(lambda: sessions(closed) == 0, what="its session is over")
-    assert (parts_of(closed), tables_of(closed)) == (before, tables)
+    assert (states_of(closed), tables_of(closed)) == (before, tables)
     assert offsets_in(closed) == list(range(2 * MESSAGES))
     with closed.begin() as connection:
         assert connection.execute(sa.text(f"SELECT relatum.{step}")).scalar_one()
     assert offsets_in(closed)[-MESSAGES:] == list(range(MESSAGES, 2 * MESSAGES))
+
+
+def states_of(engine: sa.Engine) -> list[Part]:
+    """What the parts are, without what PostgreSQL counts by itself when it analyses a table."""
+    return [part._replace(size=0, known=0) for part in parts_of(engine)]
 
 
 def tables_of(engine: sa.Engine) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import pika
 
 from relatum.contexts import MoveProgress, SerialConsumer, SerializationContexts
+from tests.support import LIMIT_S
 
 
 def of_context(name: str, **properties: Any) -> pika.BasicProperties:
@@ -76,7 +77,7 @@ def consumed(super_stream: str, database_url: str, broker: str, count: int, **op
     found: dict[str, list[bytes]] = {}
     total = 0
     with SerialConsumer(super_stream, "reader", database=database_url, broker=broker, **options) as consumer:
-        while (batch := consumer.next_batch(10.0 if total < count else 0.5)) is not None:
+        while (batch := consumer.next_batch(LIMIT_S if total < count else 0.5)) is not None:
             for message in batch.messages:
                 found.setdefault(batch.context_of(message) or "", []).append(message.body)
                 total += 1
