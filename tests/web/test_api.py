@@ -1,6 +1,7 @@
 """The page and its API on real servers: what is asked and answered, with OpenAPI, masks and servers that are away."""
 
 import base64
+import html
 import json
 from html.parser import HTMLParser
 from typing import Any
@@ -200,12 +201,23 @@ def test_a_message_has_all_that_it_says_and_what_belongs_to_it(page: Asking, wor
     assert (answer["previous"]["offset"], answer["next"]["offset"]) == (0, 2)
     related = {each["key"]["key"]: each for each in answer["related"]}
     assert set(related) == {"card", "order_id", "place"}
-    assert len(related["order_id"]["results"]) == 6
     assert related["order_id"]["has_more"]
+    # Of many those nearest in time, in other streams and in its own.
+    near = {each["where"]: [row["offset"] for row in each["results"]] for each in related["order_id"]["parts"]}
+    assert near == {"elsewhere": [0, 1], "earlier": [0], "later": [2, 3]}
     # A link of a composite goes by the message, without the message itself.
     follow = related["place"]["key"]["href"]
     assert len(page.get(f"/api/search?{urlsplit(follow).query}").json()["results"]) == len(BODIES) - 1
     assert page.get(answer["href"]).status_code == 200
+
+
+def test_the_newest_messages_are_where_one_begins(page: Asking, world: World) -> None:
+    """One of each stream, with its keys, on the page that asks for nothing yet, and as JSON."""
+    newest = page.get("/api/latest").json()["messages"]
+    assert {each["stream"]: each["offset"] for each in newest} == {world.orders: len(BODIES) + MANY, world.payments: 11}
+    shown = page.get("/").text
+    assert all(f'href="{html.escape(each["href"])}"' in shown for each in newest)
+    assert "Or begin" not in page.get("/?key=host&value=busy").text
 
 
 def test_the_ends_of_a_stream_have_one_neighbour(page: Asking, world: World) -> None:
@@ -361,6 +373,7 @@ def test_each_answer_is_what_openapi_says(page: Asking, world: World) -> None:
             "/missing/expectation",
         ],
         "/keys": ["/keys", "/keys?x=1"],
+        "/latest": ["/latest"],
         "/health": ["/health"],
     }
     assert set(document["paths"]) == set(asked)

@@ -83,9 +83,15 @@ def demo(
         if as_json:
             print_json(result)
         if web:
-            _show(running, port)
+            console.print(_TOUR)
+            _show(running, port, result["flight"])
     if result["differences"] or not result.get("ok", True):
         raise typer.Exit(ExitCode.DIFFERENT)
+
+
+_TOUR = """
+Open this flight by the address below. Beside it are its plane (tailnum, in other streams), its weather (airport_hour)
+and the plane's earlier flights, each one click away. The first page has the newest messages, and searches by keys."""
 
 
 def _load(flights: int | None) -> "Dataset":
@@ -217,7 +223,7 @@ def _check_page(*, contexts: bool) -> None:
         raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
 
 
-def _show(running: "Servers", port: int) -> None:
+def _show(running: "Servers", port: int, flight: str) -> None:
     """Serve the page, with a recorder that takes in what is published meanwhile."""
     from relatum.recording import Recorder
     from relatum_consumer.demo._publish import STREAMS
@@ -229,7 +235,9 @@ def _show(running: "Servers", port: int) -> None:
     thread = threading.Thread(target=recorder.run, args=(stop,), name="relatum-demo-recorder", daemon=True)
     thread.start()
     try:
-        serve(WebOptions(running.broker, running.database, running.stream_url, port=port))
+        stream, _, offset = flight.rpartition("@")
+        options = WebOptions(running.broker, running.database, running.stream_url, port=port)
+        serve(options, begin=(stream, int(offset)))
     finally:
         stop.set()
         thread.join()
@@ -243,6 +251,7 @@ def _conclude(result: dict[str, Any], *, stays: bool, shown: bool) -> None:
         "to its relata by the index, read each at its offset, and checked that it carries the key.",
     )
     if not shown:
-        console.print("To look at it in a browser, from a flight to its plane and its weather: `relatum demo --web`.")
+        again = "`relatum web`" if stays else "`relatum demo --web`"
+        console.print(f"To look at it in a browser, from a flight to its plane and its weather: {again}.")
     if stays:
         console.print("The streams and their rows stay: try `relatum find tailnum N14228`, or `relatum status`.")

@@ -35,6 +35,7 @@ class Endpoint:
             `typed`; None where there is no page, or it is another endpoint's.
         page: The page's name, for what it marks in its menu.
         is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
+        unasked: What such a page is given as `start`, to begin with.
         messages: How many messages an answer shows, for the audit log.
     """
 
@@ -46,6 +47,7 @@ class Endpoint:
     template: str | None = None
     page: str = ""
     is_asked: Callable[[Any], bool] = lambda _: True
+    unasked: Callable[[Site], Awaitable[Any]] | None = None
     messages: Callable[[Any], int] = lambda _: 0
 
 
@@ -75,7 +77,13 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
     async def handle(request: Request) -> Response:
         site: Site = request.app.state.site
         query = request.query_params.multi_items()
-        values: dict[str, Any] = {"page": endpoint.page, "asked": None, "answer": None, "typed": _typed(query)}
+        values: dict[str, Any] = {
+            "page": endpoint.page,
+            "asked": None,
+            "answer": None,
+            "start": None,
+            "typed": _typed(query),
+        }
         problem = None
         try:
             asked: Any = parsed(endpoint.asked, request.path_params, query)
@@ -83,6 +91,8 @@ def page_of(endpoint: Endpoint, rendering: Rendering) -> Handler:
             if endpoint.is_asked(asked):
                 values["answer"] = answer = await endpoint.answer(site, asked)
                 request.state.messages = endpoint.messages(answer)
+            elif endpoint.unasked is not None:
+                values["start"] = await endpoint.unasked(site)
         except Exception as error:  # noqa: BLE001
             problem = problem_met(error)
         values |= {"problem": problem, "path": request.path_params, **(await _offered(site))}

@@ -30,21 +30,27 @@ def of_extra() -> Iterator[None]:
         raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
 
 
-def serve(options: "WebOptions") -> None:
+def serve(options: "WebOptions", begin: tuple[str, int] | None = None) -> None:
     """Serve the page, and print its address, until SIGTERM or Ctrl-C.
+
+    Args:
+        options: What it is told.
+        begin: A message to begin at, whose address is told, too.
 
     Raises:
         ConfigurationError: the extra is not installed, or an option cannot be.
         ServerStartFailed: it did not start, or ended by itself.
     """
     with of_extra():
+        from relatum_consumer.web._links import Links
         from relatum_consumer.web._server import WebServer
     with stop_signals() as stopped:
         if stopped.is_set():
             return
         with WebServer(options) as server:
             typer.echo(f"RELATUM_WEB_URL={server.url}")
-            typer.echo("The page is served. Ctrl-C stops it.", err=True)
+            where = "" if begin is None else f" Begin at {server.url}{Links().message(*begin)[1:]}"
+            typer.echo(f"The page is served.{where} (Ctrl-C stops it)", err=True)
             while not stopped.wait(WATCH_S):
                 if not server.is_running:
                     raise ServerStartFailed("the page ended by itself: the log says why")

@@ -2,6 +2,7 @@
 
 from relatum_consumer.web._api._health import HEALTH
 from relatum_consumer.web._api._keys import KEYS
+from relatum_consumer.web._api._latest import LATEST
 from relatum_consumer.web._api._message import MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._api._missing import EXPECTATION, MISSING
 from relatum_consumer.web._api._search import SEARCH
@@ -20,5 +21,6 @@ ENDPOINTS = (
     MISSING,
     EXPECTATION,
     KEYS,
+    LATEST,
     HEALTH,
 )

@@ -1,10 +1,12 @@
 """A message: headers, properties, body, what belongs to it by each key, and its neighbours in the stream."""
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import anyio
@@ -12,7 +14,7 @@ import anyio
 from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
-from relatum_consumer.web._api._shown import KeyValue, MessageRow, key_values, message_row, text_of_value
+from relatum_consumer.web._api._shown import KeyValue, MessageRow, key_values, message_row, text_of_value, value_of
 from relatum_consumer.web._bodies import (
     TEXT_CHARACTERS_MAX,
     BodyKind,
@@ -28,12 +30,23 @@ from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
 RELATED_SHOWN: Final = 6
-"""Messages shown of each key; a link leads to the others."""
+"""Messages of each key up to which all are shown; of more, those nearest in time, and a link leads to the others."""
+
+NEAREST_SHOWN: Final = 2
+"""Of those, messages of each part: of other streams and of its own, each earlier and later."""
 
 _ASKED_AT_ONCE: Final = 4
 
 _STRIDES: Final = (1, 16, 256, 4_096)
 """How far before a message its neighbour is looked for, in offsets: streams have gaps, mostly small ones."""
+
+
+STREAMS_ASKED_MAX: Final = 50
+"""Other streams up to which they are asked for apart."""
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+Where = Literal["elsewhere", "earlier", "later"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +94,16 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
+class RelatedPart:
+    """Messages of other streams, or of this one before or after it."""
+
+    where: Where
+    results: tuple[MessageRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RelatedByKey:
-    """The first messages that share a key's value with this one; `has_more` where there are others.
+    """Messages that share a key's value with this one, nearest in time first; `has_more` where there are others.
 
     `status` and `words` as in a search; where it could not be found out, `status` is `failed`.
     """
@@ -90,7 +111,7 @@ class RelatedByKey:
     key: KeyValue
     status: Literal["found", "absent", "not_recorded_yet", "expired", "unproven", "failed"]
     words: str
-    results: tuple[MessageRow, ...]
+    parts: tuple[RelatedPart, ...]
     has_more: bool
 
 
@@ -171,9 +192,59 @@ async def _related(site: Site, definitions: Sequence[KeyDefinition], found: Mess
     except RelatumError as error:
         problem = problem_met(error)
         return RelatedByKey(key, "failed", f"{problem.message}. {problem.hint}", (), has_more=False)
-    rows = tuple(message_row(site, definitions, each) for each in answer[:RELATED_SHOWN])
+    has_more = len(answer) > RELATED_SHOWN
+    messages = await _nearest(site, definitions, found, key) if has_more else answer.messages
     words = answer.status.words if not answer.lacking else f"absent: {answer.explanation}"
-    return RelatedByKey(key, answer.status.value, words, rows, has_more=len(answer) > RELATED_SHOWN)
+    parts = _parts(site, definitions, found, messages or answer[:RELATED_SHOWN])
+    return RelatedByKey(key, answer.status.value, words, parts, has_more)
+
+
+async def _nearest(
+    site: Site, definitions: Sequence[KeyDefinition], found: Message, key: KeyValue
+) -> tuple[Message, ...]:
+    """Of many that share a value those nearest in time, of its own stream and of others; none where nobody can say."""
+    definition = next(each for each in definitions if each.name == key.key)
+    at = found.time
+    if at is None:
+        return ()
+    near: list[Message] = []
+    try:
+        others = tuple(name for name in await site.relations.streams() if name != found.stream)
+        for streams in (others, (found.stream,)):
+            if not streams or len(streams) > STREAMS_ASKED_MAX:
+                continue
+            ask = partial(site.relations.find, key.key, value_of(definition, found), streams=streams)
+            # Itself is among those of its own stream.
+            near += await ask(until=at + _MICROSECOND, order="newest", limit=NEAREST_SHOWN + (streams is not others))
+            near += await ask(since=at + _MICROSECOND, limit=NEAREST_SHOWN)
+    except RelatumError:
+        return ()
+    return tuple(each for each in near if each.id != found.id)
+
+
+def _parts(
+    site: Site, definitions: Sequence[KeyDefinition], found: Message, messages: Sequence[Message]
+) -> tuple[RelatedPart, ...]:
+    """The same, by where they lie from it, nearest first."""
+    parts: dict[Where, list[Message]] = {"elsewhere": [], "earlier": [], "later": []}
+    for each in messages:
+        is_later = _place(each) > _place(found)
+        parts["elsewhere" if each.stream != found.stream else "later" if is_later else "earlier"].append(each)
+    for some in parts.values():
+        some.sort(key=lambda each: (_distance_us(found, each), abs(each.offset - found.offset)))
+    return tuple(
+        RelatedPart(where, tuple(message_row(site, definitions, each) for each in some))
+        for where, some in parts.items()
+        if some
+    )
+
+
+def _place(message: Message) -> tuple[int, int]:
+    return (0 if message.time_us is None else message.time_us, message.offset)
+
+
+def _distance_us(one: Message, other: Message) -> int:
+    return sys.maxsize if one.time_us is None or other.time_us is None else abs(one.time_us - other.time_us)
 
 
 async def _next(site: Site, found: Message) -> Neighbour | None:
@@ -264,7 +335,7 @@ MESSAGE = Endpoint(
     message,
     template="message.html",
     page="message",
-    messages=lambda answer: 1 + sum(len(each.results) for each in answer.related),
+    messages=lambda answer: 1 + sum(len(part.results) for each in answer.related for part in each.parts),
 )
 
 MESSAGE_BY_QUERY = replace(MESSAGE, path="/message", asked=MessageAskedByQuery)

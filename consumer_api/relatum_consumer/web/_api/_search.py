@@ -13,7 +13,8 @@ from relatum.errors import InvalidInput
 from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer
-from relatum_consumer.web._api._shown import MessageRow, canonical_of, first_of, message_row
+from relatum_consumer.web._api._latest import LatestAsked, latest
+from relatum_consumer.web._api._shown import MessageRow, first_of, message_row, value_of
 from relatum_consumer.web._endpoint import Endpoint
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
@@ -160,14 +161,10 @@ async def _value(site: Site, asked: SearchAsked, definitions: Sequence[KeyDefini
         return (asked.value[0] if len(asked.value) == 1 else asked.value), None
     message = await site.relations.read(asked.of_stream, asked.of_offset)
     definition = next((each for each in definitions if each.name == asked.key), None)
-    value = None if definition is None else canonical_of(definition, message)
-    if definition is None or value is None:
+    value = None if definition is None else value_of(definition, message)
+    if value is None:
         raise InvalidInput(f"the message {message.id} has no value of the key {asked.key!r}")
-    if not definition.is_composite:
-        return value, message
-    places = [(each.kind, each.name) for each in definition.components]
-    parts = [message.headers[name] if kind == "header" else getattr(message.properties, name) for kind, name in places]
-    return tuple(parts), message
+    return value, message
 
 
 async def _page(site: Site, asked: SearchAsked, value: Any, cursor: _Cursor | None, beside: Message | None) -> Answer:
@@ -283,5 +280,6 @@ SEARCH = Endpoint(
     template="search.html",
     page="search",
     is_asked=lambda asked: bool(asked.key or asked.value or asked.of_stream),
+    unasked=lambda site: latest(site, LatestAsked()),
     messages=lambda answer: len(answer.results),
 )

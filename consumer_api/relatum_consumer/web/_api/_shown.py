@@ -53,6 +53,16 @@ def canonical_of(definition: KeyDefinition, message: Message) -> str | None:
         return None
 
 
+def value_of(definition: KeyDefinition, message: Message) -> Any:
+    """A key's value in a message as look-ups take it, a composite one in its parts; None where it has none."""
+    value = canonical_of(definition, message)
+    if value is None or not definition.is_composite:
+        return value
+    places = [(each.kind, each.name) for each in definition.components]
+    parts = [message.headers[name] if kind == "header" else getattr(message.properties, name) for kind, name in places]
+    return tuple(parts)
+
+
 def key_values(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> tuple[KeyValue, ...]:
     """The keys that a message has a value of."""
     found = ((each, canonical_of(each, message)) for each in definitions)
