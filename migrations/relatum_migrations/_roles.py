@@ -1,4 +1,4 @@
-"""The four roles, and what each may do at the newest revision.
+"""The five roles, and what each may do at the newest revision.
 
 Roles belong to the whole server: another database may have made them, or this user may not make any. So each migration
 to the newest revision, one that finds nothing else to do as well, makes those that lack, where it may, and grants each
@@ -15,6 +15,7 @@ _RECORDED: Final = (
     "streams, recorder_members, keys, coverage, relationships, table_parts, part_streams, part_keys, time_blocks, "
     "checkpoints, receipts, skips, events, expectations"
 )
+_READ: Final = _RECORDED.replace(" receipts,", "")
 _GROUPS: Final = "group_consumers, group_scans, group_states"
 _COLLECTED: Final = "collectors, collector_members, collector_sources, collected_messages"
 _SUPER_STREAMS: Final = "super_streams, super_stream_partitions"
@@ -41,7 +42,15 @@ _GRANTS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         (_ALL, f"{_GROUPS}, {_CONSUMED}, settlements, serial_checkpoints"),
         (
             "SELECT",
-            f"alembic_version, relations, {_RECORDED}, {_COLLECTED}, {_SUPER_STREAMS}, {_PLACED}, publisher_sessions",
+            f"alembic_version, relations, {_RECORDED}, {_COLLECTED}, {_SUPER_STREAMS}, {_PLACED}, publisher_sessions, "
+            "masking",
+        ),
+    ),
+    "relatum_reader": (
+        (
+            "SELECT",
+            f"alembic_version, relations, {_READ}, {_GROUPS}, {_COLLECTED}, {_SUPER_STREAMS}, {_PLACED}, {_CONSUMED}, "
+            "serial_checkpoints, publisher_sessions, masking",
         ),
     ),
     "relatum_collector": ((_ALL, f"{_COLLECTED}, settlements"),),

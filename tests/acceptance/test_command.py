@@ -162,6 +162,13 @@ def test_keys_are_added_listed_and_removed(relatum: Relatum) -> None:
         "airport_hour": None,
         "cause": "order_id",
     }
+    assert "masked" in relatum.ok("keys", "add", "card", "--masked")
+    assert [key["name"] for key in relatum.json("keys", "list") if key["masked"]] == ["card"]
+    refused = relatum.run("keys", "remove", "card")
+    assert refused.returncode == ExitCode.USAGE
+    assert "relatum keys mask card --off" in " ".join(refused.stderr.split())
+    relatum.ok("keys", "mask", "card", "--off")
+    relatum.ok("keys", "remove", "card")
 
 
 def test_record_follows_a_stream_serves_metrics_and_ends_on_sigterm(

@@ -10,12 +10,12 @@ import sqlalchemy as sa
 from pika import BasicProperties
 
 import relatum
-from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, RelatumError
+from relatum.errors import InvalidKeyDefinition, KeyDefinitionConflict, KeyNotDefined, RelatumError
 from relatum.keys import AGREE_S, KeyDefinition
 from relatum.reading import StreamReader
 from relatum.recording import Recorder
 from relatum.recording._publishers_keys import PublishersKeys
-from relatum.store import add_keys, check_keys, key_definitions, remove_key
+from relatum.store import add_keys, check_keys, key_definitions, mask_key, remove_key
 from relatum.waiting import Outages
 from tests.support import broker_connection, recorded_to, unique_name, wait_until
 from tests.support.callbacks import open_channel, running
@@ -292,3 +292,26 @@ def test_a_named_key_may_be_removed_and_defined_again(engine: sa.Engine) -> None
     add_keys(engine, ["id"])
     add_keys(engine, [KeyDefinition("cause", names="id")])
     assert names_of(engine) == {"cause": "id", "id": None}
+
+
+def test_a_key_is_masked_by_who_says_so_and_shown_again_by_name_alone(engine: sa.Engine) -> None:
+    """Who leaves it out agrees, and takes no mask off; a masked key is not removed, which would do just that."""
+
+    def masked() -> list[str]:
+        with engine.connect() as connection:
+            return [key.name for key in key_definitions(connection) if key.masked]
+
+    add_keys(engine, [KeyDefinition("card", masked=True), "order"])
+    assert masked() == ["card"]
+    add_keys(engine, ["card", KeyDefinition("order", masked=True)])
+    check_keys(engine, ["card", "order"])
+    assert masked() == ["card", "order"]
+    with pytest.raises(KeyDefinitionConflict, match="relatum keys mask card --off"):
+        remove_key(engine, "card")
+    mask_key(engine, "card", on=False)
+    remove_key(engine, "card")
+    assert masked() == ["order"]
+    with pytest.raises(KeyNotDefined):
+        mask_key(engine, "card", on=True)
+    with pytest.raises(InvalidKeyDefinition, match="masked="):
+        KeyDefinition("card", masked="no")  # type: ignore[arg-type]

@@ -54,6 +54,7 @@ BEGINNINGS = {
     "0011": "table_parts",
     "0012": "publisher_sessions",
     "0015": "expectations",
+    "0016": "masking",
 }
 """A table of each revision."""
 

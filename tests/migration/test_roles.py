@@ -117,7 +117,12 @@ def test_the_block_of_the_page_is_all_that_a_server_needs(server_url: str) -> No
     with psycopg.connect(url("relatum_owner")) as owner:
         owner.execute("SELECT nextval('relatum.placement_epochs')")
         assert owner.execute(block("SELECT setval").encode()).fetchone() == (1,)
-    for user, table in {"consumer": "relations", "collector": "collectors", "publisher": "placements"}.items():
+    for user, table in {
+        "consumer": "relations",
+        "collector": "collectors",
+        "publisher": "placements",
+        "page": "keys",
+    }.items():
         with psycopg.connect(url(f"{user}_user")) as connection:
             assert connection.execute(f"SELECT count(*) FROM relatum.{table}".encode()).fetchone() == (0,)
 

@@ -247,7 +247,9 @@ def test_misspelt_names_are_told_what_may_be_meant() -> None:
         assert isinstance(request, Select)
         is_of_keys = request.sql == statements.definitions()
         return (
-            [(1, "order_id", ["header:order_id"], "text", None, None)] if is_of_keys else [(1, "payments", None, True)]
+            [(1, "order_id", ["header:order_id"], "text", None, None, False)]
+            if is_of_keys
+            else [(1, "payments", None, True)]
         )
 
     with pytest.raises(KeyNotDefined, match=r"'orderid' is defined \(did you mean 'order_id'\?\)"):

@@ -54,7 +54,7 @@ def test_a_stream_is_known_from_its_beginning_on() -> None:
 @pytest.mark.parametrize(("key_id", "spans"), [(1, ((ALWAYS, 100),)), (2, ())])
 def test_a_key_that_was_defined_anew_proves_nothing(key_id: int, spans: tuple[tuple[int, int], ...]) -> None:
     """Its rows may be gone; while it is the same, and the stream retains what it did, all is known still."""
-    rows = [(key_id, "order_id", ["header:order_id"], "text", datetime.now(UTC), None)]
+    rows = [(key_id, "order_id", ["header:order_id"], "text", datetime.now(UTC), None, False)]
 
     def answer(request: Any) -> Any:
         if isinstance(request, Bounds):

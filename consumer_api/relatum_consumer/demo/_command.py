@@ -84,7 +84,7 @@ def demo(
             print_json(result)
         if web:
             console.print(_TOUR)
-            _show(running, port, result["flight"])
+            _show(running, port, result["flight"], is_private=not (servers.broker or servers.database))
     if result["differences"] or not result.get("ok", True):
         raise typer.Exit(ExitCode.DIFFERENT)
 
@@ -223,12 +223,17 @@ def _check_page(*, contexts: bool) -> None:
         raise ConfigurationError(f"the page needs pip install 'relatum[web]': {error}") from error
 
 
-def _show(running: "Servers", port: int, flight: str) -> None:
-    """Serve the page, with a recorder that takes in what is published meanwhile."""
+def _show(running: "Servers", port: int, flight: str, *, is_private: bool) -> None:
+    """Serve the page, with a recorder that takes in what is published meanwhile; on private servers by its own user."""
     from relatum.recording import Recorder
     from relatum_consumer.demo._publish import STREAMS
     from relatum_consumer.web import WebOptions, serve
 
+    database = running.database
+    if is_private:
+        from relatum.local import reader_url
+
+        database = reader_url(database)
     names = [running.stream(name) for name in STREAMS]
     stop = threading.Event()
     recorder = Recorder(running.broker, running.database, names, stream_url=running.stream_url)
@@ -236,7 +241,7 @@ def _show(running: "Servers", port: int, flight: str) -> None:
     thread.start()
     try:
         stream, _, offset = flight.rpartition("@")
-        options = WebOptions(running.broker, running.database, running.stream_url, port=port)
+        options = WebOptions(running.broker, database, running.stream_url, port=port)
         serve(options, begin=(stream, int(offset)))
     finally:
         stop.set()

@@ -1,5 +1,6 @@
 """The application: routes, what stands before them, and the servers it opens and closes."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -70,9 +71,12 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
     @asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[None]:
         application.state.site = site = Site(options, links)
+        rights = asyncio.create_task(site.tell_rights())
         try:
             yield
         finally:
+            rights.cancel()
+            await asyncio.wait([rights])
             await site.close()
 
     async def http_problem(request: Request, error: Exception) -> Response:

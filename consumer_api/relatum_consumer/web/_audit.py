@@ -7,10 +7,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relatum_consumer.web._limits import client_of
+from relatum_consumer.web._masking import NOT_SAID, VALUES
 
 log = logging.getLogger("relatum.web.audit")
 
@@ -24,7 +26,7 @@ class Audit:
     """Writes a line for each request, once it is answered.
 
     A line has `at`, `who` (the name a proxy gave, "password" after a login, else "-"), `client`, `method`, `path`,
-    `query`, `status`, `messages` (how many were shown) and `ms`.
+    `query` (with digests for values of masked keys), `status`, `messages` (how many were shown) and `ms`.
     """
 
     def __init__(self, app: ASGIApp, path: str | None) -> None:
@@ -56,7 +58,7 @@ class Audit:
                     "client": client_of(scope),
                     "method": scope["method"],
                     "path": scope["path"],
-                    "query": scope["query_string"].decode("latin-1")[:_QUERY_MAX],
+                    "query": _told(scope)[:_QUERY_MAX],
                     "status": status,
                     "messages": seen.get("messages", 0),
                     "ms": round(1e3 * (time.perf_counter() - began), 1),
@@ -74,3 +76,19 @@ class Audit:
         except OSError as error:
             # Opened anew each time, so that a file that was turned away is begun again.
             log.error("cannot be written to %s (%s): %s", self._path, error.strerror, text)  # noqa: TRY400
+
+
+def _told(scope: Scope) -> str:
+    """The query as it was sent, with digests for values of masked keys."""
+    query: str = scope["query_string"].decode("latin-1")
+    given = parse_qsl(query, keep_blank_values=True)
+    if VALUES.isdisjoint(name for name, _ in given):
+        return query
+    site = getattr(scope["app"].state, "site", None)
+    key = next((value for name, value in given if name == "key"), "")
+    told = [pair for pair in given if pair[0] not in VALUES]
+    for name in sorted(VALUES):
+        values = [value for each, value in given if each == name]
+        if values:
+            told += [(name, value) for value in (site.masking.told(key, values) if site else [NOT_SAID])]
+    return urlencode(told, safe=NOT_SAID)

@@ -16,7 +16,7 @@ from relatum_consumer.web._site import Site
 _ALONE: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 """Also where it is opened by itself: an origin of its own, nothing is loaded or run. Styles are the browser's own."""
 
-_MASKED: Final = Problem(403, "bodies_masked", "bodies are not shown here", "Who set up the page can allow it.")
+_MASKED: Final = Problem(403, "bodies_masked", "this body is not shown here", "Who set up the page can allow it.")
 _NO_IMAGE: Final = Problem(404, "no_image", "this body is no image of a kind that is shown", "Download it instead.")
 
 
@@ -49,9 +49,11 @@ def download_of(asked: type, rendering: Rendering, *, as_image: bool) -> Handler
 
 
 async def _read(site: Site, named: Any) -> Message:
-    if site.masking.bodies:
+    await site.keys()
+    message = await site.relations.read(named.stream, named.offset)
+    if site.masking.hides_body(message):
         raise Refused(_MASKED)
-    return await site.relations.read(named.stream, named.offset)
+    return message
 
 
 def static_of(files: dict[str, StaticFile], version: str) -> Handler:

@@ -1,47 +1,130 @@
 """Values that are shown as digests: the same value has the same digest, and nobody reads the value off it.
 
-Which keys are masked is told by the page's options; the secret is this process's own: a digest holds as long as it
-runs.
+What is masked is where a value comes from: a header or a property. So no other key, and no list of headers, shows what
+a masked key has. The secret is the database's: a digest is the same in each process, and after each start.
 """
 
 import hashlib
 import hmac
-import secrets
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final
 
-from relatum.keys import KeyDefinition
+from relatum.keys import Component, InvalidValue, KeyDefinition, KeyType, canonical
+from relatum.reading import Message
 
 _DIGITS: Final = 10
 """Hexadecimal digits of a digest: 40 bits tell the values of a page apart."""
 
+VALUES: Final = frozenset({"value", "prefix"})
+"""The parameters of a query that hold a key's value, beside `key`."""
+
+NOT_SAID: Final = "~"
+"""What is written down of a value of which nobody knows whether it is masked."""
+
 
 class Masking:
-    """Says which values are masked, and how they are shown.
+    """Says what is masked, and how it is shown.
 
     Args:
-        keys: Names of keys.
-        bodies: Whether bodies are masked.
+        keys: Names of keys that are masked whatever their definitions say.
+        bodies: Whether all bodies are masked.
+        show_bodies: Whether bodies are shown of messages that have a masked value, too.
     """
 
-    def __init__(self, keys: Iterable[str], *, bodies: bool) -> None:
+    def __init__(self, keys: Iterable[str], *, bodies: bool, show_bodies: bool) -> None:
         self._keys = frozenset(keys)
-        self.bodies = bodies
-        self._secret = secrets.token_bytes(32)
+        self._bodies = bodies
+        self._show_bodies = show_bodies
+        self._definitions: tuple[KeyDefinition, ...] | None = None
+        # The type is that of the key, by which the same value has the same text wherever it stands.
+        self._places: dict[Component, KeyType] = {}
+        self.secret: bytes | None = None
+
+    def lacks_secret(self, definitions: tuple[KeyDefinition, ...]) -> bool:
+        """Whether digests are needed for these definitions, and cannot be made yet."""
+        return self.secret is None and any(each.masked or each.name in self._keys for each in definitions)
+
+    def take(self, definitions: tuple[KeyDefinition, ...]) -> None:
+        """Go by these definitions from now on."""
+        if definitions != self._definitions:
+            self._places = _masked_places(definitions, self._keys)
+            self._definitions = definitions
 
     def is_masked(self, definition: KeyDefinition) -> bool:
-        """Whether a key's values are masked."""
-        return definition.name in self._keys
+        """Whether a key's values are masked: by itself, or since they come from where those of a masked key do."""
+        assert self._definitions is not None, "definitions come from `Site.keys`"
+        return any(component in self._places for component in definition.components)
 
-    def masked_places(self, definitions: Iterable[KeyDefinition]) -> frozenset[tuple[str, str]]:
-        """The headers and properties that masked keys come from, as ("header", name): masked wherever they stand."""
-        return frozenset(
-            (component.kind, component.name)
-            for definition in definitions
-            if self.is_masked(definition)
-            for component in definition.components
-        )
+    def is_masked_place(self, kind: str, name: str) -> bool:
+        """Whether a header, or a property, is masked."""
+        assert self._definitions is not None, "definitions come from `Site.keys`"
+        return Component(kind, name) in self._places
+
+    def hides_body(self, message: Message) -> bool:
+        """Whether a message's body is not shown: a body may hold the value that is masked."""
+        if self._bodies or self._show_bodies:
+            return self._bodies
+        return any(_value_at(place, message) is not None for place in self._places)
 
     def digest(self, value: str) -> str:
         """How a masked value is shown."""
-        return f"~{hmac.new(self._secret, value.encode(), hashlib.sha256).hexdigest()[:_DIGITS]}"
+        assert self.secret is not None, "the secret comes with `Site.keys`"
+        given = value.encode("utf-8", "surrogatepass")
+        return f"~{hmac.new(self.secret, given, hashlib.sha256).hexdigest()[:_DIGITS]}"
+
+    def shown(self, definition: KeyDefinition, value: str) -> str:
+        """A key's canonical value as it is shown."""
+        return self.digest(value) if self.is_masked(definition) else value
+
+    def digest_at(self, kind: str, name: str, value: Any, text: str) -> str:
+        """How the value of a masked header or property is shown: with the digest that its key's value has.
+
+        `text`: The value where it is none that the key can have.
+        """
+        try:
+            return self.digest(canonical(value, self._places[Component(kind, name)]))
+        except InvalidValue:
+            return self.digest(text)
+
+    def told(self, key: str, values: Sequence[str]) -> list[str]:
+        """Values of a key, by its name, as they are written down: digests, where they may be masked."""
+        if self._definitions is None:
+            return [NOT_SAID] * len(values)
+        definition = next((each for each in self._definitions if each.name == key), None)
+        if definition is None or not self.is_masked(definition):
+            return list(values)
+        return [self.digest(sought(definition, values))] + [NOT_SAID] * (len(values) - 1)
+
+
+def sought(definition: KeyDefinition, values: Sequence[str]) -> str:
+    """A key's canonical value, of what somebody asks for; what is none stays as it is."""
+    try:
+        return definition.canonical_query(values[0] if len(values) == 1 else tuple(values))
+    except (InvalidValue, ValueError):
+        return " + ".join(values)
+
+
+def _masked_places(definitions: Iterable[KeyDefinition], names: frozenset[str]) -> dict[Component, KeyType]:
+    """Where masked keys' values come from; and those of keys that name them, which have the same."""
+    by_name = {each.name: each for each in definitions}
+    masked = [each for each in by_name.values() if each.masked or each.name in names]
+    places = {component: each.value_type for each in masked for component in each.components}
+    pairs = [
+        (pair, each.value_type)
+        for each in by_name.values()
+        if each.names in by_name
+        for pair in zip(each.components, by_name[each.names].components, strict=False)
+    ]
+    count = -1
+    while count != len(places):
+        count = len(places)
+        for pair, value_type in pairs:
+            if not places.keys().isdisjoint(pair):
+                places |= dict.fromkeys(pair, value_type)
+    return places
+
+
+def _value_at(place: Component, message: Message) -> Any:
+    given = message.headers.get if place.kind == "header" else partial(getattr, message.properties)
+    return given(place.name)

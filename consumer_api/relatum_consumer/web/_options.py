@@ -29,8 +29,9 @@ class WebOptions:
         trust_header: A header by which a proxy names the person; only of requests from `trusted_proxies`.
         trusted_proxies: Networks, as "10.0.0.0/8".
         is_https: Whether a proxy serves it by https: cookies are then sent by https alone.
-        masked_keys: Names of keys whose values are shown as digests.
+        masked_keys: Names of keys whose values are shown as digests, besides those that are masked by definition.
         mask_bodies: Whether bodies are not shown at all.
+        show_bodies: Whether bodies are shown of messages that have a masked value, too: they may hold it.
         audit_path: A file that a line of JSON is added to for each request; None for the log `relatum.web.audit`.
         requests_per_s: Requests a second of one client, over time. Default 20.
         requests_burst: Requests of one client in a moment. Default 100.
@@ -57,6 +58,7 @@ class WebOptions:
     is_https: bool = False
     masked_keys: tuple[str, ...] = ()
     mask_bodies: bool = False
+    show_bodies: bool = False
     audit_path: str | None = None
     requests_per_s: int = 20
     requests_burst: int = 100
@@ -76,6 +78,8 @@ class WebOptions:
             raise ConfigurationError(f"a root path begins with / and does not end with it, not {self.root_path!r}")
         if self.password_hash is not None:
             check_hash(self.password_hash)
+        if self.mask_bodies and self.show_bodies:
+            raise ConfigurationError("bodies are masked (--mask-bodies) or shown (--show-bodies), not both")
         for network in self.trusted_proxies:
             self._check_network(network)
         if (self.trust_header is None) != (not self.trusted_proxies):

@@ -1,5 +1,6 @@
 """What all pages stand on: look-ups, a reader, a database that is only read, and what is kept for a moment."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,18 +12,29 @@ import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 
+from relatum.errors import RelatumError
 from relatum.keys import KeyDefinition
 from relatum.reading import AsyncStreamReader, BrokerAddress
 from relatum.recording import KeySize, RecorderMember, StreamStatus, key_sizes, recorder_list, status
-from relatum.store import close_engine, make_engine
+from relatum.store import close_engine, make_engine, mask_secret, translated_errors, writable_tables
 from relatum_consumer import AsyncRelations
 from relatum_consumer.web._links import Links
 from relatum_consumer.web._masking import Masking
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._rates import Rates
 
+log = logging.getLogger(__name__)
+
 _READ_ONLY: Final = "-c default_transaction_read_only=on"
 """Of each session: whatever the role may do, the page writes nothing."""
+
+_MAY_WRITE: Final = (
+    "the page's user may write %d tables of the database (%s, …): its sessions are read-only, and nothing else keeps "
+    "it from that. Let it ask as one who may not: CREATE ROLE page_user LOGIN PASSWORD '…' IN ROLE relatum_reader"
+)
+
+RIGHTS_AGAIN_S: Final = 5.0
+"""Seconds until a database that did not answer is asked again what the page's user may."""
 
 KEPT_S: Final = 1.0
 """Seconds for which what all ask for is kept: many who look at the same page ask the servers once."""
@@ -56,7 +68,7 @@ class Site:
         self.options = options
         self.links = links
         self.rates = Rates()
-        self.masking = Masking(options.masked_keys, bodies=options.mask_bodies)
+        self.masking = Masking(options.masked_keys, bodies=options.mask_bodies, show_bodies=options.show_bodies)
         self.address = BrokerAddress.parse(options.broker, options.stream_url)
         database = read_only(options.database)
         self.relations = AsyncRelations(
@@ -67,6 +79,21 @@ class Site:
         self._opening = anyio.Lock()
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._kept: dict[Any, _Kept] = {}
+
+    async def tell_rights(self) -> None:
+        """Warn, once the database answers, where the page's user may write: no page needs that."""
+        while True:
+            try:
+                tables = await anyio.to_thread.run_sync(self._writable, abandon_on_cancel=True)
+                break
+            except RelatumError:
+                await anyio.sleep(RIGHTS_AGAIN_S)
+        if tables:
+            log.warning(_MAY_WRITE, len(tables), tables[0])
+
+    def _writable(self) -> list[str]:
+        with translated_errors(), self.engine.connect() as connection:
+            return writable_tables(connection)
 
     async def close(self) -> None:
         """Let look-ups under way end, and close all connections."""
@@ -83,8 +110,16 @@ class Site:
             return self._reader
 
     async def keys(self) -> tuple[KeyDefinition, ...]:
-        """The key definitions in force."""
-        return await self.relations.keys()
+        """The key definitions in force; and from now on what they mask is masked."""
+        definitions = await self.relations.keys()
+        if self.masking.lacks_secret(definitions):
+            self.masking.secret = await self.lately("secret", SIZES_KEPT_S, partial(self.in_thread, self._secret))
+        self.masking.take(definitions)
+        return definitions
+
+    def _secret(self) -> bytes:
+        with translated_errors(), self.engine.connect() as connection:
+            return mask_secret(connection)
 
     async def statuses(self, names: Sequence[str]) -> list[StreamStatus]:
         """What is recorded of some streams, as it was within the last second."""

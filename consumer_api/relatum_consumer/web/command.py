@@ -44,6 +44,9 @@ class Access:
         typer.Option(help="Show this key's values as digests; repeatable.", metavar="KEY", show_default=False),
     ] = None
     mask_bodies: Annotated[bool, typer.Option("--mask-bodies", help="Show no bodies.")] = False
+    show_bodies: Annotated[
+        bool, typer.Option("--show-bodies", help="Show bodies of messages that have a masked value, too.")
+    ] = False
     audit: Annotated[
         Path | None,
         typer.Option(help="Write who looked at what to this file; to the log where left out.", show_default=False),
@@ -60,6 +63,7 @@ class Access:
             "is_https": self.https,
             "masked_keys": tuple(self.mask or ()),
             "mask_bodies": self.mask_bodies,
+            "show_bodies": self.show_bodies,
             "audit_path": None if self.audit is None else str(self.audit),
         }
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from relatum.errors import ConfigurationError, ServerStartFailed
-from relatum.local import LocalServer, LocalServers
+from relatum.local import LocalServer, LocalServers, reader_url
 from relatum.terminal import stop_signals
 
 SETUP_GROUP: Final = "relatum.setup"
@@ -61,7 +61,7 @@ def _page_on(servers: LocalServers) -> Any:
     """The page, by the package that has one."""
     for entry_point in entry_points(group=PAGE_GROUP):
         serve: Any = entry_point.load()
-        return serve(servers.broker_url, servers.database_url, servers.stream_url, port=0)
+        return serve(servers.broker_url, reader_url(servers.database_url), servers.stream_url, port=0)
     raise ConfigurationError("no package that is installed has a page")
 
 

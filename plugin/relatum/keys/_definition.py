@@ -57,6 +57,8 @@ class KeyDefinition:
         names: The name of another key: a value of this key names the message that has the same value of that one, which
             came before (`correlation_id` that of a request's `message_id`). Of the same type, and of as many parts.
             None (default): the value names nothing, it is shared.
+        masked: Whether its values are secret to who looks at messages: the page shows digests of them. False (default)
+            agrees with either.
         since: When it was defined; set by the database.
         key_id: Its number in the database; set by the database, 0 before.
 
@@ -72,6 +74,7 @@ class KeyDefinition:
     components: tuple[Component, ...] = field(init=False, compare=False)
     from_body: BodyFunction | None = field(init=False, compare=False, default=None)
     names: str | None = field(default=None, kw_only=True)
+    masked: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_name(self.name, key=self.name)
@@ -84,6 +87,10 @@ class KeyDefinition:
         if self.since is not None and not isinstance(self.since, datetime):
             raise InvalidKeyDefinition(
                 f"key {self.name!r}: since= takes a datetime, not {shown(self.since)}", key=self.name
+            )
+        if not isinstance(self.masked, bool):
+            raise InvalidKeyDefinition(
+                f"key {self.name!r}: masked= takes True or False, not {shown(self.masked)}", key=self.name
             )
         object.__setattr__(self, "components", self._components())
         if self.names is not None:
@@ -113,9 +120,9 @@ class KeyDefinition:
 
     @property
     def meaning(self) -> str:
-        """Where the value comes from, its type, and what it names, in words."""
+        """Where the value comes from, its type, what it names, and whether it is masked, in words."""
         names = "" if self.names is None else f", names {self.names!r}"
-        return f"{' + '.join(self.sources)}, {self.value_type}{names}"
+        return f"{' + '.join(self.sources)}, {self.value_type}{names}{', masked' if self.masked else ''}"
 
     @property
     def code(self) -> str:
@@ -123,7 +130,8 @@ class KeyDefinition:
         source = self.sources[0] if len(self.components) == 1 else tuple(self.sources)
         key_type = "" if self.value_type is KeyType.TEXT else f", type={self.value_type.value!r}"
         names = "" if self.names is None else f", names={self.names!r}"
-        return f"KeyDefinition({self.name!r}, source={source!r}{key_type}{names})"
+        masked = ", masked=True" if self.masked else ""
+        return f"KeyDefinition({self.name!r}, source={source!r}{key_type}{names}{masked})"
 
     @property
     def hint(self) -> str:

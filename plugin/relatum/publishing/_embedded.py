@@ -112,8 +112,8 @@ def _told(left: dict[str, int | None]) -> str:
     return ", ".join(told[:TOLD_MAX]) + (f", and of {more} more" if more > 0 else "")
 
 
-def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple((key.name, key.value_type.value, key.names or "", *key.sources) for key in definitions)
+def _meaning(definitions: tuple[KeyDefinition, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((key.name, key.meaning) for key in definitions)
 
 
 def _start(

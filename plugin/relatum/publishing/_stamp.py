@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from time import time_ns
@@ -98,7 +99,7 @@ class Stamper:
         self._lifted: list[tuple[BodyFunction, KeyDefinition]] = []
         self._checks_groups = False
         for definition in definitions:
-            if definition == GROUP_KEY:
+            if replace(definition, masked=False) == GROUP_KEY:
                 # Only where it was asked for: other people's messages may have headers of the same names.
                 self._checks_groups = True
             elif definition.from_body is not None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from relatum.keys import KeyDefinition, KeyType
 from relatum.reading import BrokerAddress
 from relatum.recording import set_record_time
-from relatum.store import add_keys, as_engine, key_definitions, remove_key, translated_errors
+from relatum.store import add_keys, as_engine, key_definitions, mask_key, remove_key, translated_errors
 from relatum.store import set_record_time as switch_record_time
 from relatum.terminal import (
     BrokerOption,
@@ -28,7 +28,8 @@ keys = typer.Typer(
 
 
 def _document(key: KeyDefinition) -> dict[str, Any]:
-    return {"name": key.name, "source": key.sources, "type": str(key.type), "names": key.names, "since": key.since}
+    told = {"name": key.name, "source": key.sources, "type": str(key.type), "names": key.names, "since": key.since}
+    return told | {"masked": key.masked}
 
 
 def _day(moment: datetime | None) -> str:
@@ -56,6 +57,9 @@ def add(
             show_default=False,
         ),
     ] = None,
+    masked: Annotated[
+        bool, typer.Option("--masked", help="Show digests of its values, and not these, to who looks at messages.")
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,7 +71,7 @@ def add(
     if source and len(names) > 1:
         raise typer.BadParameter("--source is for one key at a time")
     sources = tuple(source) if source else None
-    wanted = [KeyDefinition(name, source=sources, type=key_type, names=named) for name in names]
+    wanted = [KeyDefinition(name, source=sources, type=key_type, names=named, masked=masked) for name in names]
     with as_engine(require_database(database)) as engine:
         stored = add_keys(engine, wanted)
     for key in wanted:
@@ -91,9 +95,10 @@ def list_keys(database: DatabaseOption = None, as_json: JsonOption = False) -> N
     if not found:
         console.print("No key is defined. `relatum keys add NAME` defines one.")
         return
-    table = Table("key", "from", "type", "names", "since")
+    table = Table("key", "from", "type", "names", "masked", "since")
     for key in found:
-        table.add_row(key.name, " + ".join(key.sources), str(key.type), key.names or "–", _day(key.since))
+        is_masked = "masked" if key.masked else "–"
+        table.add_row(key.name, " + ".join(key.sources), str(key.type), key.names or "–", is_masked, _day(key.since))
     console.print(table)
 
 
@@ -102,10 +107,28 @@ def remove(
     name: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
     database: DatabaseOption = None,
 ) -> None:
-    """Take a key out of force: it is neither recorded nor looked up any more; `relatum prune` deletes its rows."""
+    """Take a key out of force: it is neither recorded nor looked up any more; `relatum prune` deletes its rows.
+
+    One that is masked is not removed before it is `keys mask NAME --off`: nothing would hide its values.
+    """
     with as_engine(require_database(database)) as engine:
         remove_key(engine, name)
     console.print(f"{name} is no longer recorded.", markup=False)
+
+
+@keys.command("mask")
+def mask(
+    name: Annotated[str, typer.Argument(help="The key's name.", show_default=False)],
+    on: Annotated[bool, typer.Option("--on/--off", help="Whether its values are masked.")] = True,
+    database: DatabaseOption = None,
+) -> None:
+    """Show digests of a key's values, and not these, to who looks at messages; `--off` shows them again.
+
+    Pages go by it within two seconds.
+    """
+    with as_engine(require_database(database)) as engine:
+        mask_key(engine, name, on=on)
+    console.print(f"{name} is {'masked' if on else 'not masked any more'}.", markup=False)
 
 
 @keys.command("time")

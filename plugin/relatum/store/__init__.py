@@ -16,6 +16,8 @@ from relatum.store._catalog import (
     ensure_streams,
     key_definitions,
     lock_stream,
+    mask_key,
+    mask_secret,
     remove_key,
     set_record_time,
     streams_named,
@@ -72,6 +74,7 @@ from relatum.store._placement_tables import (
     super_stream_partitions,
     super_streams,
 )
+from relatum.store._rights import writable_tables
 from relatum.store._rows import copy_lines, copy_number, copy_text, count_skips, needs_escape
 from relatum.store._serial_tables import (
     serial_checkpoints,
@@ -195,6 +198,8 @@ __all__ = [
     "lock_stream",
     "make_engine",
     "marked",
+    "mask_key",
+    "mask_secret",
     "may_hold_offsets",
     "may_hold_values",
     "merged",
@@ -237,5 +242,6 @@ __all__ = [
     "translated_errors",
     "turn_parts",
     "unleased",
+    "writable_tables",
     "write_token",
 ]

@@ -20,7 +20,7 @@ from relatum.errors import (
 from relatum.keys import KeyDefinition, as_definitions
 from relatum.limits import KEYS_MAX
 from relatum.store._arrays import arrays
-from relatum.store._tables import keys, streams
+from relatum.store._tables import keys, masking, streams
 from relatum.store._translation import translated_errors
 
 logger = logging.getLogger("relatum.keys")
@@ -50,7 +50,15 @@ _STREAM_COLUMNS = [streams.c[name] for name in StreamRow.__dataclass_fields__]
 
 _named_key: Final = keys.alias("named_key")
 KEYS_IN_FORCE: Final = (
-    sa.select(keys.c.key_id, keys.c.name, keys.c.sources, keys.c.type, keys.c.since, _named_key.c.name.label("names"))
+    sa.select(
+        keys.c.key_id,
+        keys.c.name,
+        keys.c.sources,
+        keys.c.type,
+        keys.c.since,
+        _named_key.c.name.label("names"),
+        keys.c.masked,
+    )
     .select_from(keys.outerjoin(_named_key, keys.c.names_key_id == _named_key.c.key_id))
     .where(keys.c.removed_at.is_(None))
     .order_by(keys.c.key_id)
@@ -61,8 +69,8 @@ KEYS_IN_FORCE: Final = (
 def definitions_of(rows: Iterable[Sequence[Any]]) -> list[KeyDefinition]:
     """The definitions that rows of `KEYS_IN_FORCE` hold."""
     return [
-        KeyDefinition(name, source=tuple(sources), type=key_type, names=names, since=since, key_id=key_id)
-        for key_id, name, sources, key_type, since, names in rows
+        KeyDefinition(name, tuple(sources), key_type, since, key_id, names=names, masked=masked)
+        for key_id, name, sources, key_type, since, names, masked in rows
     ]
 
 
@@ -78,7 +86,7 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
 
     Returns:
         The definitions as stored, in the order given. One that is in force already and says the same is kept; one that
-        named no key so far, and now does, is told so: no row depends on that.
+        named no key so far, and now does, or was not masked, and now is, is told so: no row depends on that.
 
     Raises:
         KeyDefinitionConflict: a definition of that name says something else; nothing was written.
@@ -103,11 +111,18 @@ def add_keys(engine: sa.Engine, wanted: Iterable[str | KeyDefinition]) -> list[K
             raise InvalidKeyDefinition(f"at most {KEYS_MAX} keys can be in force", key=missing[-1].name)
         _check_named(definitions, {key.name: key for key in missing} | in_force)
         if missing:
-            rows = [{"name": key.name, "sources": key.sources, "type": str(key.type)} for key in missing]
+            rows = [
+                {"name": key.name, "sources": key.sources, "type": str(key.type), "masked": key.masked}
+                for key in missing
+            ]
             connection.execute(sa.insert(keys), rows)
-        directed = [key for key in definitions if not _is_said(key, in_force.get(key.name)) and key.names]
+        told = [key for key in definitions if not _is_said(key, in_force.get(key.name))]
+        directed = [{"of_key": key.name, "named": key.names} for key in told if key.names]
         if directed:
-            connection.execute(_SET_NAMES, [{"of_key": key.name, "named": key.names} for key in directed])
+            connection.execute(_SET_NAMES, directed)
+        masked = [{"of_key": key.name, "is_masked": True} for key in told if key.masked]
+        if masked:
+            connection.execute(_SET_MASKED, masked)
         stored = {definition.name: definition for definition in key_definitions(connection)}
     for definition in missing:
         hint = f" ({definition.hint})" if definition.hint else ""
@@ -143,7 +158,7 @@ def _check_same(wanted: KeyDefinition, existing: KeyDefinition | None) -> None:
 
 def _is_said(wanted: KeyDefinition, existing: KeyDefinition | None) -> bool:
     """Whether a definition in force says all that one like it does."""
-    return existing is not None and wanted.names in (None, existing.names)
+    return existing is not None and wanted.names in (None, existing.names) and wanted.masked <= existing.masked
 
 
 def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinition]) -> None:
@@ -164,14 +179,12 @@ def _check_named(wanted: Iterable[KeyDefinition], known: Mapping[str, KeyDefinit
             )
 
 
-_SET_NAMES: Final = (
-    sa.update(keys)
-    .where(keys.c.name == sa.bindparam("of_key", type_=sa.Text), keys.c.removed_at.is_(None))
-    .values(
-        names_key_id=sa.select(_named_key.c.key_id)
-        .where(_named_key.c.name == sa.bindparam("named", type_=sa.Text), _named_key.c.removed_at.is_(None))
-        .scalar_subquery()
-    )
+_set: Final = sa.update(keys).where(keys.c.name == sa.bindparam("of_key", type_=sa.Text), keys.c.removed_at.is_(None))
+_SET_MASKED: Final = _set.values(masked=sa.bindparam("is_masked", type_=sa.Boolean))
+_SET_NAMES: Final = _set.values(
+    names_key_id=sa.select(_named_key.c.key_id)
+    .where(_named_key.c.name == sa.bindparam("named", type_=sa.Text), _named_key.c.removed_at.is_(None))
+    .scalar_subquery()
 )
 
 
@@ -180,14 +193,46 @@ def remove_key(engine: sa.Engine, name: str) -> None:
 
     Raises:
         KeyNotDefined: no key of that name is in force.
+        KeyDefinitionConflict: it is masked, and where it comes from would be shown from now on; nothing was written.
     """
     checked_name("name", name)
     with translated_errors(), engine.begin() as connection:
-        removed = connection.execute(
-            sa.update(keys).where(keys.c.name == name, keys.c.removed_at.is_(None)).values(removed_at=sa.func.now())
-        )
-        if removed.rowcount == 0:
-            raise KeyNotDefined(f"no key {name!r} is defined", key=name)
+        is_masked = connection.execute(_set.values(removed_at=sa.func.now()).returning(keys.c.masked), {"of_key": name})
+        if _one_of(is_masked.scalar(), name):
+            raise KeyDefinitionConflict(
+                f"key {name!r} is masked, and nothing would hide its values once it is removed: let them be shown "
+                f"first, if they may be (`relatum keys mask {name} --off`)",
+                key=name,
+            )
+
+
+def mask_key(engine: sa.Engine, name: str, *, on: bool) -> None:
+    """Have a key's values shown as digests to who looks at messages, or as they are; pages go by it within two seconds.
+
+    Raises:
+        KeyNotDefined: no key of that name is in force.
+    """
+    checked_name("name", name)
+    with translated_errors(), engine.begin() as connection:
+        statement = _SET_MASKED.returning(keys.c.masked)
+        _one_of(connection.execute(statement, {"of_key": name, "is_masked": on}).scalar(), name)
+    logger.info("key %r is %s", name, "masked" if on else "not masked any more")
+
+
+def _one_of(is_masked: bool | None, name: str) -> bool:
+    """Whether the key that was written is masked.
+
+    Raises:
+        KeyNotDefined: none was written.
+    """
+    if is_masked is None:
+        raise KeyNotDefined(f"no key {name!r} is defined", key=name)
+    return is_masked
+
+
+def mask_secret(connection: sa.Connection) -> bytes:
+    """What digests of masked values are made with. Who may read it may read the values too: see ADR 0030."""
+    return bytes(connection.execute(sa.select(masking.c.secret)).scalar_one())
 
 
 def current_stream(connection: sa.Connection, vhost: str, name: str) -> StreamRow | None:

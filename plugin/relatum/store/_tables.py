@@ -6,6 +6,7 @@ The streams are the truth and these tables are derived from them: they can be dr
   again; it gets a new row, so that no row of the old one can answer for the new one.
 - `recorder_members`: the recorders that are up, each with a lease: what names one of them in `streams` is held by it.
 - `keys`: the key definitions in force, and those removed.
+- `masking`: the secret that digests of masked keys' values are made with, in one row. See ADR 0030.
 - `coverage`: the offset ranges of a stream that are recorded, each with the keys it holds; holes that retention tore.
   What was recorded `over_amqp` holds what it found, but proves nothing absent: it is read again by the stream protocol.
 - `relationships`: one row for each value of each message. Its one index answers every look-up by key. It is in parts,
@@ -32,6 +33,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -108,8 +110,18 @@ keys = Table(
     moment("removed_at"),
     # The key whose messages values of this one name.
     Column("names_key_id", SmallInteger, ForeignKey("relatum.keys.key_id")),
+    # Who may look at messages, and not at its values, is shown digests of them.
+    Column("masked", Boolean, nullable=False, server_default=text("false")),
     Index("keys_in_force", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     CheckConstraint("type IN ('text', 'integer', 'timestamp')", name="keys_type"),
+)
+
+masking = Table(
+    "masking",
+    metadata,
+    Column("is_only", Boolean, primary_key=True, server_default=text("true")),
+    Column("secret", LargeBinary, nullable=False),
+    CheckConstraint("is_only", name="masking_is_only"),
 )
 
 coverage = Table(

@@ -241,8 +241,8 @@ def _grant(said: str) -> str:
     if not said.startswith("permission denied for") or " database " in said:
         return ""
     return (
-        "; grant the user the role relatum_consumer to look up, or relatum_recorder to record, publish and collect "
-        "(GRANT relatum_consumer TO its_name)"
+        "; grant the user the role relatum_consumer to look up, relatum_reader for the page, or relatum_recorder to "
+        "record, publish and collect (GRANT relatum_consumer TO its_name)"
     )
 
 

@@ -37,13 +37,14 @@ class KeysAnswer:
 
 async def key_rows(site: Site) -> tuple[KeyRow, ...]:
     """The keys with their sizes."""
+    masked = {each.name for each in await site.keys() if site.masking.is_masked(each)}
     return tuple(
         KeyRow(
             name=each.definition.name,
             sources=tuple(each.definition.sources),
             type=each.definition.value_type.value,
             since=each.definition.since,
-            is_masked=site.masking.is_masked(each.definition),
+            is_masked=each.definition.name in masked,
             hue=place % HUES,
             rows=each.rows,
             bytes=each.bytes,

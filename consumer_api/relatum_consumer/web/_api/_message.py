@@ -174,8 +174,8 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
         time=found.time,
         time_source=found.time_source.value,
         chunk_time=None if found.chunk_ms is None else datetime.fromtimestamp(found.chunk_ms / 1000, UTC),
-        headers=_named(site, definitions, "header", dict(found.headers)),
-        properties=_named(site, definitions, "property", _properties(found)),
+        headers=_named(site, "header", dict(found.headers)),
+        properties=_named(site, "property", _properties(found)),
         body=_body(site, found, asked.view),
         keys=keys,
         related=tuple(each for each in related if each is not None),
@@ -284,19 +284,20 @@ def _properties(found: Message) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _named(site: Site, definitions: Sequence[KeyDefinition], kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
-    masked = site.masking.masked_places(definitions)
+def _named(site: Site, kind: str, given: dict[str, Any]) -> tuple[Named, ...]:
     shown = []
     for name, value in given.items():
         text, type_ = text_of_value(value)
-        is_masked = (kind, name) in masked
-        shown.append(Named(name, type_, site.masking.digest(text) if is_masked else text, is_masked))
+        is_masked = site.masking.is_masked_place(kind, name)
+        if is_masked:
+            text = site.masking.digest_at(kind, name, value, text)
+        shown.append(Named(name, type_, text, is_masked))
     return tuple(shown)
 
 
 def _body(site: Site, found: Message, view: str) -> Body:
     body, href = found.body, site.links.message(found.stream, found.offset, "body")
-    if site.masking.bodies:
+    if site.masking.hides_body(found):
         return Body("masked", len(body), "", (), False, "", (), None, None, "")
     kind = kind_of(body)
     text = text_of(body)

@@ -16,6 +16,7 @@ from relatum_consumer import Answer
 from relatum_consumer.web._api._latest import LatestAsked, latest
 from relatum_consumer.web._api._shown import MessageRow, first_of, message_row, value_of
 from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._masking import sought
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
@@ -261,10 +262,11 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
 
 
 def _shown_value(site: Site, definitions: Sequence[KeyDefinition], asked: SearchAsked, value: Any) -> str:
-    parts = value if isinstance(value, tuple) else (value,)
-    shown = " + ".join(str(part) for part in parts)
-    is_masked = any(each.name == asked.key and site.masking.is_masked(each) for each in definitions)
-    return site.masking.digest(shown) if is_masked else shown
+    parts = [str(part) for part in (value if isinstance(value, tuple) else (value,))]
+    definition = next((each for each in definitions if each.name == asked.key), None)
+    if definition is None or not site.masking.is_masked(definition):
+        return " + ".join(parts)
+    return site.masking.digest(sought(definition, parts))
 
 
 def _places(site: Site, places: Sequence[tuple[str, int]]) -> tuple[Place, ...]:

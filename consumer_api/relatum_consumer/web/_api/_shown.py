@@ -33,7 +33,7 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message in a list. `preview` is the beginning of its body in a line, empty where bodies are masked."""
+    """A message in a list. `preview` is the beginning of its body in a line, empty where it is masked."""
 
     stream: str
     offset: int
@@ -78,7 +78,7 @@ def key_value(
     href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset))
     if not is_masked and not definition.is_composite:
         href = site.links.search(key=definition.name, value=value)
-    shown = site.masking.digest(value) if is_masked else value
+    shown = site.masking.shown(definition, value)
     return KeyValue(definition.name, shown, is_masked, definitions.index(definition) % HUES, href)
 
 
@@ -92,7 +92,7 @@ def message_row(site: Site, definitions: Sequence[KeyDefinition], message: Messa
         message.time_source.value,
         key_values(site, definitions, message),
         len(message.body),
-        "" if site.masking.bodies else preview(message.body),
+        "" if site.masking.hides_body(message) else preview(message.body),
     )
 
 

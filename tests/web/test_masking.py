@@ -1,0 +1,123 @@
+"""Keys that are masked by definition: nothing that a page gives out, or writes down, has their values."""
+
+import json
+import logging
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.keys import KeyDefinition
+from tests.support import publish_plain, recording, wait_recorded
+from tests.support.web import Asking, asking
+from tests.web.conftest import World
+
+SECRET = "4711-secret"
+NUMBER = "0042"
+
+KEYS = [
+    KeyDefinition("card", masked=True),
+    KeyDefinition("again", source="header:card"),
+    KeyDefinition("at", source=("header:card", "header:shop")),
+    KeyDefinition("number", type="integer", masked=True),
+    KeyDefinition("paid_by", names="card"),
+    KeyDefinition("shop"),
+]
+
+HEADERS = {"card": SECRET, "shop": "north", "number": NUMBER, "paid_by": SECRET}
+
+
+@pytest.fixture
+def masked(world: World, amqp_url: str, engine: sa.Engine, database_url: str, stream_name: str) -> str:
+    """A stream of three messages that have masked values, and one that has none; its database is the test's own."""
+    given = [(f"it is {SECRET}".encode(), HEADERS)] * 3 + [(b"shown", {"shop": "north"})]
+    publish_plain(amqp_url, stream_name, given)
+    with recording(amqp_url, engine, stream_name, keys=KEYS):
+        wait_recorded(amqp_url, engine, stream_name)
+    return stream_name
+
+
+def named(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Headers or keys of an answer, by name."""
+    return {row.get("name", row.get("key")): row.get("text", row.get("value")) for row in rows}
+
+
+def test_a_key_masked_by_definition_is_shown_nowhere(world: World, database_url: str, masked: str) -> None:
+    """Without any option: its header, keys that share the header or name the key, bodies, pages, documents, links."""
+    with asking(world.page(database=database_url)) as page:
+        answer = page.get(f"/api/streams/{masked}/0").json()
+        headers, keys = named(answer["headers"]), named(answer["keys"])
+        digest = keys["card"]
+        assert digest.startswith("~")
+        assert headers["card"] == headers["paid_by"] == keys["again"] == keys["paid_by"] == digest
+        assert keys["at"].startswith("~")
+        assert headers["number"] == keys["number"] != digest
+        assert headers["shop"] == keys["shop"] == "north"
+        assert answer["body"]["kind"] == "masked"
+        assert page.get(f"/streams/{masked}/0/body").status_code == 403
+        assert page.get(f"/api/streams/{masked}/3").json()["body"]["text"] == "shown"
+        seen = {row["name"]: row["is_masked"] for row in page.get("/api/keys").json()["keys"]}
+        assert seen == {"card": True, "again": True, "at": True, "number": True, "paid_by": True, "shop": False}
+        links = [each["href"] for each in answer["keys"]]
+        for path in [f"/streams/{masked}/0", "/?key=shop&value=north", "/streams", f"/streams/{masked}", *links]:
+            for text in (page.get(path).text, page.get(_document(path)).text):
+                assert SECRET not in text, path
+                assert NUMBER not in text, path
+        for link in links:
+            found = page.get(_document(link)).json()
+            assert [row["offset"] for row in found["results"] if row["offset"] in (1, 2)] == [1, 2], link
+
+
+def _document(path: str) -> str:
+    return f"/api{'/search' if path.startswith('/?') else ''}{path.removeprefix('/') if '?' in path else path}"
+
+
+def test_a_digest_is_the_same_in_each_process_and_whatever_is_typed(
+    world: World, database_url: str, masked: str
+) -> None:
+    """So is that of a value typed in, however it is written; one who has a digest goes by its link."""
+    with asking(world.page(database=database_url)) as one, asking(world.page(database=database_url)) as other:
+        keys = named(one.get(f"/api/streams/{masked}/0").json()["keys"])
+        assert named(other.get(f"/api/streams/{masked}/1").json()["keys"]) == keys
+        typed: list[tuple[str, list[str]]] = [("card", [SECRET]), ("number", ["42"]), ("at", [SECRET, "north"])]
+        for key, value in typed:
+            answer = other.get(f"/api/search?{urlencode({'key': key, 'value': value}, doseq=True)}").json()
+            assert answer["value"] == keys[key]
+            assert len(answer["results"]) == 3
+
+
+def test_bodies_are_shown_where_somebody_says_so(world: World, database_url: str, masked: str) -> None:
+    """`--show-bodies`: of all messages; a body is theirs who set up the page."""
+    with asking(world.page(database=database_url, show_bodies=True)) as page:
+        assert SECRET in page.get(f"/api/streams/{masked}/0").json()["body"]["text"]
+        assert page.get(f"/streams/{masked}/0/body").status_code == 200
+
+
+def test_a_key_is_masked_by_an_option_as_well(world: World, database_url: str, masked: str) -> None:
+    """`--mask` adds to what definitions say."""
+    with asking(world.page(database=database_url, masked_keys=("shop",))) as page:
+        answer = page.get(f"/api/streams/{masked}/3").json()
+        assert named(answer["headers"])["shop"] == named(answer["keys"])["shop"] != "north"
+        assert answer["body"]["kind"] == "masked"
+
+
+def test_the_audit_log_has_digests(
+    world: World, database_url: str, masked: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was searched for can be compared with what was seen; before anything is known of keys, nothing is said."""
+    caplog.set_level(logging.INFO, logger="relatum.web.audit")
+
+    def told(page: Asking, query: str) -> str:
+        page.get(f"/api/search?{query}")
+        return str(json.loads(caplog.records[-1].getMessage())["query"])
+
+    with asking(world.page(database=database_url)) as page:
+        assert page.get(f"/api/search?key=card&value={SECRET}", headers={"Host": "elsewhere"}).status_code == 421
+        assert json.loads(caplog.records[-1].getMessage())["query"] == "key=card&value=~"
+        digest = named(page.get(f"/api/streams/{masked}/0").json()["keys"])["card"]
+        assert told(page, f"key=card&value={SECRET}") == f"key=card&value={digest}"
+        assert told(page, f"value={SECRET}&key=card&limit=1") == f"key=card&limit=1&value={digest}"
+        assert told(page, f"key=card&prefix={SECRET[:4]}").startswith("key=card&prefix=~")
+        assert told(page, "key=shop&value=north") == "key=shop&value=north"
+    assert SECRET not in caplog.text
