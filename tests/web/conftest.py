@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
@@ -103,6 +104,19 @@ def web_database_url(database_server_url: str, _migrated_template: str, _copying
     yield database_server_url.rpartition("/")[0] + f"/{name}"
     with psycopg.connect(database_server_url, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def reader_url(web_database_url: str) -> Iterator[str]:
+    """The URL of a user in `relatum_reader`."""
+    name = unique_name("page").replace("-", "_")
+    with psycopg.connect(web_database_url, autocommit=True) as administrator:
+        made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x' IN ROLE relatum_reader")
+        administrator.execute(made.format(sql.Identifier(name)))
+        parts = urlsplit(web_database_url)
+        yield urlunsplit(parts._replace(netloc=f"{name}:x@{parts.hostname}:{parts.port}"))
+        administrator.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
+        administrator.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
 
 
 @pytest.fixture(scope="session")

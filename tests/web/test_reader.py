@@ -1,33 +1,18 @@
 """The page's own user of PostgreSQL: all pages answer, and it writes nothing whatever it tries."""
 
 import logging
-from collections.abc import Iterator
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support import unique_name, wait_until
+from tests.support import wait_until
 from tests.support.web import asking
 from tests.web.conftest import World
 from tests.web.test_api import examples
 
 READS = {"rows_of", "stream_of"}
 """Functions it may call: those that look up."""
-
-
-@pytest.fixture
-def reader_url(web_database_url: str) -> Iterator[str]:
-    """The URL of a user in `relatum_reader`."""
-    name = unique_name("page").replace("-", "_")
-    with psycopg.connect(web_database_url, autocommit=True) as administrator:
-        made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x' IN ROLE relatum_reader")
-        administrator.execute(made.format(sql.Identifier(name)))
-        parts = urlsplit(web_database_url)
-        yield urlunsplit(parts._replace(netloc=f"{name}:x@{parts.hostname}:{parts.port}"))
-        administrator.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
-        administrator.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
 
 
 def test_every_page_answers_it_as_it_does_the_owner(world: World, reader_url: str) -> None:
