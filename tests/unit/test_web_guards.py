@@ -44,7 +44,14 @@ def test_it_is_called_by_its_names(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil@localhost.x"]
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil@localhost.x",
+        "localhost:80@evil.example",
+    ],
 )
 def test_another_name_is_refused(host: str) -> None:
     """A name of elsewhere that was turned to this machine reads nothing, whatever it asks for."""
@@ -184,6 +191,9 @@ def test_a_proxy_says_who_asks(hashed: str) -> None:
         assert page_.get("/api/openapi.json", headers=named).status_code == 200
         assert page_.get("/api/openapi.json").status_code == 401
         assert page_.get("/streams").status_code == 403
+        # One of them came from who asked, and the proxy let it through.
+        twice = [("X-User", "root"), ("X-User", "ann")]
+        assert page_.get("/api/openapi.json", headers=twice).status_code == 401
     with page(("192.0.2.7", 1), **options) as page_:
         assert page_.get("/api/openapi.json", headers=named).status_code == 401
 

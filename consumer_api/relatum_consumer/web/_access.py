@@ -38,6 +38,9 @@ _CLIENTS_MAX: Final = 10_000
 
 _FORM_BYTES_MAX: Final = 4_096
 
+_FORM_S: Final = 10.0
+"""Seconds for a form to come."""
+
 _HASHED_AT_ONCE: Final = 2
 """Passwords compared at the same time: each takes 16 MiB and a processor."""
 
@@ -87,9 +90,10 @@ class Access:
     async def _who(self, scope: Scope) -> str | None:
         """The name of who asks; None where that is not known."""
         headers = Headers(scope=scope)
-        named = headers.get(self._options.trust_header) if self._options.trust_header else None
-        if named and self._is_of_proxy(scope):
-            return named
+        named = headers.getlist(self._options.trust_header) if self._options.trust_header else []
+        # Of two, one may be the client's own, which the proxy let through.
+        if len(named) == 1 and named[0] and self._is_of_proxy(scope):
+            return named[0]
         if self._options.password_hash is None:
             return None
         if self._is_session(headers.get("cookie", "")) or await self._is_basic(scope, headers):
@@ -202,10 +206,13 @@ class Access:
 
 
 async def _form_of(request: Request) -> dict[str, str]:
-    """The fields of a short form; none of a long one."""
+    """The fields of a short form; none of one that is long, or takes long."""
     given = b""
-    async for chunk in request.stream():
-        given += chunk
-        if len(given) > _FORM_BYTES_MAX:
-            return {}
+    with anyio.move_on_after(_FORM_S) as patience:
+        async for chunk in request.stream():
+            given += chunk
+            if len(given) > _FORM_BYTES_MAX:
+                return {}
+    if patience.cancelled_caught:
+        return {}
     return {name: values[0] for name, values in parse_qs(given.decode("utf-8", "replace")).items()}

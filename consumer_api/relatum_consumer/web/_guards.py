@@ -93,6 +93,9 @@ class Hosts:
         await app(scope, receive, send)
 
     def _problem(self, scope: Scope, headers: Headers) -> Problem | None:
+        if "transfer-encoding" in headers:
+            # The one form of the page has a length; a proxy that goes by another one would hide a request in it.
+            return Problem(411, "length_required", "this was sent without its length", "", {"Connection": "close"})
         host = headers.get("host", "")
         if self._names and _name_of(host) not in self._names:
             hint = "Call it by a name that it was told (--host-name), or as localhost."
@@ -108,6 +111,7 @@ class Hosts:
 
 
 def _name_of(host: str) -> str:
-    """A host's name without its port; of an IPv6 address with its brackets."""
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    return name.lower().rstrip(".")
+    """A host's name without its port; of an IPv6 address with its brackets. What has no such form stays as it is."""
+    name, separator, port = host.rpartition(":")
+    is_with_port = bool(separator) and port.isascii() and port.isdigit()
+    return (name if is_with_port else host).lower().rstrip(".")

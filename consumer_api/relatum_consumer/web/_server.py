@@ -9,6 +9,7 @@ import uvicorn
 
 from relatum.errors import ServerStartFailed
 from relatum_consumer.web._application import make_application
+from relatum_consumer.web._connections import CONNECTIONS_MAX, guarded
 from relatum_consumer.web._options import WebOptions
 
 _START_S: Final = 60.0
@@ -16,8 +17,6 @@ _START_S: Final = 60.0
 
 _HEADER_BYTES_MAX: Final = 32 << 10
 """Bytes of a request's line and headers: a search for a value, and a long list of streams."""
-
-_CONNECTIONS_MAX: Final = 500
 
 
 class WebServer:
@@ -44,7 +43,7 @@ class WebServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 application,
-                http="h11",
+                http=guarded(),
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -52,7 +51,7 @@ class WebServer:
                 proxy_headers=False,
                 server_header=False,
                 date_header=True,
-                limit_concurrency=_CONNECTIONS_MAX,
+                limit_concurrency=CONNECTIONS_MAX,
                 h11_max_incomplete_event_size=_HEADER_BYTES_MAX,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=max(1, round(options.drain_s)),
