@@ -23,6 +23,8 @@ SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
 
 HEIGHT: Final = 900
 
+WEIGHT_BYTES_MAX: Final = 200_000
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -115,7 +117,7 @@ def paths(world: World) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360), ("light", 2560)]
+    ("theme", "width"), [(theme, width) for width in (1280, 360, 2560) for theme in ("light", "dark")]
 )
 def test_every_view_in_both_themes_narrow_and_wide(
     browser: Browser, served: str, world: World, theme: str, width: int
@@ -128,6 +130,19 @@ def test_every_view_in_both_themes_narrow_and_wide(
             expect(window.page.locator("main h1").first).to_be_attached()
             window.check()
             window.page.screenshot(path=SCREENSHOTS / f"{name}-{theme}-{width}.png", full_page=True)
+
+
+def test_no_view_is_heavy(browser: Browser, served: str, world: World) -> None:
+    """With its styles, scripts and symbols, and nothing kept from before, each is under 200 kB on its way here."""
+    for name, path in paths(world).items():
+        with looking(browser, served) as window:
+            page, received = window.page, []
+            network = page.context.new_cdp_session(page)
+            network.send("Network.enable")
+            network.on("Network.loadingFinished", lambda told, received=received: received.append(told))
+            page.goto(served + path)
+            page.wait_for_load_state("load")
+            assert sum(each["encodedDataLength"] for each in received) < WEIGHT_BYTES_MAX, name
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

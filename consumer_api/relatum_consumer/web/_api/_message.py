@@ -178,7 +178,8 @@ async def message(site: Site, asked: MessageAsked | MessageAskedByQuery) -> Mess
         properties=_named(site, "property", _properties(found)),
         body=_body(site, found, asked.view),
         keys=keys,
-        related=tuple(each for each in related if each is not None),
+        # What few share says more.
+        related=tuple(sorted((each for each in related if each is not None), key=lambda each: each.has_more)),
         previous=beside[0],
         next=beside[1],
         took_ms=round(1e3 * (time.perf_counter() - began), 2),
