@@ -4,7 +4,7 @@
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
@@ -22,7 +22,6 @@ from relatum.errors import (
     RelatumError,
     UsedAfterClose,
 )
-from relatum.ids import MessageId
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import (
     CONNECTIONS_MAX,
@@ -30,7 +29,7 @@ from relatum.reading import (
     BrokerAddress,
     Message,
     StreamReader,
-    agreement,
+    agreements,
     check_limit,
 )
 from relatum.steps import run
@@ -47,6 +46,7 @@ from relatum_consumer.lookups import (
     POOL_MAX,
     STREAMS_MAX,
     Agree,
+    AllBounds,
     Bounds,
     Breathe,
     Explanation,
@@ -166,12 +166,15 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         if type(request) is Select:
             return self._select(request)
         if type(request) is Read:
-            return self._read(request.ids)
+            return self._read(request)
         if type(request) is InTime:
             return run(request.steps, partial(self._carry_out_by, self._carry_out, request.until))
         if type(request) in _BESIDE_OTHERS:
             return self._beside_others(request)
-        return self._ask(self._open_reader(), request)
+        reader = self._open_reader()
+        if type(request) is Agree:
+            return agreements(reader, request.positions, request.kept)
+        return self._ask(reader, request)
 
     def _beside_others(self, request: LookupRequest) -> Any:
         """Carry out what makes way for others, or is done with them."""
@@ -195,12 +198,12 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
             return None
         if type(request) is Bounds:
             return reader.bounds(request.stream)
+        if type(request) is AllBounds:
+            return reader.all_bounds(request.streams, request.kept)
         if type(request) is Missing:
             return reader.missing(request.streams)
         if type(request) is Partitions:
             return reader.partitions(request.super_stream)
-        if type(request) is Agree:
-            return agreement(reader, request.stream, request.position)
         assert type(request) is Sift, "there are no other requests"
         return reader.scan(request.stream, request.start, request.stop, request.take)
 
@@ -208,12 +211,12 @@ class Asking(GroupMethods, ExpectationMethods, Closing):
         with within(self._timeout_s):
             return self._database.rows(request.sql, request.parameters)
 
-    def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
+    def _read(self, request: Read) -> list[Message | RelatumError]:
         reader = self._open_reader()
-        if len(ids) > 1:
-            return list[Message | RelatumError](reader.read_all(ids))
+        if len(request.ids) > 1 or request.kept is not None:
+            return list[Message | RelatumError](reader.read_all(request.ids, kept=request.kept))
         try:
-            return [reader.read(*ids[0])]
+            return [reader.read(*request.ids[0])]
         except (NotFound, AccessRefused) as error:
             return [error]
 

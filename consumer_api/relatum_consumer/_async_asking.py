@@ -4,7 +4,7 @@
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
@@ -22,7 +22,6 @@ from relatum.errors import (
     RelatumError,
     UsedAfterClose,
 )
-from relatum.ids import MessageId
 from relatum.processes import after_fork, leave_to_parent
 from relatum.reading import (
     CONNECTIONS_MAX,
@@ -30,7 +29,7 @@ from relatum.reading import (
     AuthMechanism,
     BrokerAddress,
     Message,
-    async_agreement,
+    async_agreements,
     check_limit,
 )
 from relatum.steps import async_run
@@ -47,6 +46,7 @@ from relatum_consumer.lookups import (
     POOL_MAX,
     STREAMS_MAX,
     Agree,
+    AllBounds,
     Bounds,
     Breathe,
     Explanation,
@@ -170,12 +170,15 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         if type(request) is Select:
             return await self._select(request)
         if type(request) is Read:
-            return await self._read(request.ids)
+            return await self._read(request)
         if type(request) is InTime:
             return await async_run(request.steps, partial(self._carry_out_by, self._carry_out, request.until))
         if type(request) in _BESIDE_OTHERS:
             return await self._beside_others(request)
-        return await self._ask(await self._open_reader(), request)
+        reader = await self._open_reader()
+        if type(request) is Agree:
+            return await async_agreements(reader, request.positions, request.kept)
+        return await self._ask(reader, request)
 
     async def _beside_others(self, request: LookupRequest) -> Any:
         """Carry out what makes way for others, or is done with them."""
@@ -204,12 +207,12 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
             return None
         if type(request) is Bounds:
             return await reader.bounds(request.stream)
+        if type(request) is AllBounds:
+            return await reader.all_bounds(request.streams, request.kept)
         if type(request) is Missing:
             return await reader.missing(request.streams)
         if type(request) is Partitions:
             return await reader.partitions(request.super_stream)
-        if type(request) is Agree:
-            return await async_agreement(reader, request.stream, request.position)
         assert type(request) is Sift, "there are no other requests"
         return await reader.scan(request.stream, request.start, request.stop, request.take)
 
@@ -217,12 +220,12 @@ class AsyncAsking(AsyncGroupMethods, AsyncExpectationMethods, AsyncClosing):
         with within(self._timeout_s):
             return await self._database.rows(request.sql, request.parameters)
 
-    async def _read(self, ids: Sequence[MessageId]) -> list[Message | RelatumError]:
+    async def _read(self, request: Read) -> list[Message | RelatumError]:
         reader = await self._open_reader()
-        if len(ids) > 1:
-            return list[Message | RelatumError](await reader.read_all(ids))
+        if len(request.ids) > 1 or request.kept is not None:
+            return list[Message | RelatumError](await reader.read_all(request.ids, kept=request.kept))
         try:
-            return [await reader.read(*ids[0])]
+            return [await reader.read(*request.ids[0])]
         except (NotFound, AccessRefused) as error:
             return [error]
 

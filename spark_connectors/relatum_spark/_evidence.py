@@ -6,11 +6,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from relatum.reading import StreamReader, agreement
+from relatum.reading import StreamReader, agreements
 from relatum.steps import run
 from relatum.store import TIME
 from relatum_consumer import Status
-from relatum_consumer.lookups import Agree, Bounds, Catalog, LookupRequest, Partitions, Pause, Select, Steps, evidence
+from relatum_consumer.lookups import (
+    Agree,
+    AllBounds,
+    Bounds,
+    Catalog,
+    LookupRequest,
+    Partitions,
+    Pause,
+    Select,
+    Steps,
+    evidence,
+)
 
 
 def status_of_missing(
@@ -61,9 +72,11 @@ def _carry_out(request: LookupRequest, reader: StreamReader, connection: sa.Conn
         return connection.exec_driver_sql(request.sql, dict(request.parameters)).fetchall()
     if isinstance(request, Bounds):
         return reader.bounds(request.stream)
+    if isinstance(request, AllBounds):
+        return reader.all_bounds(request.streams, request.kept)
     if isinstance(request, Partitions):
         return reader.partitions(request.super_stream)
     if isinstance(request, Pause):
         return time.sleep(request.seconds)
     assert isinstance(request, Agree), "the proof asks for nothing else"
-    return agreement(reader, request.stream, request.position)
+    return agreements(reader, request.positions, request.kept)

@@ -2,13 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from relatum import MessageId
-from relatum.reading import AsyncStreamReader, BrokerAddress, Message, RecordBatch, StreamBounds, StreamReader
+from relatum.reading import (
+    AsyncStreamReader,
+    BrokerAddress,
+    KeptChunks,
+    Message,
+    RecordBatch,
+    StreamBounds,
+    StreamReader,
+)
 
 _Result = TypeVar("_Result")
 
@@ -28,6 +36,8 @@ class Face(Protocol):
     def follow(self, stream: str, each: Callable[[Message], object], **options: Any) -> None: ...
     def batches(self, stream: str, start: Any = "first", *, take: int | None = None, **options: Any) -> list[Any]: ...
     def bounds(self, stream: str) -> StreamBounds: ...
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks | None = None) -> dict[str, StreamBounds]: ...
+    def read_all(self, ids: Iterable[MessageId], *, kept: KeptChunks | None = None) -> list[Any]: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
 
@@ -40,6 +50,8 @@ class BlockingFace:
         self._reader = reader
         self.read = reader.read
         self.bounds = reader.bounds
+        self.all_bounds = reader.all_bounds
+        self.read_all = reader.read_all
         self.partitions = reader.partitions
         self.routes = reader.routes
 
@@ -80,6 +92,12 @@ class AsyncFace:
 
     def bounds(self, stream: str) -> StreamBounds:
         return self._run(self._reader.bounds(stream))
+
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks | None = None) -> dict[str, StreamBounds]:
+        return self._run(self._reader.all_bounds(streams, kept))
+
+    def read_all(self, ids: Iterable[MessageId], *, kept: KeptChunks | None = None) -> list[Any]:
+        return self._run(self._reader.read_all(ids, kept=kept))
 
     def partitions(self, super_stream: str) -> list[str]:
         return self._run(self._reader.partitions(super_stream))

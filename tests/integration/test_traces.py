@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +18,7 @@ from relatum.keys import KeyDefinition, moment
 from relatum.reading import Message
 from relatum.store import add_keys
 from relatum_consumer import AsyncRelations, Relations, Status, Trace, explaining
+from relatum_consumer.lookups import LookupRequest, Select
 from relatum_consumer.traces import Stop, StopReason
 from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
 from tests.support.relations import FACES, open_relations
@@ -243,6 +244,37 @@ def test_messages_that_are_gone_are_named(
     trace = relations.trace(("order_id", "o"))
     assert ([each.id for each in trace], trace.expired) == ([(streams[0], 0)], ((streams[1], 0),))
     assert trace.status is Status.FOUND
+
+
+class _Interrupted(Relations):
+    """Look-ups during which something happens, when the index is about to be asked for the first time."""
+
+    def __init__(self, amqp_url: str, database_url: str, happens: Callable[[], object]) -> None:
+        super().__init__(amqp_url, database_url)
+        self._happening = [happens]
+
+    def _carry_out(self, request: LookupRequest) -> Any:
+        if self._happening and isinstance(request, Select) and "relationships" in str(request.sql):
+            self._happening.pop()()
+        return super()._carry_out(request)
+
+
+@pytest.mark.parametrize("ask", ["trace", "find"])
+def test_a_stream_that_is_begun_anew_meanwhile_is_no_longer_answered_for(
+    amqp_url: str, database_url: str, engine: sa.Engine, streams: list[str], ask: str
+) -> None:
+    """The index leaves out what was recorded of it, so the proof from before says nothing of it."""
+    publish(amqp_url, engine, {streams[0]: [said(0, order_id="17")], streams[1]: [said(1, order_id="18")]})
+
+    def replace() -> None:
+        with psycopg.connect(database_url) as connection:
+            connection.execute("UPDATE relatum.streams SET replaced_at = now() WHERE name = %s", (streams[0],))
+
+    with _Interrupted(amqp_url, database_url, replace) as relations:
+        found = (
+            relations.trace(("order_id", "17")) if ask == "trace" else relations.find("order_id", "17", complete=True)
+        )
+    assert (found.status, found.streams) == (Status.ABSENT, (streams[1],))
 
 
 def test_a_start_without_values_leads_nowhere(

@@ -20,7 +20,7 @@ from relatum.errors import (
     StreamReplaced,
     StreamUnavailable,
 )
-from relatum.reading import Agreement, Message, Properties, StreamBounds, UnreadableRecord
+from relatum.reading import Agreement, KeptChunks, Message, Properties, StreamBounds, UnreadableRecord
 from relatum.steps import run
 from relatum.store import TIME, CoverageRow, Position, covered, last_position
 from relatum.wire._identity import fingerprint
@@ -189,18 +189,19 @@ def test_what_a_node_alone_says_of_a_row_is_no_proof() -> None:
 
 
 POSITION = Position(4, 1, None)
+KEPT = KeptChunks()
 
 
 def identity(bounds: StreamBounds, *agreements: Agreement, patience_s: float = 60.0) -> list[Any]:
     """The requests of a look at a stream's identity that gets these answers."""
-    steps = check_identity(Catalog("/", patience_s), "s", [covers(0, 5, 1, position=POSITION)], bounds)
+    steps = check_identity(Catalog("/", patience_s), {"s": [covers(0, 5, 1, position=POSITION)]}, {"s": bounds}, KEPT)
     requests: list[Any] = []
     given = iter(agreements)
     answer: Any = None
     with contextlib.suppress(StopIteration):
         while True:
             requests.append(steps.send(answer))
-            answer = next(given) if isinstance(requests[-1], Agree) else None
+            answer = {"s": next(given)} if isinstance(requests[-1], Agree) else None
     return requests
 
 
@@ -210,7 +211,7 @@ def test_only_another_message_or_the_leaders_end_is_another_stream(agreement: Ag
     with pytest.raises(StreamReplaced):
         identity(StreamBounds(0, 9, is_proven=True), agreement)
     for sound in (Agreement.SAME, Agreement.EXPIRED):
-        assert identity(StreamBounds(0, 9, is_proven=True), sound) == [Agree("s", POSITION)]
+        assert identity(StreamBounds(0, 9, is_proven=True), sound) == [Agree({"s": POSITION}, KEPT)]
 
 
 def test_while_nobody_knows_the_stream_it_is_waited_for_and_then_to_be_repeated() -> None:
@@ -225,7 +226,7 @@ def test_while_nobody_knows_the_stream_it_is_waited_for_and_then_to_be_repeated(
 def test_a_node_that_cannot_prove_anything_is_not_waited_for() -> None:
     """Over AMQP 0.9.1 nobody ever knows; the answer says `unproven`."""
     bounds = StreamBounds(0, 9, is_proven=False)
-    assert identity(bounds, Agreement.UNKNOWN) == [Agree("s", POSITION)]
+    assert identity(bounds, Agreement.UNKNOWN) == [Agree({"s": POSITION}, KEPT)]
     with pytest.raises(StreamReplaced):
         identity(bounds, Agreement.OTHER)
 

@@ -22,7 +22,17 @@ from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._blocks import Block
 from relatum_consumer.lookups._lookup_statements import BLOCK_PAGE, WIDTHS_US
 from relatum_consumer.lookups._lookups import Lookups
-from relatum_consumer.lookups._requests import Bounds, Breathe, LookupRequest, Partitions, Read, Select, Sift, Together
+from relatum_consumer.lookups._requests import (
+    AllBounds,
+    Bounds,
+    Breathe,
+    LookupRequest,
+    Partitions,
+    Read,
+    Select,
+    Sift,
+    Together,
+)
 from tests.support import times as slow
 
 
@@ -82,6 +92,8 @@ class World:
             stop = min(request.stop, len(self.times[request.stream]))
             messages = (self.message(request.stream, offset) for offset in range(max(request.start, self.first), stop))
             return [message for message in messages if request.take(message)]
+        if isinstance(request, AllBounds):
+            return {stream: self._answer(Bounds(stream)) for stream in request.streams}
         if isinstance(request, Partitions):
             return []
         if isinstance(request, Together):

@@ -94,11 +94,9 @@ def known(catalog: Catalog, name: str, key_ids: Sequence[int]) -> Steps[Known]:
     found = yield from all_ends(names, is_named=True)
     bounds = {each: ends for each, ends in found.items() if isinstance(ends, StreamBounds)}
     ranges = yield from coverage_by_stream(recorded)
-    courses: list[_Course] = []
-    for each, ends in bounds.items():
-        rows = ranges.get(by_name.get(each, 0), [])
-        yield from check_identity(catalog, each, rows, ends)
-        courses.append(_Course(each, by_name.get(each), ends, rows, tuple(key_ids)))
+    held = {each: ranges.get(by_name.get(each, 0), []) for each in bounds}
+    yield from check_identity(catalog, held, bounds)
+    courses = [_Course(each, by_name.get(each), ends, held[each], tuple(key_ids)) for each, ends in bounds.items()]
     spans = yield from _spans(courses, asked_us)
     return Known(
         name,

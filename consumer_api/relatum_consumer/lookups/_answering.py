@@ -46,6 +46,8 @@ def _answered(
             return (yield from recorded_answer(catalog, names, found))
     known = yield from evidence_together(catalog, names, key_ids)
     found = yield from find(known if complete else None)
+    if complete or not found.hits:
+        yield from known.check_present(catalog, names)
     return (yield from concluded(catalog, known, found, was_read=complete))
 
 

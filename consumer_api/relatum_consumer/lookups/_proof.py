@@ -18,19 +18,30 @@ The rule of statuses, the first line that fits:
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from relatum.errors import AccessRefused, NotFound, StreamReplaced, StreamUnavailable, Transient
-from relatum.reading import Agreement, Message, StreamBounds, UnreadableRecord
+from relatum.reading import Agreement, KeptChunks, Message, Position, StreamBounds, UnreadableRecord
 from relatum.store import CoverageRow, Range, covered, last_position, merged, missing, proven
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import LeftOut, Status
 from relatum_consumer.lookups._catalog import Catalog, PresentStream
 from relatum_consumer.lookups._limits import IDENTITY_POLL_S_MAX, POLL_S_MIN
-from relatum_consumer.lookups._requests import Agree, Bounds, Missing, Partitions, Pause, Select, Sift, Steps, Together
+from relatum_consumer.lookups._requests import (
+    Agree,
+    AllBounds,
+    Bounds,
+    Missing,
+    Partitions,
+    Pause,
+    Select,
+    Sift,
+    Steps,
+    Together,
+)
 
 _Result = TypeVar("_Result")
 
@@ -52,6 +63,7 @@ class Evidence:
         streams: Those that are there, in order of their names. What is proven is proven of these.
         gone: Those that were recorded and that the broker surely has no more.
         left_out: Those that were recorded and that this user may not read.
+        generations: Of each stream that is recorded its number, which is another once it was declared again.
         uncovered: The ranges that are retained and not recorded as asked, by stream and offset.
         unproven: Streams of which nobody can prove what they hold, whatever is recorded or read.
     """
@@ -59,6 +71,7 @@ class Evidence:
     streams: tuple[str, ...]
     gone: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    generations: Mapping[str, int] = field(default_factory=dict)
     uncovered: list[Uncovered] = field(default_factory=list)
     unproven: set[str] = field(default_factory=set)
 
@@ -83,6 +96,18 @@ class Evidence:
             return ()  # A hint is no reason to fail.
         return tuple(name for name in names if name not in recorded)
 
+    def check_present(self, catalog: Catalog, names: Sequence[str] | None) -> Steps[None]:
+        """See, after the index was asked, that each stream still was the one of which this is the evidence.
+
+        Raises:
+            StreamReplaced: a recorder has begun it anew meanwhile: then the index left out what was recorded of it.
+        """
+        present = {stream.name: stream.stream_id for stream in (yield from catalog.streams(names))}
+        for stream in self.streams:
+            if stream in self.generations and present.get(stream) != self.generations[stream]:
+                message = f"the stream {stream!r} was begun anew, or forgotten, while it was asked about: repeat it"
+                raise StreamReplaced(message, stream=stream)
+
     def status(self, *, is_found: bool, was_read: bool, has_expired: bool, is_whole: bool) -> Status:
         """What an answer may say; the rule is told where this module begins."""
         is_proven = is_whole and not (was_read and (self.unproven or self.left_out))
@@ -96,26 +121,32 @@ class Evidence:
 
 
 def evidence(
-    catalog: Catalog, names: Sequence[str] | None, key_ids: Iterable[int], *, is_proof: bool = True
+    catalog: Catalog,
+    names: Sequence[str] | None,
+    key_ids: Iterable[int],
+    *,
+    is_proof: bool = True,
+    kept: KeptChunks | None = None,
 ) -> Steps[Evidence]:
     """What is known of the streams meant: which there are, and what of them is not recorded for each of the keys.
 
     Names are of streams and super streams, which stand for their partitions; None means all that are recorded. For
     times, the key is `relatum.store.TIME`. Without `is_proof`, what was recorded over AMQP 0.9.1 counts, too: its rows
-    are right, but some may lack.
+    are right, but some may lack. Chunks that are read join those that are kept.
 
     Raises:
         StreamNotFound, NotAStream, AccessRefused: a named stream is unknown to the database and to the broker, or was
             deleted; or this user may not read it.
         StreamReplaced: what lies at the last recorded offset is not what was recorded there.
     """
+    kept = kept or KeptChunks()
     recorded = yield from catalog.streams(names)
     ends: dict[str, StreamBounds] = {}
     # A stream that was recorded once and is gone holds nothing, and proves nothing either.
     gone: list[str] = []
     left_out: list[LeftOut] = []
     meant = yield from all_names(recorded, names)
-    for stream, found in (yield from all_ends(meant, is_named=names is not None)).items():
+    for stream, found in (yield from all_ends(meant, is_named=names is not None, kept=kept)).items():
         if isinstance(found, StreamBounds):
             ends[stream] = found
         elif found is None:
@@ -125,11 +156,12 @@ def evidence(
     unproven = {stream for stream, bounds in ends.items() if not bounds.is_proven}
     ranges = yield from coverage_by_stream(recorded)
     keys = tuple(key_ids)
-    result = Evidence(tuple(ends), tuple(gone), tuple(left_out), unproven=unproven)
-    by_name = {stream.name: stream.stream_id for stream in recorded}
+    generations = {stream.name: stream.stream_id for stream in recorded}
+    result = Evidence(tuple(ends), tuple(gone), tuple(left_out), generations, unproven=unproven)
+    held = {stream: ranges.get(generations.get(stream, 0), []) for stream in ends}
+    yield from check_identity(catalog, held, ends, kept)
     for stream, bounds in ends.items():
-        rows = ranges.get(by_name.get(stream, 0), [])
-        yield from check_identity(catalog, stream, rows, bounds)
+        rows = held[stream]
         # Over AMQP 0.9.1 nothing more is seen of a range than what was recorded over it: it need not be read again.
         ranges_held = proven if is_proof and bounds.is_proven else covered
         result.uncovered += [Uncovered(stream, *gap) for gap in gaps(bounds, rows, keys, recorded_as=ranges_held)]
@@ -158,16 +190,25 @@ def ends_of(stream: str, *, is_named: bool) -> Steps[StreamBounds | LeftOut | No
     return bounds
 
 
-def all_ends(streams: Sequence[str], *, is_named: bool) -> Steps[dict[str, StreamBounds | LeftOut | None]]:
-    """What `ends_of` says of each of many streams.
+def all_ends(
+    streams: Sequence[str], *, is_named: bool, kept: KeptChunks | None = None
+) -> Steps[dict[str, StreamBounds | LeftOut | None]]:
+    """What `ends_of` says of each of many streams, in their order: together, and one by one what is not had so.
 
-    One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So all
-    are asked for together first, where nobody named them and many may have been recorded once and deleted.
+    One that is gone, asked for by itself, costs a connection of AMQP 0.9.1 and a channel that the broker closes. So
+    those are found together, too, where nobody named them and many may have been recorded once and deleted.
     """
-    gone: set[str] = set() if is_named or not streams else set((yield from Missing(streams)))
+    bounds: dict[str, StreamBounds] = {}
+    if len(streams) > 1:
+        bounds = yield from AllBounds(streams, kept or KeptChunks())
+    others = [stream for stream in streams if stream not in bounds]
+    gone: set[str] = set((yield from Missing(others))) if others and not is_named else set()
     found: dict[str, StreamBounds | LeftOut | None] = {}
     for stream in streams:
-        found[stream] = None if stream in gone else (yield from ends_of(stream, is_named=is_named))
+        if stream in bounds:
+            found[stream] = bounds[stream]
+        else:
+            found[stream] = None if stream in gone else (yield from ends_of(stream, is_named=is_named))
     return found
 
 
@@ -215,32 +256,42 @@ def coverage_by_stream(recorded: Sequence[PresentStream]) -> Steps[dict[int, lis
     return ranges
 
 
-def check_identity(catalog: Catalog, stream: str, rows: Sequence[CoverageRow], bounds: StreamBounds) -> Steps[None]:
-    """See that the stream is the one that was recorded, by what lies at the last recorded offset.
+def check_identity(
+    catalog: Catalog,
+    held: Mapping[str, Sequence[CoverageRow]],
+    ends: Mapping[str, StreamBounds],
+    kept: KeptChunks | None = None,
+) -> Steps[None]:
+    """See that each stream is the one that was recorded, by what lies at the last recorded offset; all together.
 
     Raises:
-        StreamReplaced: it is another one.
+        StreamReplaced: one is another.
         StreamUnavailable: nobody can say now.
     """
-    position = last_position(rows)
-    if position is None:
-        return
-    if bounds.first is not None and position.offset < bounds.first:
-        # Retention has dropped it; then it has dropped all that was recorded, and nothing is answered from that.
-        return
+    positions: dict[str, Position] = {}
+    for stream, bounds in ends.items():
+        position = last_position(held[stream])
+        # What lies before the first one retention has dropped; then it has dropped all that was recorded, and nothing
+        # is answered from that.
+        if position is not None and (bounds.first is None or position.offset >= bounds.first):
+            positions[stream] = position
     deadline, pause = time.monotonic() + catalog.patience_s, POLL_S_MIN
-    while (agreed := (yield from Agree(stream, position))) is Agreement.UNKNOWN:
-        if not bounds.is_proven:
-            # Nobody can say from here, and the answer will say so.
+    while positions:
+        agreed: dict[str, Agreement] = yield from Agree(positions, kept or KeptChunks())
+        for stream, each in agreed.items():
+            if each in (Agreement.OTHER, Agreement.ENDS_BEFORE):
+                raise replaced(stream, positions[stream].offset)
+        # Of one without a proof nobody can say from here, and the answer will say so.
+        doubted = [stream for stream, each in agreed.items() if each is Agreement.UNKNOWN and ends[stream].is_proven]
+        positions = {stream: positions[stream] for stream in doubted}
+        if not positions:
             return
         left = deadline - time.monotonic()
         if left <= 0:
-            message = f"nobody can say whether {stream!r} is the stream that was recorded: its leader does not answer"
-            raise StreamUnavailable(f"{message}; repeat it later", stream=stream)
+            message = f"nobody can say whether {doubted[0]!r} is the stream that was recorded"
+            raise StreamUnavailable(f"{message}: its leader does not answer; repeat it later", stream=doubted[0])
         yield from Pause(min(pause, left))
         pause = min(2 * pause, IDENTITY_POLL_S_MAX)
-    if agreed in (Agreement.OTHER, Agreement.ENDS_BEFORE):
-        raise replaced(stream, position.offset)
 
 
 def again_if_replaced(begin: Callable[[], Generator[Any, Any, _Result]]) -> Generator[Any, Any, _Result]:

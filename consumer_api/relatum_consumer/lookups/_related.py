@@ -17,7 +17,7 @@ from relatum.errors import (
 )
 from relatum.ids import MessageId
 from relatum.limits import INTEGER_MAX
-from relatum.reading import Message
+from relatum.reading import KeptChunks, Message
 from relatum.store import TIME, Either
 from relatum_consumer.lookups import _lookup_statements as statements
 from relatum_consumer.lookups._answer import Answer, Hit, Lacking, Status
@@ -230,13 +230,16 @@ def verified(
 
 
 def read_rows(
-    rows: Sequence[Row], take: Callable[[Row, Message], object], *, is_named: bool
+    rows: Sequence[Row], take: Callable[[Row, Message], object], *, is_named: bool, kept: KeptChunks | None = None
 ) -> Steps[dict[MessageId, Gone]]:
-    """Show each row with its message to `take`, which checks it; the rows whose messages are gone."""
+    """Show each row with its message to `take`, which checks it; the rows whose messages are gone.
+
+    `kept`: As for `Read`.
+    """
     if not rows:
         return {}
     gone: dict[MessageId, Gone] = {}
-    messages = yield from Read([row.id for row in rows])
+    messages = yield from Read([row.id for row in rows], kept)
     for count, (row, message) in enumerate(zip(rows, messages, strict=True), 1):
         if not count % SLICE:
             yield from Breathe()

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from relatum.errors import RelatumError
 from relatum.ids import MessageId
-from relatum.reading import Agreement, Message, StreamBounds
+from relatum.reading import Agreement, KeptChunks, Message, StreamBounds
 from relatum.steps import Request
 from relatum.store import Either, Position
 
@@ -33,9 +33,13 @@ class Select(Request[list[Any]]):
 
 @dataclass(frozen=True, slots=True)
 class Read(Request[list[Message | RelatumError]]):
-    """Read messages. Answer: for each id, in order, the message or the `NotFound` or `AccessRefused` error it met."""
+    """Read messages. Answer: for each id, in order, the message or the `NotFound` or `AccessRefused` error it met.
+
+    `kept`: Chunks that were read before and need not be read again; None for none.
+    """
 
     ids: Sequence[MessageId]
+    kept: KeptChunks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,14 @@ class Bounds(Request[StreamBounds]):
     """Find a stream's ends. Answer: `StreamBounds`."""
 
     stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllBounds(Request[dict[str, StreamBounds]]):
+    """Find the ends of many streams. Answer: those that are had at once; others are asked for by themselves."""
+
+    streams: Sequence[str]
+    kept: KeptChunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +72,11 @@ class Partitions(Request[list[str]]):
 
 
 @dataclass(frozen=True, slots=True)
-class Agree(Request[Agreement]):
-    """See whether a stream is the one of which a position is known. Answer: an `Agreement`."""
+class Agree(Request[dict[str, Agreement]]):
+    """See whether streams are those of which a position is known. Answer: an `Agreement` for each."""
 
-    stream: str
-    position: Position
+    positions: Mapping[str, Position]
+    kept: KeptChunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,19 @@ class InTime(Request[Any]):
 
 
 LookupRequest: TypeAlias = (
-    Select | Read | Bounds | Missing | Partitions | Agree | Reach | Sift | Pause | Watch | Together | Breathe | InTime
+    Select
+    | Read
+    | Bounds
+    | AllBounds
+    | Missing
+    | Partitions
+    | Agree
+    | Reach
+    | Sift
+    | Pause
+    | Watch
+    | Together
+    | Breathe
+    | InTime
 )
 Steps: TypeAlias = Generator[LookupRequest, Any, _Result]

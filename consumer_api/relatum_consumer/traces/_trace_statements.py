@@ -7,7 +7,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
-from relatum.store import arrays, compiled, may_hold_values, relationships, streams
+from relatum.store import array_text, arrays, compiled, may_hold_values, relationships, streams
 
 _ROWS: Final = relationships.c
 _ONE: Final[Any] = sa.literal_column("1")
@@ -89,7 +89,7 @@ def parameters_of(
         "most": most,
         "since": INTEGER_MIN + 1 if since is None else since,
         "until": INTEGER_MAX if until is None else until,
-        "numbers": list(values),
-        "key_ids": [key_id for key_id, _ in values.values()],
-        "values": [value for _, value in values.values()],
+        "numbers": array_text(map(str, values)),
+        "key_ids": array_text(str(key_id) for key_id, _ in values.values()),
+        "values": array_text(value for _, value in values.values()),
     }

@@ -11,7 +11,7 @@ from relatum.checks import checked_count
 from relatum.errors import AccessRefused, InvalidInput
 from relatum.ids import MessageId
 from relatum.keys import KeyDefinition
-from relatum.reading import Message
+from relatum.reading import KeptChunks, Message
 from relatum.store import TIME
 from relatum_consumer.lookups import (
     ANSWER_MESSAGES_MAX,
@@ -135,6 +135,7 @@ class _Course:
         self._bounds = bounds
         self._messages: dict[MessageId, Message] = {}
         self._values: dict[MessageId, dict[int, str]] = {}
+        self._times: dict[MessageId, int | None] = {}
         self._hops: dict[MessageId, int] = {}
         self._asked: set[Value] = set()
         self._too_many: set[Value] = set()
@@ -143,14 +144,16 @@ class _Course:
         self._expired: dict[MessageId, None] = {}
         self._unread: dict[MessageId, None] = {}
         self._frontier: list[Value] = list(values)
+        # Hops meet the same chunks again and again: messages that belong together were published together.
+        self._kept = KeptChunks()
         if start is not None:
-            self._take(start, 0, directions.values_of(start))
+            self._take(start.id, start, start.time_us, 0, directions.values_of(start))
 
     def trace(self, *, complete: bool) -> Steps[Trace]:
         """Go to the end, or to a bound."""
         # Before the index is asked for anything: so it holds for all that comes.
         key_ids = [*self._directions.definitions, *([TIME] if self._bounds.is_in_time else [])]
-        known = yield from evidence(self._catalog, None, key_ids)
+        known = yield from evidence(self._catalog, None, key_ids, kept=self._kept)
         if not known.streams:
             if known.left_out:
                 raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
@@ -173,10 +176,11 @@ class _Course:
         self._frontier = []
         return found
 
-    def _take(self, message: Message, hop: int, values: dict[int, str]) -> None:
-        self._messages[message.id] = message
-        self._values[message.id] = values
-        self._hops[message.id] = hop
+    def _take(self, where: MessageId, message: Message, time_us: int | None, hop: int, values: dict[int, str]) -> None:
+        self._messages[where] = message
+        self._values[where] = values
+        self._times[where] = time_us
+        self._hops[where] = hop
         self._frontier += values.items()
 
     # --- one hop ------------------------------------------------------------------------------------------
@@ -298,12 +302,12 @@ class _Course:
         asked: list[Row] = []
 
         def take(row: Row, message: Message) -> None:
-            values = self._directions.values_of(message)
-            is_other = row.time_us is not None and message.time_us is not None and row.time_us != message.time_us
+            values, time_us = self._directions.values_of(message), message.time_us
+            is_other = row.time_us is not None and time_us is not None and row.time_us != time_us
             has_all = all(row.id in by_value.get((key_id, values.get(key_id, "")), ()) for key_id in row.key_ids)
             if is_other or not has_all:
                 raise replaced(*row.id)
-            self._take(message, hop, values)
+            self._take(row.id, message, time_us, hop, values)
 
         for row in rows:
             if row.id in unrecorded:
@@ -314,19 +318,21 @@ class _Course:
                 self._expired[row.id] = None
             else:
                 asked.append(row)
-        gone = yield from read_rows(asked, take, is_named=False)
+        gone = yield from read_rows(asked, take, is_named=False, kept=self._kept)
         for where, each in gone.items():
             (self._expired if each.is_sure else self._unread)[where] = None
 
     # --- the end ------------------------------------------------------------------------------------------
 
     def _concluded(self, known: Evidence) -> Steps[Trace]:
-        ordered = sorted(
-            self._messages.items(), key=lambda item: (item[1].time_us is None, item[1].time_us or 0, item[0])
-        )
-        edges, shared = self._directions.links({where: self._values[where] for where, _ in ordered}, self._too_many)
+        yield from known.check_present(self._catalog, None)
+        ordered = [
+            where
+            for *_, where in sorted((time_us is None, time_us or 0, where) for where, time_us in self._times.items())
+        ]
+        edges, shared = self._directions.links({where: self._values[where] for where in ordered}, self._too_many)
         found = Trace(
-            tuple(message for _, message in ordered),
+            tuple(self._messages[where] for where in ordered),
             self._hops,
             edges,
             shared,

@@ -1,7 +1,7 @@
 """Reading streams: one message at an offset, many, all from a point on; over the stream protocol or AMQP 0.9.1."""
 
 from relatum.reading._address import BrokerAddress
-from relatum.reading._agreement import Agreement, agreement, agreement_of, async_agreement, position_of
+from relatum.reading._agreement import Agreement, agreement, agreement_of, agreements, async_agreements, position_of
 from relatum.reading._amqp_operations import QUIET_S, offset_of, refused
 from relatum.reading._asking import bounds_or_error, is_of_all
 from relatum.reading._async_reader import AsyncStreamReader
@@ -10,6 +10,7 @@ from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._channels import RECEIVE_BYTES
 from relatum.reading._choice import Choice
 from relatum.reading._cluster import cluster_meant
+from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import OUT_OF_REACH_S
 from relatum.reading._login import AuthMechanism, BrokerLogin
 from relatum.reading._login_query import login_of_query
@@ -46,6 +47,7 @@ __all__ = [
     "BrokerAddress",
     "BrokerLogin",
     "Choice",
+    "KeptChunks",
     "Message",
     "Position",
     "Properties",
@@ -60,7 +62,8 @@ __all__ = [
     "UnreadableRecord",
     "agreement",
     "agreement_of",
-    "async_agreement",
+    "agreements",
+    "async_agreements",
     "blocking_connection",
     "bounds_or_error",
     "check_limit",

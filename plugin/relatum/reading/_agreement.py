@@ -1,5 +1,6 @@
 """Whether a stream is still the one that was read: the same, behind, or another. In one place, for all who remember."""
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -7,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from relatum.errors import OffsetExpired, OffsetNotFound, StreamUnavailable, UndecodableMessage
 from relatum.reading._message import Message
 from relatum.reading._message_parts import property_text
+from relatum.reading._window import Result
 from relatum.wire import Position, amqp10, fingerprint
 
 if TYPE_CHECKING:
     from relatum.reading._async_reader import AsyncStreamReader
+    from relatum.reading._kept import KeptChunks
     from relatum.reading._reader import StreamReader
 
 
@@ -53,13 +56,40 @@ def agreement(reader: "StreamReader", stream: str, position: Position) -> Agreem
     return agreement_of(position, found)
 
 
-async def async_agreement(reader: "AsyncStreamReader", stream: str, position: Position) -> Agreement:
-    """As `agreement`, with asyncio."""
-    try:
-        found: Message | OffsetNotFound | StreamUnavailable = await reader.read(stream, position.offset)
-    except (OffsetNotFound, StreamUnavailable) as error:
-        found = error
-    return agreement_of(position, found)
+def agreements(
+    reader: "StreamReader", positions: Mapping[str, Position], kept: "KeptChunks | None" = None
+) -> dict[str, Agreement]:
+    """As `agreement`, of many streams, which are read together. What is kept is not read again."""
+    ids = [(stream, position.offset) for stream, position in positions.items()]
+    with suppress(StreamUnavailable):
+        return _agreements(positions, reader.read_all(ids, kept=kept))
+    # Of one of them; the others may be there.
+    return {stream: agreement(reader, stream, position) for stream, position in positions.items()}
+
+
+async def async_agreements(
+    reader: "AsyncStreamReader", positions: Mapping[str, Position], kept: "KeptChunks | None" = None
+) -> dict[str, Agreement]:
+    """As `agreements`, with asyncio."""
+    ids = [(stream, position.offset) for stream, position in positions.items()]
+    with suppress(StreamUnavailable):
+        return _agreements(positions, await reader.read_all(ids, kept=kept))
+    found: dict[str, Agreement] = {}
+    for stream, position in positions.items():
+        try:
+            found |= _agreements({stream: position}, [await reader.read(stream, position.offset)])
+        except (OffsetNotFound, StreamUnavailable) as error:
+            found[stream] = agreement_of(position, error)
+    return found
+
+
+def _agreements(positions: Mapping[str, Position], found: Iterable[Result]) -> dict[str, Agreement]:
+    agreed: dict[str, Agreement] = {}
+    for (stream, position), each in zip(positions.items(), found, strict=True):
+        if not isinstance(each, Message | OffsetNotFound):
+            raise each
+        agreed[stream] = agreement_of(position, each)
+    return agreed
 
 
 def agreement_of(position: Position, found: Message | OffsetNotFound | StreamUnavailable) -> Agreement:

@@ -15,6 +15,7 @@ from relatum.reading._aio_pika_links import AioPikaLinks as AsyncLinks
 # both:
 from relatum.reading._amqp_operations import AmqpOperations, Command
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
 
@@ -116,6 +117,10 @@ class AsyncAmqp:
     async def bounds(self, stream: str) -> StreamBounds:
         return await self._ask(lambda: self._operations.bounds(stream))
 
+    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+        """AMQP 0.9.1 asks for one after the other: none is had at once."""
+        return {}
+
     async def missing(self, streams: Sequence[str]) -> list[str]:
         """AMQP 0.9.1 closes a channel over each that is: none is said."""
         return []
@@ -128,7 +133,9 @@ class AsyncAmqp:
         """AMQP 0.9.1 cannot say."""
         return
 
-    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> AsyncGenerator[Result, None]:
+    def read_many(
+        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
+    ) -> AsyncGenerator[Result, None]:
         return self._each(lambda: self._operations.read_many(Window(ids, window)), use)
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[RecordBatch | None, None]:

@@ -10,6 +10,7 @@ from relatum.errors import ConfigurationError, ConnectionLost, UsedAfterClose
 from relatum.reading._address import BrokerAddress
 from relatum.reading._amqp_operations import AmqpOperations, Command
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
 from relatum.reading._pika_links import PikaLinks as Links
@@ -106,6 +107,10 @@ class Amqp:
     def bounds(self, stream: str) -> StreamBounds:
         return self._ask(lambda: self._operations.bounds(stream))
 
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+        """AMQP 0.9.1 asks for one after the other: none is had at once."""
+        return {}
+
     def missing(self, streams: Sequence[str]) -> list[str]:
         """AMQP 0.9.1 closes a channel over each that is: none is said."""
         return []
@@ -118,7 +123,9 @@ class Amqp:
         """AMQP 0.9.1 cannot say."""
         return
 
-    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> Generator[Result, None, None]:
+    def read_many(
+        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
+    ) -> Generator[Result, None, None]:
         return self._each(lambda: self._operations.read_many(Window(ids, window)), use)
 
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> Generator[RecordBatch | None, None, None]:

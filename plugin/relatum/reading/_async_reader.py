@@ -23,6 +23,7 @@ from relatum.reading._address import BrokerAddress
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
 from relatum.reading._cluster import cluster_meant, forget_cluster
+from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
@@ -44,10 +45,13 @@ class AsyncTransport(Protocol):
 
     async def read(self, stream: str, offset: int) -> Message: ...
     async def bounds(self, stream: str) -> StreamBounds: ...
+    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]: ...
     async def missing(self, streams: Sequence[str]) -> list[str]: ...
     async def partitions(self, super_stream: str) -> list[str]: ...
     async def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> AsyncGenerator[Result, None]: ...
+    def read_many(
+        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
+    ) -> AsyncGenerator[Result, None]: ...
     def batches(self, stream: str, scan: Scan, idle_s: float, use: Use) -> AsyncGenerator[RecordBatch | None, None]: ...
     def statistics(self) -> ReaderStatistics: ...
     async def close(self) -> None: ...
@@ -169,13 +173,18 @@ class AsyncStreamReader(AsyncClosing):
         checked_count("window", window, most=WINDOW_MAX)
         return self._transport.read_many(checked_ids(ids), window, Use.LENT)
 
-    async def read_all(self, ids: Iterable[tuple[str, int]]) -> list[Result]:
+    async def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
 
         Unlike an iteration it holds no connection while its caller does something else.
+
+        Args:
+            ids: As for `read_many`.
+            kept: Chunks that were read before and are not read again; those that are read now join them. None reads
+                all. Over AMQP 0.9.1 there are none.
         """
         async with contextlib.aclosing(
-            self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER)
+            self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
         ) as results:
             return [result async for result in results]
 
@@ -249,6 +258,18 @@ class AsyncStreamReader(AsyncClosing):
     async def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
         return await self._transport.bounds(checked_name("stream", stream))
+
+    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks | None = None) -> dict[str, StreamBounds]:
+        """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
+
+        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there, or
+        is read over AMQP 0.9.1.
+
+        Args:
+            streams: Their names.
+            kept: What came of their first and last chunks joins these.
+        """
+        return await self._transport.all_bounds(checked_names("streams", streams), kept or KeptChunks())
 
     async def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not, all asked for together.

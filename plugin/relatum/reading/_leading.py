@@ -195,6 +195,10 @@ class Leaders:
         is_recent = known.is_empty and now - known.at < EMPTY_TRUST_S
         return is_recent and (known.node, known.losses) == (node, self._losses(node))
 
+    def noted(self, stream: str, node: Broker | None, bounds: StreamBounds) -> StreamBounds:
+        """Take in what a node said of a stream that it leads."""
+        return self._noted(stream, Ask(node), bounds)
+
     def _noted(self, stream: str, ask: Ask, bounds: StreamBounds) -> StreamBounds:
         known, is_empty, now = self._known.get(stream), bounds.first is None, self._clock()
         if is_empty and known is not None and self._is_trusted(known, ask.node, now):

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 
 from relatum.errors import AccessRefused, NotFound, StreamNotHere
 from relatum.reading._attach import Attach
+from relatum.reading._kept import KeptChunks
 from relatum.reading._message import Message
 from relatum.reading._operations import StreamOperations
 from relatum.reading._plan import Density, PlannedAttach, StreamPlan
@@ -43,13 +44,18 @@ Results: TypeAlias = Generator[ManyRequest | list[Result], Any, None]
 
 
 class ManyReader:
-    """Reads the ids of a window."""
+    """Reads the ids of a window.
+
+    Args:
+        kept: Chunks that need not be read again; what is read is kept there.
+    """
 
     _operations: StreamOperations
 
-    def __init__(self, window: Window, densities: dict[str, Density]) -> None:
+    def __init__(self, window: Window, densities: dict[str, Density], kept: KeptChunks | None = None) -> None:
         self._window = window
         self._densities = densities
+        self._kept = kept
         self._plans: dict[str, StreamPlan] = {}
         self._in_flight: list[tuple[Attach, PlannedAttach]] = []
 
@@ -58,13 +64,16 @@ class ManyReader:
         try:
             while wanted := self._window.open():
                 self._plans = {
-                    stream: StreamPlan(offsets, self._density(stream))
-                    for stream, offsets in self._window.valid(wanted).items()
+                    stream: StreamPlan(offsets, self._density(stream), is_ahead=self._is_visited(stream))
+                    for stream, valid in self._window.valid(wanted).items()
+                    if (offsets := self._not_kept(stream, valid))
                 }
-                self._operations = yield from Take()
-                yield from self._part()
-                # Before the last results: who takes them may take his time, ask something else, or never ask for more.
-                yield from GiveBack()
+                if self._plans:
+                    self._operations = yield from Take()
+                    yield from self._part()
+                    # Before the last results: who takes them may take his time, ask something else, or never ask for
+                    # more.
+                    yield from GiveBack()
                 self._explain()
                 yield from self._ready()
                 self._window.close()
@@ -73,6 +82,17 @@ class ManyReader:
             for attach, _ in self._in_flight:
                 self._operations.end(attach)
             self._window.end()
+
+    def _not_kept(self, stream: str, offsets: list[int]) -> list[int]:
+        """Take what was kept of a stream; the offsets that are left."""
+        taken: set[int] = set()
+        for chunk, inside in self._kept.holding(stream, offsets) if self._kept is not None else ():
+            self._window.put_records(stream, inside, records_at(chunk, inside), chunk.time_ms)
+            taken.update(inside)
+        return [offset for offset in offsets if offset not in taken] if taken else offsets
+
+    def _is_visited(self, stream: str) -> bool:
+        return self._kept is not None and self._kept.visit(stream)
 
     def _density(self, stream: str) -> Density:
         if stream not in self._densities and len(self._densities) >= DENSITIES_MAX:
@@ -149,6 +169,8 @@ class ManyReader:
 
     def _keep(self, attach: Attach, request: PlannedAttach, chunk: Chunk) -> None:
         stream = attach.stream
+        if self._kept is not None:
+            self._kept.keep(stream, chunk)
         attach.chunks_seen += 1
         attach.reached = chunk.last_offset
         size = chunk.data_end - chunk.data_start

@@ -8,9 +8,10 @@ see `_leading`.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from relatum.errors import NotFound
+from relatum.errors import AccessRefused, NotFound, StreamUnavailable
 from relatum.headers import BROKERS_OWN, NAME_BYTES_MAX
 from relatum.reading._attach import Attach, not_settled, other_nodes, places_in
 from relatum.reading._batches import StreamBounds
@@ -23,6 +24,7 @@ from relatum.wire import (
     LAST,
     Answer,
     Broker,
+    Chunk,
     Code,
     Exchange,
     Start,
@@ -51,6 +53,9 @@ ROUTE_SINCE: Final = (4, 3)
 evaluates it, with a message that has no content: any exchange that looks into messages (headers, hash by header, recent
 history, JMS topic) crashes it, reached directly, as alternate exchange or through a binding between exchanges. 4.3.6
 evaluates it in the process of the connection, with an empty message. Versions between were not tried."""
+
+BOUNDS_AT_ONCE: Final = 8
+"""Streams whose ends are asked for in one write: two chunks come of each."""
 
 PLACES_AT_ONCE: Final = 128
 """Streams of one question where they lie: 33 kB of names at most."""
@@ -166,14 +171,39 @@ class StreamOperations:
         first, last = self.attach(stream, FIRST), self._attach_at_end(stream)
         yield from self._until_barriers(first, last)
         self._check_leading(last, any_node=any_node)
-        first.check()
-        last.check()
-        if first.chunks and last.chunks:
-            offsets = first.chunks[0].first_offset, last.chunks[-1].last_offset
-            return StreamBounds(*offsets, is_proven=not any_node)
+        shown = self._shown(first, last)
+        if shown is not None:
+            return StreamBounds(*shown, is_proven=not any_node)
         if not first.chunks and not any_node and (yield from self._has_nothing_written(stream)):
             return StreamBounds(None, None, is_proven=True)
         raise not_settled(last, may_be_empty=not first.chunks)
+
+    def all_bounds(
+        self, streams: Sequence[str], keep: Callable[[str, Chunk], object]
+    ) -> Steps[dict[str, StreamBounds]]:
+        """The first and the last offset of those of a few streams that this node leads and that have messages to show.
+
+        All in one round trip. `keep` is shown the chunks that came.
+        """
+        pairs = {stream: (self.attach(stream, FIRST), self._attach_at_end(stream)) for stream in streams}
+        yield from self._until_barriers(*(attach for pair in pairs.values() for attach in pair))
+        found: dict[str, StreamBounds] = {}
+        for stream, (first, last) in pairs.items():
+            # What it is that is wrong with a stream is found out by asking for that one alone.
+            with suppress(NotFound, AccessRefused, StreamUnavailable):
+                self._check_leading(last, any_node=False)
+                shown = self._shown(first, last)
+                if shown is not None:
+                    found[stream] = StreamBounds(*shown, is_proven=True)
+                    for chunk in (*first.chunks, *last.chunks):
+                        keep(stream, chunk)
+        return found
+
+    def _shown(self, first: Attach, last: Attach) -> tuple[int, int] | None:
+        """A stream's first and last offset, by its first and its last chunk; None where one of them did not come."""
+        first.check()
+        last.check()
+        return (first.chunks[0].first_offset, last.chunks[-1].last_offset) if first.chunks and last.chunks else None
 
     def _attach_at_end(self, stream: str) -> Attach:
         """Ask for the last chunk, and who leads the stream; does not wait."""

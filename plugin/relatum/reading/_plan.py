@@ -88,6 +88,11 @@ class Density:
         # One more: the first of the offsets lies anywhere in its chunk.
         return min(FIRST_CHUNKS_MAX, 1 + round((last - first) / self.records_each))
 
+    @property
+    def chunks_ahead(self) -> int:
+        """How many chunks beyond what is asked for take about as long as the attach that they may save."""
+        return min(FIRST_CHUNKS_MAX, int(self.ratio)) if self.is_known else UNKNOWN_CHUNKS
+
 
 class PlannedAttach(NamedTuple):
     """One attach: the offsets it is for, ascending, and how many chunks to ask for."""
@@ -101,11 +106,13 @@ class StreamPlan:
 
     Args:
         density: What is known of the stream; it learns from what is read.
+        is_ahead: Each request asks for some chunks more than it needs.
     """
 
-    def __init__(self, offsets: Sequence[int], density: Density) -> None:
+    def __init__(self, offsets: Sequence[int], density: Density, *, is_ahead: bool = False) -> None:
         self._pending = deque(offsets)
         self._density = density
+        self._is_ahead = is_ahead
         self._in_flight = 0
 
     def next_request(self) -> PlannedAttach | None:
@@ -118,7 +125,8 @@ class StreamPlan:
         while pending and pending[0] - offsets[-1] <= gap_max:
             offsets.append(pending.popleft())
         self._in_flight += 1
-        return PlannedAttach(offsets, self._density.chunks_for(offsets[0], offsets[-1]))
+        ahead = self._density.chunks_ahead if self._is_ahead else 0
+        return PlannedAttach(offsets, self._density.chunks_for(offsets[0], offsets[-1]) + ahead)
 
     def arrived(self, request: PlannedAttach, first: int, records: int, size: int) -> list[int]:
         """The wanted offsets, ascending, that lie in a chunk the request brought, read further than asked included."""

@@ -15,6 +15,7 @@ from relatum.reading._amqp_blocking import Amqp
 from relatum.reading._batches import RecordBatch, StreamBounds
 from relatum.reading._choice import Choice, ConnectingTime, TransportName, choose
 from relatum.reading._cluster import cluster_meant, forget_cluster
+from relatum.reading._kept import KeptChunks
 from relatum.reading._login import AuthMechanism
 from relatum.reading._message import Message
 from relatum.reading._opening import HEARTBEAT_S
@@ -37,10 +38,13 @@ class Transport(Protocol):
 
     def read(self, stream: str, offset: int) -> Message: ...
     def bounds(self, stream: str) -> StreamBounds: ...
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]: ...
     def missing(self, streams: Sequence[str]) -> list[str]: ...
     def partitions(self, super_stream: str) -> list[str]: ...
     def routes(self, exchange: str, routing_key: str) -> list[str] | None: ...
-    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> Generator[Result, None, None]: ...
+    def read_many(
+        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
+    ) -> Generator[Result, None, None]: ...
     def batches(
         self, stream: str, scan: Scan, idle_s: float, use: Use
     ) -> Generator[RecordBatch | None, None, None]: ...
@@ -143,12 +147,19 @@ class StreamReader(Closing):
         checked_count("window", window, most=WINDOW_MAX)
         return self._transport.read_many(checked_ids(ids), window, Use.LENT)
 
-    def read_all(self, ids: Iterable[tuple[str, int]]) -> list[Result]:
+    def read_all(self, ids: Iterable[tuple[str, int]], *, kept: KeptChunks | None = None) -> list[Result]:
         """As `read_many`, all at once: for each id, in order, its message or the error that says why there is none.
 
         Unlike an iteration it holds no connection while its caller does something else.
+
+        Args:
+            ids: As for `read_many`.
+            kept: Chunks that were read before and are not read again; those that are read now join them. None reads
+                all. Over AMQP 0.9.1 there are none.
         """
-        with contextlib.closing(self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER)) as results:
+        with contextlib.closing(
+            self._transport.read_many(checked_ids(ids), WINDOW_MESSAGES, Use.ANSWER, kept)
+        ) as results:
             return list(results)
 
     def iterate(
@@ -212,6 +223,18 @@ class StreamReader(Closing):
     def bounds(self, stream: str) -> StreamBounds:
         """The first and the last offset of a stream; both None while it is empty."""
         return self._transport.bounds(checked_name("stream", stream))
+
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks | None = None) -> dict[str, StreamBounds]:
+        """As `bounds`, of those of many streams whose leaders say so at once, asked for together.
+
+        What is not in the answer is asked for by itself: it is empty, or starting, or led elsewhere, or not there, or
+        is read over AMQP 0.9.1.
+
+        Args:
+            streams: Their names.
+            kept: What came of their first and last chunks joins these.
+        """
+        return self._transport.all_bounds(checked_names("streams", streams), kept or KeptChunks())
 
     def missing(self, streams: Sequence[str]) -> list[str]:
         """Those of many streams that the broker surely has not, all asked for together.

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -14,21 +15,24 @@ from relatum.errors import (
     OffsetExpired,
     StreamNotFound,
     StreamNotHere,
+    StreamUnavailable,
 )
 from relatum.reading._async_socket import AsyncSocketConnection
 from relatum.reading._async_stream_nodes import AsyncStreamNodes
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import (
     NODES_TRIED_MAX,
     Ask,
     LedElsewhere,
     NotSettled,
+    OutOfReach,
     Pause,
 )
 from relatum.reading._many import GiveBack, ManyReader, ManyRequest, Settle
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
-from relatum.reading._operations import StreamOperations
+from relatum.reading._operations import BOUNDS_AT_ONCE, StreamOperations
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
 from relatum.reading._time import check_time
@@ -74,6 +78,25 @@ class AsyncStreams(AsyncStreamNodes):
 
         return await async_run(self._leaders.ends_of(stream, self._timeout_s), perform)
 
+    async def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+        """See `AsyncStreamReader.all_bounds`."""
+        by_node: dict[Broker | None, list[str]] = defaultdict(list)
+        for stream in streams:
+            by_node[self._leaders.of(stream)].append(stream)
+        found: dict[str, StreamBounds] = {}
+        for node, led in by_node.items():
+            for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
+
+                def ask(operations: StreamOperations, part: list[str] = part) -> Steps[dict[str, StreamBounds]]:
+                    return operations.all_bounds(part, kept.keep)
+
+                # Whoever asks for one alone has the patience that it takes, and asks other nodes.
+                with contextlib.suppress(StreamUnavailable, OutOfReach):
+                    shown = await (await self._reach(node))._ask(ask)
+                    for stream, bounds in shown.items():
+                        found[stream] = self._leaders.noted(stream, node, bounds)
+        return found
+
     async def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
         def ask(operations: StreamOperations) -> Steps[StreamBounds]:
             return operations.bounds(stream, any_node=any_node)
@@ -93,7 +116,9 @@ class AsyncStreams(AsyncStreamNodes):
         with lost_questions.once(self._address, exchange):
             return await self._ask(lambda operations: operations.routes(exchange, routing_key))
 
-    async def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> AsyncGenerator[Result, None]:
+    async def read_many(
+        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
+    ) -> AsyncGenerator[Result, None]:
         """See `AsyncStreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         async with contextlib.AsyncExitStack() as stack:
@@ -113,7 +138,7 @@ class AsyncStreams(AsyncStreamNodes):
                 connection = await stack.enter_async_context(self._connection(use))
                 return connection.operations
 
-            steps = ManyReader(Window(ids, window), self._densities).run()
+            steps = ManyReader(Window(ids, window), self._densities, kept).run()
             try:
                 given: AsyncGenerator[list[Result], None] = async_each(steps, perform)
                 # asyncio only:

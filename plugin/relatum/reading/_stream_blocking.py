@@ -3,6 +3,7 @@
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,19 +14,22 @@ from relatum.errors import (
     OffsetExpired,
     StreamNotFound,
     StreamNotHere,
+    StreamUnavailable,
 )
 from relatum.reading._batches import RecordBatch, StreamBounds
+from relatum.reading._kept import KeptChunks
 from relatum.reading._leading import (
     NODES_TRIED_MAX,
     Ask,
     LedElsewhere,
     NotSettled,
+    OutOfReach,
     Pause,
 )
 from relatum.reading._many import GiveBack, ManyReader, ManyRequest, Settle
 from relatum.reading._message import Message
 from relatum.reading._once import lost_questions
-from relatum.reading._operations import StreamOperations
+from relatum.reading._operations import BOUNDS_AT_ONCE, StreamOperations
 from relatum.reading._scan import Scan, Watch, batches_of
 from relatum.reading._socket import SocketConnection
 from relatum.reading._stream_errors import is_inside, not_there, proven_not_there
@@ -68,6 +72,25 @@ class Streams(StreamNodes):
 
         return run(self._leaders.ends_of(stream, self._timeout_s), perform)
 
+    def all_bounds(self, streams: Sequence[str], kept: KeptChunks) -> dict[str, StreamBounds]:
+        """See `StreamReader.all_bounds`."""
+        by_node: dict[Broker | None, list[str]] = defaultdict(list)
+        for stream in streams:
+            by_node[self._leaders.of(stream)].append(stream)
+        found: dict[str, StreamBounds] = {}
+        for node, led in by_node.items():
+            for part in (led[start : start + BOUNDS_AT_ONCE] for start in range(0, len(led), BOUNDS_AT_ONCE)):
+
+                def ask(operations: StreamOperations, part: list[str] = part) -> Steps[dict[str, StreamBounds]]:
+                    return operations.all_bounds(part, kept.keep)
+
+                # Whoever asks for one alone has the patience that it takes, and asks other nodes.
+                with contextlib.suppress(StreamUnavailable, OutOfReach):
+                    shown = self._reach(node)._ask(ask)
+                    for stream, bounds in shown.items():
+                        found[stream] = self._leaders.noted(stream, node, bounds)
+        return found
+
     def _bounds_at(self, broker: Broker | None, stream: str, *, any_node: bool) -> StreamBounds:
         def ask(operations: StreamOperations) -> Steps[StreamBounds]:
             return operations.bounds(stream, any_node=any_node)
@@ -87,7 +110,9 @@ class Streams(StreamNodes):
         with lost_questions.once(self._address, exchange):
             return self._ask(lambda operations: operations.routes(exchange, routing_key))
 
-    def read_many(self, ids: Iterable[tuple[str, int]], window: int, use: Use) -> Generator[Result, None, None]:
+    def read_many(
+        self, ids: Iterable[tuple[str, int]], window: int, use: Use, kept: KeptChunks | None = None
+    ) -> Generator[Result, None, None]:
         """See `StreamReader.read_many`. It has a connection while something is under way on it, and no longer."""
         begins: dict[str, int] = {}
         with contextlib.ExitStack() as stack:
@@ -107,7 +132,7 @@ class Streams(StreamNodes):
                 connection = stack.enter_context(self._connection(use))
                 return connection.operations
 
-            steps = ManyReader(Window(ids, window), self._densities).run()
+            steps = ManyReader(Window(ids, window), self._densities, kept).run()
             try:
                 given: Generator[list[Result], None, None] = each(steps, perform)
                 with contextlib.closing(given) as results:

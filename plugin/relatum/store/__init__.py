@@ -1,7 +1,7 @@
 """PostgreSQL: the schema `relatum`, its key definitions and streams, its coverage, and the way rows get in."""
 
 from relatum.store._address import DatabaseAddress, parse_database
-from relatum.store._arrays import BigIntegers, arrays
+from relatum.store._arrays import BigIntegers, array_text, arrays
 from relatum.store._async_database import AsyncDatabase
 from relatum.store._catalog import (
     FORGOTTEN,
@@ -149,6 +149,7 @@ __all__ = [
     "add_hole",
     "add_keys",
     "advance_all",
+    "array_text",
     "arrays",
     "as_engine",
     "check_keys",

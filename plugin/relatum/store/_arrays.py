@@ -21,6 +21,14 @@ class BigIntegers(sa.types.UserDefinedType[Any]):
         return lambda values: None if values is None else "{" + ",".join(map(str, values)) + "}"
 
 
+def array_text(values: Iterable[str]) -> str:
+    """Values that hold no NUL as the text of an array: a thousand take psycopg ten times as long to put in a list."""
+    given = list(values)
+    # Escaped all at once, and told apart by what is in none of them.
+    escaped = "\0".join(given).replace("\\", "\\\\").replace('"', '\\"')
+    return '{"' + escaped.replace("\0", '","') + '"}' if given else "{}"
+
+
 def arrays(table: str, **columns: Any) -> Any:
     """Arrays of parameters as a table of that name: a column each, by its type; the parameter's name has an `s` more.
 

@@ -1,0 +1,59 @@
+"""What is asked of many streams together is what is asked of each alone; what was read is not read again."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from relatum import MessageId
+from relatum.errors import OffsetNotFound, StreamNotFound
+from relatum.reading import KeptChunks, Message
+from relatum.reading._operations import BOUNDS_AT_ONCE
+from tests.contract._faces import Face
+from tests.contract.test_reading import fill
+from tests.support import broker_connection, declare_stream, delete_stream, unique_name
+
+
+@pytest.fixture
+def streams(amqp_url: str) -> Iterator[list[str]]:
+    """More streams than are asked for in one go, each with a message more than the one before."""
+    names = [unique_name(f"together-{n}") for n in range(BOUNDS_AT_ONCE + 2)]
+    for count, name in enumerate(names, 1):
+        declare_stream(amqp_url, name)
+        fill(amqp_url, name, count)
+    yield names
+    for name in names:
+        delete_stream(amqp_url, name)
+
+
+def test_the_ends_of_many_streams(face: Face, amqp_url: str, streams: list[str], stream_name: str) -> None:
+    """They are those of each alone; one that is empty, or no stream, or not there is left out, and harms none."""
+    queue = unique_name("classic")
+    with broker_connection(amqp_url) as connection:
+        connection.channel().queue_declare(queue, durable=True)
+    try:
+        found = face.all_bounds([streams[0], unique_name("missing"), stream_name, queue, *streams[1:]])
+    finally:
+        delete_stream(amqp_url, queue)
+    alone = {name: face.bounds(name) for name in streams}
+    assert found == (alone if face.name.endswith("stream") else {})
+    assert face.all_bounds([]) == {}
+
+
+def test_what_is_kept_is_not_asked_for_again(face: Face, amqp_url: str, stream_name: str) -> None:
+    """Neither by another order nor beside what is new: also when the stream is gone, its chunks are there."""
+    fill(amqp_url, stream_name, 50)
+    kept = KeptChunks()
+    ids = [message.id for message in face.iterate(stream_name)]
+    face.read_all(ids[10:20], kept=kept)
+    found = face.read_all(reversed(ids), kept=kept)
+    assert [message.id for message in found] == ids[::-1]
+    nowhere = MessageId(stream_name, ids[-1].offset + 1)
+    (missing,) = face.read_all([nowhere], kept=kept)
+    assert isinstance(missing, OffsetNotFound)
+    fill(amqp_url, stream_name, 1)
+    assert face.read_all([ids[3], nowhere, ids[3]], kept=kept)[1].headers["n"] == 0
+    if face.name.endswith("amqp"):
+        return  # It has no chunks.
+    delete_stream(amqp_url, stream_name)
+    assert {type(each) for each in face.read_all(ids, kept=kept)} == {Message}
+    assert {type(each) for each in face.read_all(ids)} == {StreamNotFound}
