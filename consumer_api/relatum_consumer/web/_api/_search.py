@@ -20,6 +20,9 @@ from relatum_consumer.web._masking import sought
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
+PAGE_MESSAGES: Final = 25
+"""Messages of a page, if no other number is asked for: each may have to be read at a place of its own."""
+
 STREAMS_LISTED: Final = 100
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -38,7 +41,7 @@ class SearchAsked:
     until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
     order: Annotated[str, Parameter("Which come first.", choices=("oldest", "newest"))] = "oldest"
     complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
-    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
+    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = PAGE_MESSAGES
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
 
 
@@ -238,7 +241,7 @@ def _may_help(answer: Answer, asked: SearchAsked) -> bool:
 def _href(site: Site, asked: SearchAsked) -> str:
     given = {name: getattr(asked, name) for name in SearchAsked.__slots__}
     given |= {"since": asked.since and asked.since.isoformat(), "until": asked.until and asked.until.isoformat()}
-    given |= {"limit": None if asked.limit == 100 else asked.limit}
+    given |= {"limit": None if asked.limit == PAGE_MESSAGES else asked.limit}
     given |= {"order": None if asked.order == "oldest" else asked.order}
     return site.links.search(**given)
 
