@@ -7,7 +7,7 @@ import pytest
 
 from relatum_consumer.web import WebOptions, WebServer
 from relatum_consumer.web import _access as access
-from relatum_consumer.web import _connections as connections
+from relatum_consumer.web import _guarded_connections as connections
 from tests.support import wait_until
 
 NOWHERE = ("amqp://127.0.0.1:1/", "postgresql://nobody@127.0.0.1:1/none")

@@ -10,6 +10,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import psycopg
 import pytest
 
+from relatum_consumer.web._endpoint import PATIENCE_S
+from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
 from tests.web.conftest import BODIES, HOSTILE, MANY, World, png
 
@@ -443,6 +445,12 @@ def test_servers_that_are_away_are_said_to_be(world: World) -> None:
     with asking(world.page(broker="amqp://127.0.0.1:1/", stream_url=None)) as page:
         assert page.get("/api/search?key=host&value=busy").status_code == 503
         assert page.get(f"/streams/{world.orders}/0").status_code == 503
+
+
+def test_a_silent_database_keeps_nobody_from_the_form(world: World) -> None:
+    """What the first page can do without is waited for a few seconds, whatever a look-up may take."""
+    with silent_database() as url, asking(world.page(database=url)) as page, in_time(2 * PATIENCE_S):
+        assert page.get("/").status_code == 200
 
 
 def test_many_ask_at_once(page: Asking) -> None:

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -127,11 +129,15 @@ def _typed(query: list[tuple[str, str]]) -> Mapping[str, list[str]]:
 
 async def _offered(site: Site) -> dict[str, Any]:
     """The keys and streams that a form offers while something is typed; none where nobody can say now."""
-    try:
-        return {"offered_keys": await site.keys(), "offered_streams": (await site.relations.streams())[:_OFFERED_MAX]}
-    except RelatumError:
-        return {"offered_keys": (), "offered_streams": ()}
+    offered: dict[str, Any] = {"offered_keys": (), "offered_streams": ()}
+    with anyio.move_on_after(PATIENCE_S), suppress(RelatumError):
+        offered["offered_keys"] = await site.keys()
+        offered["offered_streams"] = (await site.relations.streams())[:_OFFERED_MAX]
+    return offered
 
+
+PATIENCE_S: Final = 3.0
+"""Seconds that a page waits for what it can do without: what can be typed in does not hang on it."""
 
 _OFFERED_MAX: Final = 500
 """Streams offered in a list; of others the name is typed."""

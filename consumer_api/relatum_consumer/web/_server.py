@@ -9,7 +9,7 @@ import uvicorn
 
 from relatum.errors import ServerStartFailed
 from relatum_consumer.web._application import make_application
-from relatum_consumer.web._connections import CONNECTIONS_MAX, guarded
+from relatum_consumer.web._guarded_connections import CONNECTIONS_MAX, guarded
 from relatum_consumer.web._options import WebOptions
 
 _START_S: Final = 60.0

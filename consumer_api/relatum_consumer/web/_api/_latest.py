@@ -1,5 +1,6 @@
 """The newest message of some streams: where to begin for who has no value at hand."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,13 +9,10 @@ import anyio
 from relatum.errors import RelatumError
 from relatum.reading import Message
 from relatum_consumer.web._api._shown import MessageRow, message_row
-from relatum_consumer.web._endpoint import Endpoint
+from relatum_consumer.web._endpoint import PATIENCE_S, Endpoint
 from relatum_consumer.web._site import Site
 
 STREAMS_SHOWN: Final = 6
-
-_PATIENCE_S: Final = 3.0
-"""Seconds that a page waits for them: what can be typed in does not hang on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +39,17 @@ async def latest(site: Site, _: LatestAsked) -> LatestAnswer:
         except RelatumError:
             pass
 
-    try:
-        names, definitions = (await site.relations.streams())[:STREAMS_SHOWN], await site.keys()
-    except RelatumError:
-        return LatestAnswer(())
-    with anyio.move_on_after(_PATIENCE_S):
-        async with anyio.create_task_group() as group:
-            for name in names:
-                group.start_soon(read, name)
-    return LatestAnswer(tuple(message_row(site, definitions, found[name]) for name in names if name in found))
+    rows: tuple[MessageRow, ...] = ()
+    with suppress(RelatumError):
+        names: tuple[str, ...] = ()
+        with anyio.move_on_after(PATIENCE_S):
+            definitions = await site.keys()
+            names = (await site.relations.streams())[:STREAMS_SHOWN]
+            async with anyio.create_task_group() as group:
+                for name in names:
+                    group.start_soon(read, name)
+        rows = tuple(message_row(site, definitions, found[name]) for name in names if name in found)
+    return LatestAnswer(rows)
 
 
 LATEST = Endpoint(
