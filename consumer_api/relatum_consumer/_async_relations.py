@@ -215,6 +215,7 @@ class AsyncRelations(AsyncAsking):
         start: Start,
         *,
         by: Names = None,
+        streams: Names = None,
         hops: int = 8,
         limit: int = 1_000,
         fan_out: int = 200,
@@ -230,6 +231,8 @@ class AsyncRelations(AsyncAsking):
         Args:
             start: A message read from a stream, recorded or not, or a key's name and a value as a tuple.
             by: The key or keys to follow, and what they name; None for every key defined.
+            streams: The streams and super streams to look in; None for all that are recorded. The start may lie
+                elsewhere.
             hops: Hops from the start at most, 1 to 1,000. Default 8.
             limit: Messages at most, the start among them, 1 to 100,000. Default 1,000. Of those of one hop the oldest
                 are taken.
@@ -246,7 +249,8 @@ class AsyncRelations(AsyncAsking):
         Raises:
             KeyNotDefined: no key of that name is defined, or, by every key, none at all.
             InvalidRelationshipKey: no message can carry the value of the start.
-            NothingRecorded: no stream of this virtual host is recorded: nothing can be known.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
+            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
             InvalidInput: an argument is wrong.
         """
         return await self._run(
@@ -254,6 +258,7 @@ class AsyncRelations(AsyncAsking):
                 self._catalog,
                 start,
                 by=by,
+                streams=streams,
                 hops=hops,
                 limit=limit,
                 fan_out=fan_out,

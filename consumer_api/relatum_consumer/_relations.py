@@ -207,6 +207,7 @@ class Relations(Asking):
         start: Start,
         *,
         by: Names = None,
+        streams: Names = None,
         hops: int = 8,
         limit: int = 1_000,
         fan_out: int = 200,
@@ -222,6 +223,8 @@ class Relations(Asking):
         Args:
             start: A message read from a stream, recorded or not, or a key's name and a value as a tuple.
             by: The key or keys to follow, and what they name; None for every key defined.
+            streams: The streams and super streams to look in; None for all that are recorded. The start may lie
+                elsewhere.
             hops: Hops from the start at most, 1 to 1,000. Default 8.
             limit: Messages at most, the start among them, 1 to 100,000. Default 1,000. Of those of one hop the oldest
                 are taken.
@@ -238,7 +241,8 @@ class Relations(Asking):
         Raises:
             KeyNotDefined: no key of that name is defined, or, by every key, none at all.
             InvalidRelationshipKey: no message can carry the value of the start.
-            NothingRecorded: no stream of this virtual host is recorded: nothing can be known.
+            NothingRecorded: no stream was named, and none of this virtual host is recorded: nothing can be known.
+            StreamNotFound: neither the database nor the broker knows a stream, or it was deleted.
             InvalidInput: an argument is wrong.
         """
         return self._run(
@@ -246,6 +250,7 @@ class Relations(Asking):
                 self._catalog,
                 start,
                 by=by,
+                streams=streams,
                 hops=hops,
                 limit=limit,
                 fan_out=fan_out,

@@ -22,7 +22,7 @@ from relatum.terminal import (
     print_json,
     spread,
 )
-from relatum_consumer.command import CODES, CompleteOption, ExplainOption, explained, open_relations, some
+from relatum_consumer.command import CODES, LOOK_IN, CompleteOption, ExplainOption, explained, open_relations, some
 
 if TYPE_CHECKING:
     from relatum_consumer import Relations, Trace
@@ -33,7 +33,7 @@ _WORDS: Final = {
     "found": "found: there is no more, within these bounds",
     "absent": "absent: nothing else is connected with it",
     "expired": "expired: there was something, and retention has dropped it",
-    "not_recorded_yet": "not recorded yet: there may be more; --complete reads what is not recorded",
+    "not_recorded_yet": "not recorded yet: there may be more among {uncovered}; --complete reads them",
     "unproven": "unproven: there may be more, which nobody can prove or rule out",
 }
 _STOPS: Final = {
@@ -62,6 +62,10 @@ def trace(
             "--by", "-b", metavar="KEY", help="Follow this key; repeatable. Any key where left out.", show_default=False
         ),
     ] = None,
+    streams: Annotated[
+        list[str] | None,
+        typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False),
+    ] = None,
     hops: Annotated[int, typer.Option(help="Hops from the start at most.", min=1)] = 8,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)] = 1_000,
     fan_out: Annotated[int, typer.Option(help="Follow values that at most so many messages have.", min=1)] = 200,
@@ -85,7 +89,7 @@ def trace(
         raise typer.BadParameter("give one of --dot, --mermaid and --json")
     bounds = {"hops": hops, "limit": limit, "fan_out": fan_out, "since": since, "until": until}
     with open_relations(servers) as relations, explained(explain):
-        found = _traced(relations, name, value, {"by": by, "complete": complete} | bounds)
+        found = _traced(relations, name, value, {"by": by, "streams": streams, "complete": complete} | bounds)
     if as_dot or as_mermaid:
         print(found.to_dot() if as_dot else found.to_mermaid(), end="", flush=True)
     elif as_json:
@@ -129,10 +133,18 @@ def _told(found: "Trace") -> list[str]:
     if found.lacking:
         lines.append(f"it has no value of {some([each.key for each in found.lacking])}: nothing was looked for")
     else:
-        lines.append(_WORDS[found.status])
+        lines.append(_WORDS[found.status].format(uncovered=_uncovered(found)))
     if found.unattended:
         lines.append(f"nobody records {some(found.unattended)}")
     return [plain_text(line).plain for line in lines]
+
+
+def _uncovered(found: "Trace") -> str:
+    """What was not recorded when the trace began: mostly the end of a stream that is being written."""
+    count = sum(gap.stop - gap.start for gap in found.uncovered)
+    return f"{count:,} offsets that were not recorded when it began: " + some(
+        [f"{gap.stream} {gap.start:,} to {gap.stop - 1:,}" for gap in found.uncovered]
+    )
 
 
 # --- the tree ---------------------------------------------------------------------------------------------

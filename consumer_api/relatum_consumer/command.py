@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODES",
+    "LOOK_IN",
     "CompleteOption",
     "ExplainOption",
     "around",
@@ -67,7 +68,7 @@ class InTime(StrEnum):
     NEAREST = "nearest"
 
 
-_LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
+LOOK_IN: Final = "Look in this stream or super stream; repeatable. All where left out."
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", help="At most so many messages.", min=1)]
 ABOUT_SHOWN: Final = 120
@@ -90,7 +91,7 @@ def find(
     ],
     streams: Annotated[
         list[str] | None,
-        typer.Option("--streams", "-s", metavar="STREAM", help=_LOOK_IN, show_default=False),
+        typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False),
     ] = None,
     to: Annotated[list[str] | None, typer.Option("--to", "-t", hidden=True, help="Before 0.5: --streams.")] = None,
     since: SinceOption = None,
@@ -126,7 +127,7 @@ def related(
     offset: Annotated[int, typer.Argument(help="Its offset.", min=0, show_default=False)],
     to: Annotated[
         list[str] | None,
-        typer.Option("--to", "-t", metavar="STREAM", help=_LOOK_IN, show_default=False),
+        typer.Option("--to", "-t", metavar="STREAM", help=LOOK_IN, show_default=False),
     ] = None,
     by: Annotated[
         list[str] | None,
@@ -172,7 +173,7 @@ def around(
     moment: Annotated[datetime, typer.Argument(parser=parse_moment, help=f"{FORMS}.", show_default=False)],
     streams: Annotated[
         list[str] | None,
-        typer.Option("--streams", "-s", metavar="STREAM", help=_LOOK_IN, show_default=False),
+        typer.Option("--streams", "-s", metavar="STREAM", help=LOOK_IN, show_default=False),
     ] = None,
     span: Annotated[
         str, typer.Option("--for", metavar="SPAN", help="So long before and after it: 30s, 5m, 2h.")

@@ -205,9 +205,9 @@ def test_many_waits_cost_an_index_probe_each(filled: psycopg.Connection[Any], mo
 
 
 TRACED = {
-    "values": (traces.rows_of_values(), 50),
-    "values by stream": (traces.rows_by_stream(bounded=False), 1_000),
-    "values in a span of time": (traces.rows_by_stream(bounded=True), 1_000),
+    "values": (traces.rows_of_values(None), 50),
+    "values by stream": (traces.rows_by_stream(None, bounded=False), 1_000),
+    "values in a span of time": (traces.rows_by_stream(None, bounded=True), 1_000),
 }
 """Statements of a trace, and how many pages a value may cost: ten streams have it, and half of the parts might."""
 
@@ -220,7 +220,7 @@ def test_a_step_of_a_trace_costs_index_probes_for_each_value(
     """One statement for 300 values, some that nobody has, and one that half a million messages share."""
     sql, pages_a_value = TRACED[name]
     values = {n: (2, f"o{n * 70}") for n in range(299)} | {299: (1, "hot")}
-    plan = plan_of(filled, mode, sql, traces.parameters_of("/", values, 201, AT, AT + 1_000_000))
+    plan = plan_of(filled, mode, sql, traces.parameters_of("/", None, values, 201, AT, AT + 1_000_000))
     nodes = [node for node in nodes_of(plan) if node.get("Relation Name") == "relationships"]
     assert {node["Node Type"] for node in nodes} <= {"Index Only Scan", "Index Scan"}, plan
     assert all(column in node["Index Cond"] for node in nodes for column in ("key_id", "value")), plan

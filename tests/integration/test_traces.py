@@ -18,7 +18,7 @@ from relatum.keys import KeyDefinition, moment
 from relatum.reading import Message
 from relatum.store import add_keys
 from relatum_consumer import AsyncRelations, Relations, Status, Trace, explaining
-from relatum_consumer.lookups import LookupRequest, Select
+from relatum_consumer.lookups import LookupRequest, Select, Uncovered
 from relatum_consumer.traces import Stop, StopReason
 from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
 from tests.support.relations import FACES, open_relations
@@ -106,6 +106,11 @@ def test_a_trace_is_what_networkx_finds_connected(
     ]
     for start in chance.sample(sorted(held), 4):
         message = relations.read(*start)
+        inside = {where: row for where, row in held.items() if where == start or where.stream in streams[:2]}
+        everything = {"hops": 100, "limit": 1_000, "fan_out": 20}
+        trace = relations.trace(message, streams=streams[:2], **everything)
+        assert (dict(trace.hops), start) == (reached(inside, start, **everything), start)
+        assert trace.streams == tuple(sorted(streams[:2]))
         for bounds in variants:
             trace = relations.trace(message, **bounds)
             expected = reached(held, start, **bounds)
@@ -229,9 +234,12 @@ def test_what_is_not_recorded_is_said_and_read_where_asked(
     trace = relations.trace(start)
     assert [each.offset for each in trace] == [0, 1]
     assert (trace.status, trace.unattended) == (Status.NOT_RECORDED_YET, (streams[0],))
+    assert trace.uncovered == (Uncovered(streams[0], 1, 4),)
+    elsewhere = relations.trace(start, streams=streams[1:])
+    assert (elsewhere.status, elsewhere.streams) == (Status.ABSENT, tuple(sorted(streams[1:])))
     trace = relations.trace(start, complete=True)
     assert [each.offset for each in trace] == [0, 1, 2]
-    assert (trace.status, trace.steps[-1].status) == (Status.FOUND, Status.ABSENT)
+    assert (trace.status, trace.steps[-1].status, trace.uncovered) == (Status.FOUND, Status.ABSENT, ())
     assert [each.offset for each in relations.trace(start, complete=True, until=moment(3))] == [0, 1]
 
 

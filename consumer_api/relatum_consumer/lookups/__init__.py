@@ -9,7 +9,7 @@ from relatum_consumer.lookups._explaining import STREAMS_MAX, Asked, Explanation
 from relatum_consumer.lookups._gathered import Gathered
 from relatum_consumer.lookups._health import Health, health, reached
 from relatum_consumer.lookups._limits import ANSWER_MESSAGES_MAX, POLL_S_MAX, POLL_S_MIN, POOL_MAX
-from relatum_consumer.lookups._lookup_statements import Order
+from relatum_consumer.lookups._lookup_statements import Order, meant_streams, named
 from relatum_consumer.lookups._lookups import Lookups, Names, names_of, span_of, time_us_of
 from relatum_consumer.lookups._proof import (
     Evidence,
@@ -108,6 +108,8 @@ __all__ = [
     "health",
     "in_time",
     "is_of_all",
+    "meant_streams",
+    "named",
     "names_of",
     "offsets_within",
     "reached",

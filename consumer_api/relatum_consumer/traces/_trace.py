@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from relatum.ids import MessageId
 from relatum.reading import Message
-from relatum_consumer.lookups import Lacking, LeftOut, Status
+from relatum_consumer.lookups import Lacking, LeftOut, Status, Uncovered
 
 _SEVERITY: Final = (Status.UNPROVEN, Status.NOT_RECORDED_YET, Status.FOUND, Status.EXPIRED, Status.ABSENT)
 
@@ -103,6 +103,8 @@ class Trace:
         unread: Where messages lie that were met and that could not be read, without a proof that they are gone.
         streams: The streams over which it holds, in order.
         left_out: Recorded streams that this user may not read.
+        uncovered: The offsets that are retained and are not recorded for all the keys, by stream: among them there may
+            be more. They are the same for all hops; none with `complete`, which reads them.
         unattended: With `NOT_RECORDED_YET`, those of the streams that nobody records now.
         lacking: The keys, each with the reason, where the start has no value of any of them: nothing was looked for.
     """
@@ -117,6 +119,7 @@ class Trace:
     unread: tuple[MessageId, ...] = field(default=(), kw_only=True)
     streams: tuple[str, ...] = field(default=(), kw_only=True)
     left_out: tuple[LeftOut, ...] = field(default=(), kw_only=True)
+    uncovered: tuple[Uncovered, ...] = field(default=(), kw_only=True)
     unattended: tuple[str, ...] = field(default=(), kw_only=True)
     lacking: tuple[Lacking, ...] = field(default=(), kw_only=True)
 
@@ -209,6 +212,7 @@ class Trace:
             "unread": [where._asdict() for where in self.unread],
             "left_out": [each._asdict() for each in self.left_out],
             "lacking": [each._asdict() for each in self.lacking],
+            "uncovered": [{"stream": gap.stream, "start": gap.start, "stop": gap.stop} for gap in self.uncovered],
             "unattended": list(self.unattended),
             "streams": list(self.streams),
         }

@@ -1,6 +1,6 @@
 """The statements of a trace: all rows of many values at once, in all streams together, so many of each and no more."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 from relatum.limits import INTEGER_MAX, INTEGER_MIN
 from relatum.store import array_text, arrays, compiled, may_hold_values, relationships, streams
+from relatum_consumer.lookups import meant_streams, named
 
 _ROWS: Final = relationships.c
 _ONE: Final[Any] = sa.literal_column("1")
-_MEANT: Final = (streams.c.vhost == sa.bindparam("vhost", type_=sa.Text), streams.c.replaced_at.is_(None))
 
 
 def _big(name: str) -> sa.BindParameter[int]:
@@ -23,24 +23,27 @@ _SINCE: Final = _big("since")
 _UNTIL: Final = _big("until")
 
 
-@lru_cache
-def rows_of_values() -> str:
+@lru_cache(maxsize=64)
+def rows_of_values(names: int | None) -> str:
     """Rows of values, `most` of each: the value's number, stream, offset, time.
 
     One probe of each part's index a value. Rows of other virtual hosts and of replaced streams count, with a stream
-    of NULL: where a value has `most` rows and some are such, `rows_by_stream` knows.
+    of NULL: where a value has `most` rows and some are such, `rows_by_stream` knows. So do those of other streams where
+    so many `names` are meant.
     """
     wanted = _wanted()
     row = sa.select(_ROWS.stream_id, _ROWS.stream_offset, _ROWS.time_us).where(*_of(wanted)).correlate(wanted)
     # A limit inside keeps PostgreSQL from joining it in another way than value by value, by the index.
     found = row.limit(_MOST).lateral("found")
-    held = wanted.join(found, sa.true()).outerjoin(streams, sa.and_(streams.c.stream_id == found.c.stream_id, *_MEANT))
+    held = wanted.join(found, sa.true()).outerjoin(
+        streams, sa.and_(streams.c.stream_id == found.c.stream_id, *meant_streams(names))
+    )
     columns = wanted.c.number, streams.c.name, found.c.stream_offset, found.c.time_us
     return compiled(sa.select(*columns).select_from(held))
 
 
-@lru_cache
-def rows_by_stream(*, bounded: bool) -> str:
+@lru_cache(maxsize=64)
+def rows_by_stream(names: int | None, *, bounded: bool) -> str:
     """The same, of the streams meant alone: those that have a value are found first, two probes a part for each.
 
     `bounded`: only times from `since` to before `until`.
@@ -62,7 +65,9 @@ def rows_by_stream(*, bounded: bool) -> str:
         .limit(_MOST)
         .lateral("row")
     )
-    held = lying.join(streams, sa.and_(streams.c.stream_id == lying.c.stream_id, *_MEANT)).join(row, sa.true())
+    held = lying.join(streams, sa.and_(streams.c.stream_id == lying.c.stream_id, *meant_streams(names))).join(
+        row, sa.true()
+    )
     found = sa.select(streams.c.name, *row.c).select_from(held).correlate(wanted).limit(_MOST).lateral("found")
     return compiled(sa.select(wanted.c.number, *found.c).select_from(wanted.join(found, sa.true())))
 
@@ -78,13 +83,18 @@ def _of(wanted: Any) -> list[sa.ColumnElement[bool]]:
 
 
 def parameters_of(
-    vhost: str, values: Mapping[int, tuple[int, str]], most: int, since: int | None, until: int | None
+    vhost: str,
+    names: Sequence[str] | None,
+    values: Mapping[int, tuple[int, str]],
+    most: int,
+    since: int | None,
+    until: int | None,
 ) -> dict[str, Any]:
     """The parameters of any of these, for values (key id, value) by their numbers.
 
     A bound of None is the end of the range.
     """
-    return {
+    return named(names) | {
         "vhost": vhost,
         "most": most,
         "since": INTEGER_MIN + 1 if since is None else since,

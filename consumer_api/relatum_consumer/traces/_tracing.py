@@ -78,6 +78,7 @@ def trace(
     start: Start,
     *,
     by: Names,
+    streams: Names,
     hops: int,
     limit: int,
     fan_out: int,
@@ -90,10 +91,11 @@ def trace(
     checked_count("limit", limit, most=ANSWER_MESSAGES_MAX)
     checked_count("fan_out", fan_out, most=FAN_OUT_MAX)
     bounds = _Bounds(hops, limit, fan_out, *span_of(since, until))
-    names = names_of("by", by)
+    names, meant = names_of("by", by), names_of("streams", streams)
+    yield from catalog.check_names(meant)
     if isinstance(start, Message):
         definitions = yield from _keys(catalog, names)
-        begin = partial(_Course, catalog, Directions(definitions), bounds, start, ())
+        begin = partial(_Course, catalog, Directions(definitions), bounds, meant, start, ())
         values = yield from catalog.values_of(start, [key.name for key in definitions])
         if not values.wanted:
             return Trace((start,), {start.id: 0}, lacking=values.lacking)
@@ -105,7 +107,9 @@ def trace(
             )
         wanted = yield from catalog.value_sought(*start)
         definitions = yield from _keys(catalog, None if names is None else (*names, start[0]))
-        begin = partial(_Course, catalog, Directions(definitions), bounds, None, ((wanted.key_id, wanted.value),))
+        begin = partial(
+            _Course, catalog, Directions(definitions), bounds, meant, None, ((wanted.key_id, wanted.value),)
+        )
     return (yield from again_if_replaced(lambda: begin().trace(complete=complete)))
 
 
@@ -127,12 +131,15 @@ class _Course:
         catalog: Catalog,
         directions: Directions,
         bounds: _Bounds,
+        names: tuple[str, ...] | None,
         start: Message | None,
         values: Sequence[Value],
     ) -> None:
         self._catalog = catalog
         self._directions = directions
         self._bounds = bounds
+        self._names = names
+        self._named = None if names is None else len(names)
         self._messages: dict[MessageId, Message] = {}
         self._values: dict[MessageId, dict[int, str]] = {}
         self._times: dict[MessageId, int | None] = {}
@@ -153,7 +160,7 @@ class _Course:
         """Go to the end, or to a bound."""
         # Before the index is asked for anything: so it holds for all that comes.
         key_ids = [*self._directions.definitions, *([TIME] if self._bounds.is_in_time else [])]
-        known = yield from evidence(self._catalog, None, key_ids, kept=self._kept)
+        known = yield from evidence(self._catalog, self._names, key_ids, kept=self._kept)
         if not known.streams:
             if known.left_out:
                 raise AccessRefused(known.left_out[0].reason, stream=known.left_out[0].stream)
@@ -168,7 +175,7 @@ class _Course:
                 break
             if not (yield from self._hop(hop, wanted, known, complete=complete)):
                 break
-        return (yield from self._concluded(known))
+        return (yield from self._concluded(known, complete=complete))
 
     def _next_values(self) -> list[Value]:
         """The values that were not asked for yet."""
@@ -213,10 +220,10 @@ class _Course:
     def _rows(self, wanted: Sequence[Value]) -> Steps[dict[Value, Places]]:
         """Where messages of each value lie, by the index; of too many, so many that it shows."""
         numbered = dict(enumerate(wanted))
-        found, unsure = yield from self._select(statements.rows_of_values(), numbered)
+        found, unsure = yield from self._select(statements.rows_of_values(self._named), numbered)
         if unsure:
             again = {number: numbered[number] for number in unsure}
-            meant, _ = yield from self._select(statements.rows_by_stream(bounded=False), again)
+            meant, _ = yield from self._select(statements.rows_by_stream(self._named, bounded=False), again)
             found |= {number: meant.get(number, {}) for number in again}
         if self._bounds.is_in_time:
             yield from self._keep_in_time(numbered, found)
@@ -225,7 +232,9 @@ class _Course:
     def _keep_in_time(self, numbered: Mapping[int, Value], found: dict[int, Places]) -> Steps[None]:
         """Leave out rows of other times; of values that have too many, those of the span are asked for."""
         full = {number: numbered[number] for number, rows in found.items() if len(rows) > self._bounds.fan_out}
-        within = (yield from self._select(statements.rows_by_stream(bounded=True), full))[0] if full else {}
+        within = (
+            (yield from self._select(statements.rows_by_stream(self._named, bounded=True), full))[0] if full else {}
+        )
         for number, rows in found.items():
             inside = within.get(number, {})
             if number not in full:
@@ -239,7 +248,7 @@ class _Course:
     def _ask(self, sql: str, numbered: Mapping[int, Value]) -> Steps[list[Any]]:
         bounds = self._bounds
         parameters = statements.parameters_of(
-            self._catalog.vhost, numbered, bounds.fan_out + 1, bounds.since, bounds.until
+            self._catalog.vhost, self._names, numbered, bounds.fan_out + 1, bounds.since, bounds.until
         )
         return (yield from Select(sql, parameters))
 
@@ -318,14 +327,14 @@ class _Course:
                 self._expired[row.id] = None
             else:
                 asked.append(row)
-        gone = yield from read_rows(asked, take, is_named=False, kept=self._kept)
+        gone = yield from read_rows(asked, take, is_named=self._names is not None, kept=self._kept)
         for where, each in gone.items():
             (self._expired if each.is_sure else self._unread)[where] = None
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    def _concluded(self, known: Evidence) -> Steps[Trace]:
-        yield from known.check_present(self._catalog, None)
+    def _concluded(self, known: Evidence, *, complete: bool) -> Steps[Trace]:
+        yield from known.check_present(self._catalog, self._names)
         ordered = [
             where
             for *_, where in sorted((time_us is None, time_us or 0, where) for where, time_us in self._times.items())
@@ -342,6 +351,7 @@ class _Course:
             unread=tuple(self._unread),
             streams=known.streams,
             left_out=known.left_out,
+            uncovered=() if complete else tuple(known.uncovered),
         )
         if found.status is not Status.NOT_RECORDED_YET:
             return found
