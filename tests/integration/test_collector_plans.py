@@ -1,6 +1,7 @@
 """The plans of a collector's statements at 100,000 messages: each finds its rows by an index, whatever is known."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg as dialect
 
 from relatum.collecting import _collector_statements as statements
+from relatum.collecting import _collector_status_statements as status_statements
 from relatum.collecting import _member_statements as member_statements
 from relatum.outcomes._outcome_statements import outcomes_by_id
 from tests.support.plans import filled_database, nodes_of, plan_of
@@ -19,6 +21,9 @@ DEAD_MEMBER, LIVE_MEMBER = 7, 8
 OFFSETS = list(range(ROWS - 500, ROWS))
 PLACES = {"source": 1, "offsets": OFFSETS}
 RESULTS = {"states": ["succeeded"] * 500, "reasons": [None] * 500, "retries_s": [None] * 500}
+
+NOW = datetime.now(UTC)
+LISTED = {"in_collector": 1, "states": ["failed", "dead"], "limit": 101, "at": NOW, "at_source": 0, "at_offset": 0}
 
 STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "outcomes": (outcomes_by_id, {"ids": [f"id-{n}" for n in range(0, ROWS, ROWS // 100)]}),
@@ -49,6 +54,9 @@ STATEMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "move lost": (member_statements.move_lost, {"of_source": 1, "behind": ROWS - 500, "to_source": 2}),
     "remove members": (member_statements.remove_members, {"lapsed": [DEAD_MEMBER]}),
+    "listed up to": (status_statements.floor, {**LISTED, "looked": 500}),
+    "listed finished": (status_statements.finished_before, {**LISTED, "floor": NOW - timedelta(seconds=1500)}),
+    "listed waiting": (status_statements.unfinished_after, {**LISTED, "states": ["collected", "forwarded"]}),
     "forget": (statements.forget, {"of_source": 1, "older_s": 3600.0, "most": 500}),
 }
 

@@ -12,12 +12,26 @@ import psycopg
 import pytest
 from psycopg import sql
 
+import relatum
+from relatum import MessageCollector, SerialConsumer, SerializationContexts
+from relatum.collecting import Bulk, ExecutorOptions, collector_status
 from relatum.keys import KeyDefinition
 from relatum.store import make_engine
+from relatum.superstreams import Layout
 from relatum_consumer import Expectation
 from relatum_consumer.expectations import add_expectations
 from relatum_consumer.web import WebOptions
-from tests.support import declare_stream, delete_stream, publish_plain, recording, unique_name, wait_recorded
+from tests.support import (
+    declare_stream,
+    delete_stream,
+    publish_plain,
+    recording,
+    unique_name,
+    wait_recorded,
+    wait_until,
+)
+from tests.support.groups import of_group, whole_group
+from tests.support.super_streams import super_stream
 from tests.support.web import Asking, asking
 
 HOSTILE: Final = """<img src=x onerror=hacked()>"'`{{7*7}}/..\u202e%2f#?&東"""
@@ -28,6 +42,7 @@ KEYS: Final = [
     KeyDefinition("host"),
     KeyDefinition("place", source=("header:shelf", "header:row")),
     KeyDefinition("card"),
+    relatum.GROUP_KEY,
 ]
 
 TIME_US: Final = 1_700_000_000_000_000
@@ -61,6 +76,21 @@ BODIES: Final[list[bytes]] = [
 ]
 
 
+FAILED: Final = 5
+"""Messages of which the collector's executor says that they failed."""
+
+GROUPED: Final = [
+    *whole_group(1, 3, time_us=TIME_US),
+    *(of_group(2, number, time_us=TIME_US + number) for number in (1, 2, 5)),
+    *(of_group(3, number, last=number != 2, time_us=TIME_US + 9) for number in (1, 2, 3)),
+    *(of_group(4, number, last=number == 4, time_us=TIME_US - 9) for number in (2, 4)),
+]
+"""A group that is whole, one that lacks 3, 4 and its last, one of two lasts, and one that lacks 1 and 3."""
+
+TAKEN: Final = 12 + len(GROUPED)
+"""Messages that the collector takes."""
+
+
 @dataclass(frozen=True)
 class World:
     """What there is to be seen.
@@ -68,7 +98,8 @@ class World:
     Attributes:
         options: Of a page on it.
         orders: A stream of `BODIES`, of `MANY` messages of one host, and of one more that is not recorded.
-        payments: A stream whose name is hostile; one message for each body.
+        payments: A stream whose name is hostile; one message for each body, and then those of groups.
+        placed: A super stream whose contexts are placed, and of which one was moved.
         first_of_many: The offset of the first of the many.
     """
 
@@ -76,6 +107,7 @@ class World:
     orders: str
     payments: str
     first_of_many: int
+    placed: str
 
     def page(self, **options: Any) -> WebOptions:
         """The options of a page on it, without limits to speak of."""
@@ -133,17 +165,45 @@ def world(amqp_url: str, stream_url: str, web_database_url: str) -> Iterator[Wor
         many = [(b"%d" % n, {"host": "busy", "relatum_time": TIME_US + 1_000_000 * (n // 60)}) for n in range(MANY)]
         publish_plain(amqp_url, orders, bodies + many)
         publish_plain(amqp_url, payments, [(b"paid", odd | {"relatum_time": TIME_US + 500 + n}) for n in range(12)])
+        publish_plain(amqp_url, payments, GROUPED)
         with recording(amqp_url, engine, orders, payments, keys=KEYS):
             for name in (orders, payments):
                 wait_recorded(amqp_url, engine, name)
         add_expectations(web_database_url, expectations(orders, payments))
         publish_plain(amqp_url, orders, [(b"later", {"host": "late", "order_id": "late"})])
+        _collect(amqp_url, web_database_url, payments)
         options = {"broker": amqp_url, "database": web_database_url, "stream_url": stream_url}
-        yield World(options, orders, payments, len(BODIES))
+        with super_stream(amqp_url, stream_url, 2) as layout:
+            _place(amqp_url, web_database_url, layout)
+            yield World(options, orders, payments, len(BODIES), layout.super_stream)
     finally:
         engine.dispose()
         for name in (orders, payments):
             delete_stream(amqp_url, name)
+
+
+def _collect(broker: str, database: str, stream: str) -> None:
+    """Have a collector take the stream's messages: the first ones fail, and say why."""
+
+    def take(bulk: Bulk) -> None:
+        for each in bulk.messages:
+            if each.message.offset < FAILED:
+                bulk.failed(each, f"no such account: {HOSTILE}", retry=False)
+
+    collector = MessageCollector("books", database=database, broker=broker, streams=[stream], type_of=lambda _: "order")
+    collector.register_executor("order", take, ExecutorOptions(max_age_s=0.1))
+    with collector:
+        wait_until(lambda: sum(collector_status(database)[0].counts[each] for each in ("failed", "succeeded")) >= TAKEN)
+
+
+def _place(broker: str, database: str, layout: Layout) -> None:
+    """Place three contexts, and move one of them."""
+    with SerializationContexts(layout.super_stream, database, broker=broker, header="order_id") as contexts:
+        first, second = (each.stream for each in layout)
+        contexts.assign(["a & b", "c", f"o-{HOSTILE}"], first)
+        contexts.move("c", second)
+        with SerialConsumer(layout.super_stream, "billing", database=database, broker=broker) as consumer:
+            assert consumer.status().partitions
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,10 @@ import psycopg
 import pytest
 
 from relatum_consumer.web._endpoint import PATIENCE_S
+from tests.support.groups import group_id
 from tests.support.standstill import in_time, silent_database
 from tests.support.web import Asking, asking
-from tests.web.conftest import BODIES, HOSTILE, MANY, World, png
+from tests.web.conftest import BODIES, GROUPED, HOSTILE, KEYS, MANY, TAKEN, World, png
 
 
 def found(page: Asking, **query: Any) -> dict[str, Any]:
@@ -216,7 +217,8 @@ def test_a_message_has_all_that_it_says_and_what_belongs_to_it(page: Asking, wor
 def test_the_newest_messages_are_where_one_begins(page: Asking, world: World) -> None:
     """One of each stream, with its keys, on the page that asks for nothing yet, and as JSON."""
     newest = page.get("/api/latest").json()["messages"]
-    assert {each["stream"]: each["offset"] for each in newest} == {world.orders: len(BODIES) + MANY, world.payments: 11}
+    ends = {world.orders: len(BODIES) + MANY, world.payments: TAKEN - 1}
+    assert {each["stream"]: each["offset"] for each in newest} == ends
     shown = page.get("/").text
     assert all(f'href="{html.escape(each["href"])}"' in shown for each in newest)
     assert "Or begin" not in page.get("/?key=host&value=busy").text
@@ -264,7 +266,8 @@ def test_streams_are_shown_with_coverage_keys_and_recorders(page: Asking, world:
         (last, last + 1, "unrecorded"),
     ]
     keys = {each["name"]: each["rows"] for each in answer["keys"]}
-    assert keys == {"order_id": len(BODIES) + 12, "host": MANY, "place": len(BODIES), "card": len(BODIES) + 12}
+    counts = {"order_id": len(BODIES) + 12, "host": MANY, "place": len(BODIES), "card": len(BODIES) + 12}
+    assert keys == counts | {"message_group": len(GROUPED)}
     assert answer["recorders"] == []
     assert row["rate_per_s"] is None or row["rate_per_s"] == 0
 
@@ -273,7 +276,7 @@ def test_a_stream_is_shown_by_each_key(page: Asking, world: World) -> None:
     """Its coverage of each key and of time, and links to its ends."""
     answer = page.get(f"/api/streams/{world.orders}").json()
     detail = answer["streams"][0]
-    assert {each["key"] for each in detail["covered"]} == {"order_id", "host", "place", "card", "time"}
+    assert {each["key"] for each in detail["covered"]} == {each.name for each in KEYS} | {"time"}
     assert page.get(detail["last_href"]).status_code == 200
     assert page.get("/api/streams/no-such-stream").json()["error"]["code"] == "stream_not_found"
     assert page.get("/stream?stream=..").status_code == 404
@@ -373,6 +376,16 @@ def examples(world: World) -> dict[str, list[str]]:
             *(f"/missing/expectation?span=all&name={name}" for name in ("paid", "swift", "shelved", "none")),
             "/missing/expectation",
         ],
+        "/groups": ["/groups", "/groups?older_s=0", "/groups?older_s=x"],
+        "/groups/group": [f"/groups/group?id={group_id(number)}" for number in range(6)] + ["/groups/group?id=x"],
+        "/collectors": ["/collectors", "/collectors?limit=0"],
+        "/collectors/collector": [
+            *(f"/collectors/collector?name=books&state={state}" for state in ("waiting", "unsuccessful", "succeeded")),
+            "/collectors/collector?name=none",
+        ],
+        "/collectors/outcome": ["/collectors/outcome?id=none", "/collectors/outcome"],
+        "/contexts": ["/contexts", "/contexts?limit=0"],
+        "/contexts/super-stream": [f"/contexts/super-stream?name={world.placed}", "/contexts/super-stream?name=none"],
         "/keys": ["/keys", "/keys?x=1"],
         "/latest": ["/latest"],
         "/health": ["/health"],

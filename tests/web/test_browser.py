@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -17,6 +18,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from relatum_consumer.web import WebServer
 from tests.support import LIMIT_S
+from tests.support.groups import group_id
 from tests.web.conftest import BODIES, HOSTILE, MANY, World
 
 SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
@@ -112,6 +114,14 @@ def paths(world: World) -> dict[str, str]:
         "missing-answered": "/missing/expectation?name=answered+%3Cb%3E&span=all&limit=20",
         "missing-patient": "/missing/expectation?name=patient&span=all&limit=20",
         "missing-refused": "/missing/expectation?name=none",
+        "groups": "/groups",
+        "group": f"/groups/group?id={group_id(2)}",
+        "group-refused": "/groups/group?id=x",
+        "collectors": "/collectors",
+        "collector": "/collectors/collector?name=books",
+        "outcome": f"/collectors/outcome?{urlencode({'of_stream': world.payments, 'of_offset': 1})}",
+        "contexts": "/contexts",
+        "super-stream": f"/contexts/super-stream?name={world.placed}",
         "not-found": "/nothing",
     }
 

@@ -67,6 +67,11 @@ class Masking:
             return self._bodies
         return any(_value_at(place, message) is not None for place in self._places)
 
+    @property
+    def hides_reasons(self) -> bool:
+        """Whether it is not shown why executors failed: they say there what they like, a masked value too."""
+        return self._bodies or (bool(self._places) and not self._show_bodies)
+
     def digest(self, value: str) -> str:
         """How a masked value is shown."""
         assert self.secret is not None, "the secret comes with `Site.keys`"

@@ -2,6 +2,7 @@
 
 from relatum.collecting._async_collector import AsyncMessageCollector
 from relatum.collecting._bulk import Bulk, Collected, Failure, FlushReason
+from relatum.collecting._collected_listing import CollectedAt, CollectedPage, collected
 from relatum.collecting._collector import MessageCollector
 from relatum.collecting._collector_options import ExecutorOptions, WhenFull
 from relatum.collecting._collector_prune import forget_finished
@@ -14,6 +15,8 @@ __all__ = [
     "AsyncOutcomes",
     "Bulk",
     "Collected",
+    "CollectedAt",
+    "CollectedPage",
     "CollectorStatistics",
     "CollectorStatus",
     "ExecutorOptions",
@@ -27,6 +30,7 @@ __all__ = [
     "SourceStatus",
     "TypeStatistics",
     "WhenFull",
+    "collected",
     "collector_status",
     "forget_finished",
 ]

@@ -53,6 +53,69 @@ unfinished: Final = (
 )
 
 
+_at: Final = sa.bindparam("at", type_=sa.DateTime(timezone=True))
+_behind: Final = sa.tuple_(_messages.finished_at, _messages.source_id, _messages.stream_offset) < sa.tuple_(
+    _at,
+    sa.bindparam("at_source", type_=sa.Integer),
+    sa.bindparam("at_offset", type_=sa.BigInteger),
+)
+_before: Final = (_messages.finished_at.is_not(None), _messages.finished_at <= _at, _behind)
+_kinds: Final = sa.bindparam("states", type_=sa.ARRAY(sa.Text))
+_limit: Final = sa.bindparam("limit", type_=sa.BigInteger)
+
+# The latest of the moments up to which each stream's finished messages are looked through: so many of each, by index.
+floor: Final = sa.select(
+    sa.func.max(
+        sa.select(_messages.finished_at)
+        .where(_messages.source_id == _sources.source_id, *_before)
+        .order_by(_messages.finished_at.desc())
+        .offset(sa.bindparam("looked", type_=sa.BigInteger))
+        .limit(1)
+        .scalar_subquery()
+    )
+).where(_sources.collector_id == _of_collector)
+
+_shown: Final = (
+    _messages.message_id,
+    _messages.state,
+    collectors.c.name,
+    _messages.type,
+    _sources.stream,
+    _messages.stream_offset,
+    _messages.attempts,
+    _messages.reason,
+    _messages.collected_at,
+    _messages.forwarded_at,
+    _messages.finished_at,
+    _messages.source_id,
+)
+_of_one: Final = (
+    sa.select(*_shown)
+    .join_from(collected_messages, collector_sources, _sources.source_id == _messages.source_id)
+    .join(collectors, collectors.c.collector_id == _sources.collector_id)
+    .where(_sources.collector_id == _of_collector, _messages.state == sa.any_(_kinds))
+)
+
+# The columns of `Outcome`, in its order, and the source.
+finished_before: Final = (
+    _of_one.where(*_before, _messages.finished_at >= sa.bindparam("floor", type_=sa.DateTime(timezone=True)))
+    .order_by(_messages.finished_at.desc(), _messages.source_id.desc(), _messages.stream_offset.desc())
+    .limit(_limit)
+)
+
+# By itself: to walk along the index of places would pass all that is finished.
+_waiting: Final = (
+    _of_one.where(
+        _messages.finished_at.is_(None),
+        sa.tuple_(_messages.source_id, _messages.stream_offset)
+        > sa.tuple_(sa.bindparam("at_source", type_=sa.Integer), sa.bindparam("at_offset", type_=sa.BigInteger)),
+    )
+    .offset(0)
+    .subquery("waiting")
+)
+unfinished_after: Final = sa.select(_waiting).order_by(_waiting.c.source_id, _waiting.c.stream_offset).limit(_limit)
+
+
 def finished_in(table: Any) -> "sa.Select[Any]":
     """Finished messages of a collector by state, in the table or in a sample of it."""
     return (

@@ -8,6 +8,7 @@ from relatum.contexts.affinity._affinity_router import AffinityRouter
 from relatum.contexts.affinity._async_affinity_router import AsyncAffinityRouter
 from relatum.contexts.affinity._sets import AffinitySet, AffinitySets
 from relatum.contexts.placement._model import MoveState
+from relatum.contexts.placement._placement_opening import placed_super_streams
 from relatum.contexts.placement._placement_prune import forget_placements
 from relatum.contexts.placement._router_statistics import RouterStatistics
 from relatum.contexts.serial._async_context_router import AsyncContextRouter
@@ -67,5 +68,6 @@ __all__ = [
     "forget_consumer",
     "forget_placements",
     "history",
+    "placed_super_streams",
     "verify",
 ]

@@ -25,7 +25,7 @@ from relatum_consumer.groups.reading._open_group import Unfolding, unfolding_gro
 from relatum_consumer.groups.reading._whole_groups import whole_groups
 from relatum_consumer.groups.sharing._async_shared_groups import AsyncSharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, consumer_of
-from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_status
+from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_names, consumer_status
 from relatum_consumer.lookups import Answer, Catalog, Names, names_of
 
 _Result = TypeVar("_Result")
@@ -224,6 +224,10 @@ class AsyncGroupMethods(ABC):
         return await self._finish(look_ups.position(self._catalog, group_id, streams, complete=complete))
 
     # --- sharing groups -----------------------------------------------------------------------------------
+
+    async def group_consumers(self) -> tuple[str, ...]:
+        """The names of the consumers that share groups in this virtual host, in order."""
+        return await self._finish(consumer_names(self._catalog))
 
     async def group_consumer_status(self, name: str) -> GroupConsumerStatus:
         """What is known of a consumer that shares groups: its groups by state, its members, its streams with their lag.

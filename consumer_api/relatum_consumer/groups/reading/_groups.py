@@ -22,7 +22,7 @@ from relatum_consumer.groups.reading._open_group import Unfolding, unfolding_gro
 from relatum_consumer.groups.reading._whole_groups import whole_groups
 from relatum_consumer.groups.sharing._shared_groups import SharedGroups
 from relatum_consumer.groups.sharing._sharing_options import GroupConsumer, SharedOptions, consumer_of
-from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_status
+from relatum_consumer.groups.sharing._sharing_status import GroupConsumerStatus, consumer_names, consumer_status
 from relatum_consumer.lookups import Answer, Catalog, Names, names_of
 
 _Result = TypeVar("_Result")
@@ -219,6 +219,10 @@ class GroupMethods(ABC):
         return self._finish(look_ups.position(self._catalog, group_id, streams, complete=complete))
 
     # --- sharing groups -----------------------------------------------------------------------------------
+
+    def group_consumers(self) -> tuple[str, ...]:
+        """The names of the consumers that share groups in this virtual host, in order."""
+        return self._finish(consumer_names(self._catalog))
 
     def group_consumer_status(self, name: str) -> GroupConsumerStatus:
         """What is known of a consumer that shares groups: its groups by state, its members, its streams with their lag.

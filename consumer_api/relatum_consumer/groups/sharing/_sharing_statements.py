@@ -74,6 +74,13 @@ def consumer() -> str:
 
 
 @lru_cache
+def consumer_names() -> str:
+    """The names of a virtual host's consumers, in order."""
+    named = sa.select(group_consumers.c.name).where(group_consumers.c.vhost == sa.bindparam("vhost", type_=sa.Text))
+    return compiled(named.order_by(group_consumers.c.name))
+
+
+@lru_cache
 def add_consumer() -> str:
     """Make a consumer, unless there is one of that name."""
     statement = insert(group_consumers).values(

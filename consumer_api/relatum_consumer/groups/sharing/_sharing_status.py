@@ -77,6 +77,12 @@ class GroupConsumerStatus:
     sources: tuple[GroupSourceStatus, ...]
 
 
+def consumer_names(catalog: Catalog) -> GroupSteps[tuple[str, ...]]:
+    """The consumers of the virtual host, by name."""
+    rows = yield from Select(statements.consumer_names(), {"vhost": catalog.vhost})
+    return tuple(name for (name,) in rows)
+
+
 def consumer_status(catalog: Catalog, name: str) -> GroupSteps[GroupConsumerStatus]:
     """What is known of a consumer."""
     check_name("a consumer's name", name)

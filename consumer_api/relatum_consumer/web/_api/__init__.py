@@ -1,5 +1,8 @@
 """One module a page: what is asked, what is answered, and the function between. Each is a page and a part of `/api`."""
 
+from relatum_consumer.web._api._collectors import COLLECTOR, COLLECTORS, OUTCOME
+from relatum_consumer.web._api._contexts import CONTEXTS, SUPER_STREAM
+from relatum_consumer.web._api._groups import GROUP, GROUPS
 from relatum_consumer.web._api._health import HEALTH
 from relatum_consumer.web._api._keys import KEYS
 from relatum_consumer.web._api._latest import LATEST
@@ -20,6 +23,13 @@ ENDPOINTS = (
     STREAM_BY_QUERY,
     MISSING,
     EXPECTATION,
+    GROUPS,
+    GROUP,
+    COLLECTORS,
+    COLLECTOR,
+    OUTCOME,
+    CONTEXTS,
+    SUPER_STREAM,
     KEYS,
     LATEST,
     HEALTH,

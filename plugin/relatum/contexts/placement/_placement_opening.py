@@ -6,9 +6,11 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from relatum.checks import checked_name
 from relatum.contexts.placement import _placement_statements as statements
 from relatum.contexts.placement._model import PartitionLike, PartitionRow, PartitionState
 from relatum.errors import StreamNotFound, SuperStreamConflict, SuperStreamNotFound
+from relatum.store import as_engine, translated_errors
 
 IDLE_S_MAX: Final = 15.0
 """Seconds between two times at which a router writes down which sets it used, and reads after what time they close."""
@@ -23,6 +25,21 @@ class Opened(NamedTuple):
     super_stream_id: int
     header: str
     partitions: list[PartitionRow]
+
+
+def placed_super_streams(database: str | sa.Engine, *, vhost: str = "/") -> list[str]:
+    """The super streams over which something is placed, serialization contexts or affinity sets, by name.
+
+    Args:
+        database: PostgreSQL's URL, or an engine.
+        vhost: Their virtual host.
+
+    Raises:
+        DatabaseUnavailable: PostgreSQL does not answer.
+    """
+    checked_name("vhost", vhost)
+    with as_engine(database) as engine, translated_errors(), engine.connect() as connection:
+        return list(connection.scalars(statements.super_stream_names, {"of_vhost": vhost}))
 
 
 def open_super_stream(

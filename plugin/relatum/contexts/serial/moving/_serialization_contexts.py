@@ -130,18 +130,19 @@ class SerializationContexts(Closing):
         check_name(context, "context")
         return Assignment.of(self._find([context])[context])
 
-    def assignments(self, partition: str | None = None) -> Iterator[Assignment]:
+    def assignments(self, partition: str | None = None, *, after: str | None = None) -> Iterator[Assignment]:
         """Where contexts are, by name.
 
         Args:
             partition: Only those in this partition; None (default): all.
+            after: Only those behind this name; None (default): from the first on.
 
         Raises:
             StreamNotFound: the super stream has no such partition.
         """
         if partition is not None:
             self._partitions.named(checked_name("partition", partition))
-        return map(Assignment.of, self._placements.placements(stream=partition))
+        return map(Assignment.of, self._placements.placements(stream=partition, after=after))
 
     def status(self) -> ContextsStatus:
         """The partitions, with the number of contexts in each, and the moves that have not ended."""

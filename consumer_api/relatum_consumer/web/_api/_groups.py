@@ -1,0 +1,377 @@
+"""Message groups: those that are not whole, what each lacks, the consumers that share them, and one group."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Final, Literal
+
+from relatum.errors import InvalidInput, KeyNotDefined, RelatumError, Transient
+from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
+from relatum.membership import GROUP_KEY, Anomaly, GroupPosition, membership
+from relatum.waiting import within
+from relatum_consumer.groups import GroupConsumerStatus, IncompleteGroupReport
+from relatum_consumer.web._api._cursors import cursor_of, read_cursor
+from relatum_consumer.web._api._search import Place
+from relatum_consumer.web._api._shown import MessageRow, message_row
+from relatum_consumer.web._endpoint import Endpoint, problem_met
+from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._problems import Problem, Refused
+from relatum_consumer.web._site import Site
+
+GROUPS_KEPT_S: Final = 10.0
+"""Seconds for which the list is kept: every row of the key is looked at for it, a second for each million."""
+
+CONSUMERS_LISTED: Final = 10
+CONSUMERS_S: Final = 3.0
+"""Seconds for all consumers of the page together: what they know of their groups is counted."""
+
+_PLACES_LISTED: Final = 5
+_RANGES_LISTED: Final = 20
+_DAY_S: Final = 86_400
+
+_DEFINE: Final = (
+    f"Groups are found by a key: relatum keys add {GROUP_KEY.name} "
+    + " ".join(f"--source {each}" for each in GROUP_KEY.sources)
+    + ". What lies in the streams already is found once they are back-filled."
+)
+
+_WRONG: Final = {
+    Anomaly.DUPLICATE: "a number is there twice",
+    Anomaly.TWO_LASTS: "two messages say that they are the last",
+    Anomaly.PAST_LAST: "a number lies behind the last",
+    Anomaly.EXPIRED: "retention has taken a message",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsAsked:
+    """Which groups that are not whole, page by page."""
+
+    stream: Annotated[
+        tuple[str, ...], Parameter("Streams and super streams; all that are recorded where left out.")
+    ] = ()
+    older_s: Annotated[
+        int, Parameter("Only groups whose first message is so many seconds old.", least=0, most=3650 * _DAY_S)
+    ] = 3_600
+    limit: Annotated[int, Parameter("Groups of a page.", least=1, most=500)] = 50
+    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group. `group_id` is a digest where the key of groups is masked; `href` leads to it all the same.
+
+    `state` is complete, incomplete (a number, or the last, is missing), unsound (no message can make it whole any more:
+    it contradicts itself, or has lost one), or none; `words` says what is missing or wrong. `missing` are ranges of
+    numbers, the first twenty of `missing_count`.
+    """
+
+    group_id: str
+    is_masked: bool
+    href: str
+    state: Literal["complete", "incomplete", "unsound", "none"]
+    words: str
+    seen: int
+    highest: int
+    last: int | None
+    next_sequence: int
+    missing: tuple[tuple[int, int], ...]
+    missing_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group that is not whole; `places` are the first messages of `places_count`."""
+
+    group: GroupFacts
+    first_seen: datetime | None
+    last_seen: datetime | None
+    places: tuple[Place, ...]
+    places_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member of a consumer, and how many groups it has claimed."""
+
+    holder: str
+    claimed: int
+    is_alive: bool
+    lease_expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsByState:
+    """How many groups a consumer knows in a state: open (not complete), ready, claimed, done, dead."""
+
+    state: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConsumerRow:
+    """A consumer that shares groups; `error` says why no more is known of it. `lag_offsets` is of all its streams."""
+
+    name: str
+    error: str
+    counts: tuple[GroupsByState, ...]
+    oldest_waiting_at: datetime | None
+    oldest_open_at: datetime | None
+    lag_offsets: int
+    members: tuple[GroupMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsAnswer:
+    """A page of groups that are not whole: incomplete ones first, then unsound ones, the oldest first of each.
+
+    `consumers` are the first ten of `consumers_count`.
+    """
+
+    groups: tuple[GroupRow, ...]
+    incomplete: int
+    unsound: int
+    older_s: int
+    consumers: tuple[GroupConsumerRow, ...]
+    consumers_count: int
+    next: str | None
+    next_href: str | None
+    took_ms: float
+
+
+async def groups(site: Site, asked: GroupsAsked) -> GroupsAnswer:
+    """Answer one page."""
+    began = time.perf_counter()
+    definitions = await site.keys()
+    after = read_cursor(asked.cursor, int, str, str, int)
+    ask = partial(_incomplete, site, asked)
+    reports = await site.lately(("groups", asked.stream, asked.older_s), GROUPS_KEPT_S, ask)
+    found = sorted(((_rank(each), each) for each in reports), key=lambda each: each[0])
+    left = [each for each in found if after is None or each[0] > tuple(after)]
+    page = left[: asked.limit]
+    cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
+    unsound = sum(_is_unsound(each.position) for each in reports)
+    names, consumers = await _consumers(site)
+    given: dict[str, object] = {"stream": asked.stream, "older_s": None if asked.older_s == 3_600 else asked.older_s}
+    given |= {"limit": None if asked.limit == 50 else asked.limit}
+    return GroupsAnswer(
+        groups=tuple(_group_row(site, definitions, each) for _, each in page),
+        incomplete=len(reports) - unsound,
+        unsound=unsound,
+        older_s=asked.older_s,
+        consumers=consumers,
+        consumers_count=names,
+        next=cursor,
+        next_href=cursor and site.links.to("/groups", **given, cursor=cursor),
+        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+    )
+
+
+async def _incomplete(site: Site, asked: GroupsAsked) -> list[IncompleteGroupReport]:
+    try:
+        with within(site.options.timeout_s):
+            return await site.relations.incomplete_groups(asked.stream or None, older_than=float(asked.older_s))
+    except KeyNotDefined as error:
+        raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
+    except Transient as error:
+        hint = "Every row of the key is looked at: name one stream, or ask for older groups. It may pass, too."
+        raise Refused(Problem(503, "no_answer_in_time", str(error), hint, {"Retry-After": "1"})) from error
+
+
+def _is_unsound(position: GroupPosition) -> bool:
+    """A duplicate is no contradiction: the first counts."""
+    return any(each is not Anomaly.DUPLICATE for each in position.anomalies)
+
+
+def _rank(report: IncompleteGroupReport) -> tuple[int, str, str, int]:
+    """A group's place in the list; one without a time counts as old."""
+    first = "" if report.first_seen is None else report.first_seen.astimezone(UTC).isoformat(timespec="microseconds")
+    place = report.places[0] if report.places else MessageId("", 0)
+    return int(_is_unsound(report.position)), first, place.stream, place.offset
+
+
+def _group_row(site: Site, definitions: Sequence[KeyDefinition], report: IncompleteGroupReport) -> GroupRow:
+    place = report.places[0] if report.places else None
+    return GroupRow(
+        group=_facts(site, definitions, report.position, place),
+        first_seen=report.first_seen,
+        last_seen=report.last_seen,
+        places=tuple(Place(*each, site.links.message(*each)) for each in report.places[:_PLACES_LISTED]),
+        places_count=len(report.places),
+    )
+
+
+def _facts(
+    site: Site, definitions: Sequence[KeyDefinition], position: GroupPosition, place: MessageId | None
+) -> GroupFacts:
+    is_masked = any(each.name == GROUP_KEY.name and site.masking.is_masked(each) for each in definitions)
+    href = site.links.to("/groups/group", id=position.group_id)
+    if is_masked and place is not None:
+        href = site.links.to("/groups/group", of_stream=place.stream, of_offset=str(place.offset))
+    state, words = _state(position)
+    return GroupFacts(
+        group_id=site.masking.digest(position.group_id) if is_masked else position.group_id,
+        is_masked=is_masked,
+        href=href,
+        state=state,
+        words=words,
+        seen=position.seen,
+        highest=position.highest,
+        last=position.last_sequence,
+        next_sequence=position.next_sequence,
+        missing=tuple(position.missing[:_RANGES_LISTED]),
+        missing_count=len(position.missing),
+    )
+
+
+def _state(position: GroupPosition) -> tuple[Literal["complete", "incomplete", "unsound", "none"], str]:
+    wrong = "; ".join(_WRONG[each] for each in position.anomalies)
+    if not position.seen and not position.anomalies:
+        return "none", "nothing of it is there"
+    if _is_unsound(position):
+        return "unsound", wrong
+    if position.is_complete:
+        return "complete", f"complete; {wrong}" if wrong else "complete"
+    lacking = "the last message is not there" if position.last_sequence is None else ""
+    if position.missing:
+        lacking = "; ".join(filter(None, ("numbers are missing", lacking)))
+    return "incomplete", "; ".join(filter(None, (lacking, wrong)))
+
+
+async def _consumers(site: Site) -> tuple[int, tuple[GroupConsumerRow, ...]]:
+    names = await site.relations.group_consumers()
+    rows = []
+    with within(CONSUMERS_S):
+        for name in names[:CONSUMERS_LISTED]:
+            ask = partial(site.relations.group_consumer_status, name)
+            try:
+                rows.append(_consumer_row(await site.lately(("group consumer", name), GROUPS_KEPT_S, ask)))
+            except RelatumError as error:
+                said = problem_met(error)
+                rows.append(GroupConsumerRow(name, f"{said.message}. {said.hint}", (), None, None, 0, ()))
+    return len(names), tuple(rows)
+
+
+def _consumer_row(status: GroupConsumerStatus) -> GroupConsumerRow:
+    return GroupConsumerRow(
+        name=status.consumer,
+        error="",
+        counts=tuple(GroupsByState(*each) for each in status.counts.items()),
+        oldest_waiting_at=status.oldest_waiting_at,
+        oldest_open_at=status.oldest_open_at,
+        lag_offsets=sum(each.lag_offsets or 0 for each in status.sources),
+        members=tuple(
+            GroupMember(each.holder, each.claimed, each.is_alive, each.lease_expires_at) for each in status.members
+        ),
+    )
+
+
+# --- one group --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAsked:
+    """Which group, and from which number on."""
+
+    id: Annotated[str, Parameter("Its id, 48 hexadecimal digits.")] = ""
+    of_stream: Annotated[str, Parameter("Instead of an id: the stream of a message of the group …")] = ""
+    of_offset: Annotated[int | None, Parameter("… and its offset.")] = None
+    limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = 100
+    cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMessage:
+    """A message of a group, with its number."""
+
+    sequence: int
+    is_last: bool
+    is_duplicate: bool
+    message: MessageRow
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAnswer:
+    """A group, and a page of its messages by number; `expired` is where some lay that retention has taken."""
+
+    group: GroupFacts
+    results: tuple[GroupMessage, ...]
+    expired: tuple[Place, ...]
+    is_proven: bool
+    next: str | None
+    next_href: str | None
+    took_ms: float
+
+
+async def group(site: Site, asked: GroupAsked) -> GroupAnswer:
+    """Answer one page."""
+    began = time.perf_counter()
+    definitions = await site.keys()
+    after = read_cursor(asked.cursor, int, str, int)
+    place = None if asked.of_offset is None else MessageId(asked.of_stream, asked.of_offset)
+    try:
+        found = await site.relations.group(await _id(site, asked, place))
+    except KeyNotDefined as error:
+        raise Refused(Problem(404, "key_not_defined", str(error), _DEFINE)) from error
+    assert found.position is not None, "it was asked for by its id"
+    numbered = []
+    for each, is_duplicate in (*((each, False) for each in found), *((each, True) for each in found.duplicates)):
+        number = membership(each.headers)
+        assert number is not None, "it is in a group"
+        numbered.append(((number.sequence, *each.id), number.last, is_duplicate, each))
+    numbered.sort(key=lambda each: each[0])
+    left = [each for each in numbered if after is None or each[0] > tuple(after)]
+    page = left[: asked.limit]
+    cursor = cursor_of(*page[-1][0]) if len(left) > len(page) else None
+    given: dict[str, object] = {"id": asked.id, "of_stream": asked.of_stream}
+    given |= {"of_offset": None if asked.of_offset is None else str(asked.of_offset)}
+    given |= {"limit": None if asked.limit == 100 else asked.limit}
+    return GroupAnswer(
+        group=_facts(site, definitions, found.position, place or (numbered[0][3].id if numbered else None)),
+        results=tuple(
+            GroupMessage(key[0], is_last, is_duplicate, message_row(site, definitions, each))
+            for key, is_last, is_duplicate, each in page
+        ),
+        expired=tuple(Place(*each, site.links.message(*each)) for each in found.expired[:100]),
+        is_proven=found.position.is_proven,
+        next=cursor,
+        next_href=cursor and site.links.to("/groups/group", **given, cursor=cursor),
+        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+    )
+
+
+async def _id(site: Site, asked: GroupAsked, place: MessageId | None) -> str:
+    if place is None:
+        if not asked.id:
+            raise InvalidInput("id is missing: the group's id, 48 hexadecimal digits")
+        return asked.id
+    message = await site.relations.read(*place)
+    number = membership(message.headers)
+    if number is None:
+        raise InvalidInput(f"the message {message.id} is in no group")
+    return number.group_id
+
+
+GROUPS = Endpoint(
+    "/groups",
+    "Message groups that are not whole, what they lack, and the consumers that share groups.",
+    GroupsAsked,
+    GroupsAnswer,
+    groups,
+    template="groups.html",
+    page="groups",
+)
+
+GROUP = Endpoint(
+    "/groups/group",
+    "A message group, with its messages by number.",
+    GroupAsked,
+    GroupAnswer,
+    group,
+    template="group.html",
+    page="groups",
+    messages=lambda answer: len(answer.results),
+)

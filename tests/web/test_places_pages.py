@@ -1,0 +1,206 @@
+"""The pages of groups, collectors and contexts: what the commands tell, with links, page by page."""
+
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+import sqlalchemy as sa
+
+from relatum.collecting import _collected_listing as listing
+from relatum.store import collected_messages, collector_sources, collectors
+from tests.support.groups import group_id
+from tests.support.web import Asking, asking
+from tests.web.conftest import FAILED, HOSTILE, TAKEN, World
+from tests.web.test_api import harmless, hostile_names
+
+
+def pages(page: Asking, path: str, part: str, **query: Any) -> list[dict[str, Any]]:
+    """What all pages of a list have together."""
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        response = page.get(f"/api{path}?{urlencode(query | {'cursor': cursor}, doseq=True)}")
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        rows += answer[part]
+        cursor = answer["next"]
+    return rows
+
+
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+def test_groups_that_are_not_whole_say_what_they_lack(page: Asking, world: World) -> None:
+    """Incomplete ones first, the oldest of them first; then those that no message can make whole."""
+    answer = page.get("/api/groups").json()
+    assert (answer["incomplete"], answer["unsound"]) == (2, 1)
+    facts = [each["group"] for each in answer["groups"]]
+    assert [each["group_id"] for each in facts] == [group_id(4), group_id(2), group_id(3)]
+    assert [each["state"] for each in facts] == ["incomplete", "incomplete", "unsound"]
+    assert [each["missing"] for each in facts[:2]] == [[[1, 1], [3, 3]], [[3, 4]]]
+    assert [each["last"] for each in facts] == [4, None, 1]
+    text = page.get("/groups").text
+    harmless(text)
+    for each in answer["groups"]:
+        assert each["group"]["words"] in text
+        assert page.get(each["places"][0]["href"]).status_code == 200
+    rows = pages(page, "/groups", "groups", limit=2)
+    assert [row["group"]["group_id"] for row in rows] == [each["group_id"] for each in facts]
+
+
+def test_a_group_is_shown_by_number(page: Asking, world: World) -> None:
+    """Whole or not, page by page; one that is not there says so."""
+    whole = page.get(f"/api/groups/group?id={group_id(1)}").json()
+    assert (whole["group"]["state"], [each["sequence"] for each in whole["results"]]) == ("complete", [1, 2, 3])
+    assert [each["is_last"] for each in whole["results"]] == [False, False, True]
+    numbers = [row["sequence"] for row in pages(page, "/groups/group", "results", id=group_id(2), limit=2)]
+    assert numbers == [1, 2, 5]
+    assert "Nothing of it is there" in page.get(f"/groups/group?id={group_id(9)}").text
+    assert page.get("/groups/group?id=x").status_code == 400
+    assert page.get("/groups/group").status_code == 400
+
+
+def test_a_masked_group_is_followed_by_a_message_of_it(world: World) -> None:
+    """Its id stands nowhere, not in a link either."""
+    with asking(world.page(masked_keys=("message_group",))) as page:
+        answer = page.get("/api/groups?limit=1")
+        assert "000000" not in answer.text
+        assert "000000" not in page.get("/groups").text
+        href = answer.json()["groups"][0]["group"]["href"]
+        follow = page.get(f"/api/groups/group?{urlsplit(href).query}")
+        assert "000000" not in follow.text
+        assert [each["sequence"] for each in follow.json()["results"]] == [2, 4]
+
+
+def test_without_the_key_of_groups_it_says_how_to_define_it(world: World, database_url: str) -> None:
+    """Neither page has another hint."""
+    with asking(world.page(database=database_url)) as page:
+        for path in ("/groups", f"/groups/group?id={group_id(1)}"):
+            shown = page.get(path)
+            assert (shown.status_code, "relatum keys add message_group" in shown.text) == (404, True)
+
+
+def test_a_consumer_of_groups_is_shown(world: World, database_url: str) -> None:
+    """By its groups in each state."""
+    from relatum_consumer import Relations
+
+    with Relations(world.options["broker"], world.options["database"]) as relations:
+        given = list(relations.groups(world.payments, consumer=f"billing {HOSTILE}", on_conflict="skip"))
+        assert [each.group_id for each in given] == [group_id(1)]
+        assert f"billing {HOSTILE}" in relations.group_consumers()
+    with asking(world.page()) as page:
+        (row,) = page.get("/api/groups").json()["consumers"]
+        counts = {each["state"]: each["count"] for each in row["counts"]}
+        assert (row["name"], row["error"], counts["open"]) == (f"billing {HOSTILE}", "", 2)
+        harmless(page.get("/groups").text)
+
+
+# --- collectors -------------------------------------------------------------------------------------------
+
+
+def test_collectors_are_shown_with_what_became_of_messages(page: Asking, world: World) -> None:
+    """Counts by state, each with a list; who collects, and how far."""
+    (row,) = page.get("/api/collectors").json()["collectors"]
+    counts = {each["state"]: each["count"] for each in row["counts"]}
+    assert counts == {"collected": 0, "forwarded": 0, "succeeded": TAKEN - FAILED, "failed": FAILED, "dead": 0}
+    assert [(each["stream"], each["position"]) for each in row["sources"]] == [(world.payments, TAKEN)]
+    harmless(page.get("/collectors").text)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 5, 1000])
+@pytest.mark.parametrize("looked", [2, 7, 20_000])
+def test_what_failed_is_listed_with_why(page: Asking, monkeypatch: pytest.MonkeyPatch, limit: int, looked: int) -> None:
+    """Each once, also where only a part is looked through for a page; and all that succeeded."""
+    monkeypatch.setattr(listing, "LOOKED", looked)
+    failed = pages(page, "/collectors/collector", "results", name="books", limit=limit)
+    assert sorted(row["offset"] for row in failed) == list(range(FAILED))
+    assert {row["reason"] for row in failed} == {f"no such account: {HOSTILE}"}
+    good = pages(page, "/collectors/collector", "results", name="books", limit=limit, state="succeeded")
+    assert sorted(row["offset"] for row in good) == list(range(FAILED, TAKEN))
+    assert pages(page, "/collectors/collector", "results", name="books", limit=limit, state="waiting") == []
+
+
+def test_a_message_has_its_outcome(page: Asking, world: World) -> None:
+    """By its id, or by where it lies; reasons are not shown where bodies are not."""
+    row = page.get("/api/collectors/collector?name=books").json()["results"][0]
+    for href in (row["outcome_href"], f"/x?{urlencode({'of_stream': row['stream'], 'of_offset': row['offset']})}"):
+        answer = page.get(f"/api/collectors/outcome?{urlsplit(href).query}").json()
+        assert [each["state"] for each in answer["outcomes"]] == ["failed"]
+        harmless(page.get(f"/collectors/outcome?{urlsplit(href).query}").text)
+    assert "No collector has taken it" in page.get("/collectors/outcome?id=none").text
+    assert page.get("/collectors/collector?name=none").status_code == 404
+    for options in ({"mask_bodies": True}, {"masked_keys": ("host",)}):
+        with asking(world.page(**options)) as masked:
+            assert "no such account" not in masked.get("/collectors/collector?name=books").text
+
+
+def test_what_waits_is_listed_page_by_page(world: World, database_url: str, engine: sa.Engine) -> None:
+    """By stream and offset, with hostile names as text; a type without a running executor is named."""
+    names = hostile_names(12)
+    with engine.begin() as connection:
+        made = sa.insert(collectors).values(vhost="/", name=names[0]).returning(collectors.c.collector_id)
+        collector_id = connection.execute(made).scalar_one()
+        row = {"collector_id": collector_id, "stream": names[1]}
+        source = sa.insert(collector_sources).values(row).returning(collector_sources.c.source_id)
+        columns = {"source_id": connection.execute(source).scalar_one(), "size": 1}
+        rows = [columns | {"stream_offset": n, "message_id": name, "type": name} for n, name in enumerate(names)]
+        connection.execute(sa.insert(collected_messages), rows)
+    with asking(world.page(database=database_url)) as page:
+        found = pages(page, "/collectors/collector", "results", name=names[0], state="waiting", limit=5)
+        assert [row["offset"] for row in found] == list(range(len(names)))
+        harmless(page.get(f"/collectors/collector?{urlencode({'name': names[0], 'state': 'waiting'})}").text)
+        (status,) = page.get("/api/collectors").json()["collectors"]
+        assert {each["type"] for each in status["unattended"]} == set(names)
+
+
+# --- contexts ---------------------------------------------------------------------------------------------
+
+
+def test_contexts_are_shown_where_they_live(page: Asking, world: World) -> None:
+    """By partition, by name, page by page; with the latest moves and who consumes."""
+    (row,) = page.get("/api/contexts").json()["super_streams"]
+    assert (row["name"], row["header"], row["contexts"]) == (world.placed, "order_id", 3)
+    assert [each["contexts"] for each in row["partitions"]] == [2, 1]
+    path = "/contexts/super-stream"
+    names = [each["context"] for each in pages(page, path, "contexts", name=world.placed, limit=1)]
+    assert names == ["a & b", "c", f"o-{HOSTILE}"]
+    answer = page.get(f"/api{path}?{urlencode({'name': world.placed, 'context': 'c'})}").json()
+    assert [each["partition"] for each in answer["contexts"]] == [row["partitions"][1]["stream"]]
+    assert [(each["state"], each["contexts"]) for each in answer["latest"]] == [("switched", 1)]
+    assert [each["name"] for each in answer["consumers"]] == ["billing"]
+    shown = page.get(f"{path}?name={world.placed}").text
+    hrefs = {attributes.get("href") for tag, attributes in harmless(shown).elements if tag == "a"}
+    assert answer["contexts"][0]["search_href"] in hrefs
+    assert "It is nowhere" in page.get(f"{path}?name={world.placed}&context=nobody").text
+    assert page.get(f"{path}?name=none").status_code == 404
+
+
+def test_contexts_named_by_a_masked_key_are_digests(world: World) -> None:
+    """Also in the link to the next page."""
+    with asking(world.page(masked_keys=("order_id",))) as page:
+        path = "/contexts/super-stream"
+        rows = pages(page, path, "contexts", name=world.placed, limit=1)
+        assert all(row["context"].startswith("~") and row["search_href"] is None for row in rows)
+        assert len({row["context"] for row in rows}) == 3
+        assert "a &amp; b" not in page.get(f"{path}?name={world.placed}").text
+
+
+def test_pages_that_may_not_be_read_say_what_to_grant(world: World, database_url: str) -> None:
+    """Each of them, and none is a fault of the page."""
+    with asking(world.page(database=f"{database_url}?options=-crole%3Drelatum_router")) as page:
+        for path in ("/groups", "/collectors"):
+            shown = page.get(path)
+            assert (shown.status_code, "GRANT relatum_consumer" in shown.text) == (403, True), path
+    with asking(world.page(database=f"{database_url}?options=-crole%3Drelatum_consumer")) as page:
+        for path, said in (("/collectors", "no collector yet"), ("/contexts", "Nothing is placed")):
+            shown = page.get(path)
+            assert (shown.status_code, said in shown.text) == (200, True), path
+
+
+def test_a_reader_sees_all_of_it(world: World) -> None:
+    """The role that looks up may read what these pages show."""
+    database = f"{world.options['database']}?options=-crole%3Drelatum_consumer"
+    with asking(world.page(database=database)) as page:
+        for path in ("/groups", "/collectors", "/collectors/collector?name=books", "/contexts"):
+            assert page.get(path).status_code == 200, path
+        assert page.get(f"/contexts/super-stream?name={world.placed}").status_code == 200
