@@ -63,14 +63,11 @@ def test_three_clicks_lead_from_a_flight_to_its_plane_and_its_weather(
                 flights = client.get("api/search?key=origin&value=JFK&limit=50").json()["results"]
                 flight = next(row for row in flights if row["stream"] == f"{prefix}flights")
                 message = client.get(f"api{flight['href']}").json()
-                beside = {row["stream"] for each in message["related"] for row in each["results"]}
-                assert beside == {f"{prefix}{name}" for name in ("flights", "planes", "weather")}
-                plane = next(
-                    row["href"]
-                    for each in message["related"]
-                    for row in each["results"]
-                    if row["stream"] == f"{prefix}planes"
-                )
+                rows = [row for each in message["related"] for part in each["parts"] for row in part["results"]]
+                assert {row["stream"] for row in rows} == {
+                    f"{prefix}{name}" for name in ("flights", "planes", "weather")
+                }
+                plane = next(row["href"] for row in rows if row["stream"] == f"{prefix}planes")
                 assert "manufacturer" in client.get(plane.removeprefix("/")).text
                 wait_until(
                     lambda: {row["state"] for row in client.get("api/streams").json()["streams"]} == {"recording"},
