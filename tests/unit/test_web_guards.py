@@ -211,6 +211,18 @@ def test_one_client_cannot_ask_for_all() -> None:
         assert page_.get("/static/x/page.css").status_code == 200
 
 
+def test_those_who_come_by_a_proxy_are_counted_apart() -> None:
+    """By the name that it gives: its address is that of all. Who comes by no trusted proxy has no name."""
+    options: dict[str, Any] = {"trust_header": "X-User", "trusted_proxies": ("10.0.0.0/8",), "host": "0.0.0.0"}
+    with page(("10.1.2.3", 1), requests_per_s=1, requests_burst=2, **options) as page_:
+        for name in ("ann", "bob"):
+            given = [page_.get("/api/openapi.json", headers={"X-User": name}).status_code for _ in range(3)]
+            assert given == [200, 200, 429]
+    with page(("192.0.2.7", 1), requests_per_s=1, requests_burst=2, **options) as page_:
+        given = [page_.get("/api/openapi.json", headers={"X-User": str(n)}).status_code for n in range(3)]
+        assert given == [401, 401, 429]
+
+
 def test_bytes_are_counted_too() -> None:
     """Who took more than was allowed waits."""
     with page(bytes_per_s=100) as page_:

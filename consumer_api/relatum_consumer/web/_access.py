@@ -4,7 +4,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from relatum_consumer.web._limits import Bucket, client_of
+from relatum_consumer.web._limits import Bucket, Proxies, client_of
 from relatum_consumer.web._links import Links
 from relatum_consumer.web._options import WebOptions
 from relatum_consumer.web._passwords import is_password
@@ -62,7 +61,7 @@ class Access:
         self._links = links
         self._rendering = rendering
         self._secret = secrets.token_bytes(32)
-        self._proxies = [ipaddress.ip_network(network) for network in options.trusted_proxies]
+        self._proxies = Proxies(options)
         self._wrong: dict[str, Bucket] = {}
         self._hashing = anyio.CapacityLimiter(_HASHED_AT_ONCE)
         # The digest of a login by HTTP Basic that was right: scripts send theirs with each request.
@@ -90,22 +89,14 @@ class Access:
     async def _who(self, scope: Scope) -> str | None:
         """The name of who asks; None where that is not known."""
         headers = Headers(scope=scope)
-        named = headers.getlist(self._options.trust_header) if self._options.trust_header else []
-        # Of two, one may be the client's own, which the proxy let through.
-        if len(named) == 1 and named[0] and self._is_of_proxy(scope):
-            return named[0]
+        named = self._proxies.name_of(scope)
+        if named:
+            return named
         if self._options.password_hash is None:
             return None
         if self._is_session(headers.get("cookie", "")) or await self._is_basic(scope, headers):
             return "password"
         return None
-
-    def _is_of_proxy(self, scope: Scope) -> bool:
-        try:
-            address = ipaddress.ip_address(str((scope.get("client") or [""])[0]))
-        except ValueError:
-            return False
-        return any(address in network for network in self._proxies)
 
     # --- the cookie ---------------------------------------------------------------------------------------
 

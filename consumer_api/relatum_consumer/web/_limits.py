@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from relatum_consumer.web._options import WebOptions
@@ -63,6 +64,7 @@ class Limits:
         self._options = options
         self._rendering = rendering
         self._clock = clock
+        self._proxies = Proxies(options)
         self._clients: OrderedDict[str, _Client] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +72,8 @@ class Limits:
         if scope["type"] != "http" or scope["path"].startswith(_FREE):
             await self._app(scope, receive, send)
             return
-        client = self._client(client_of(scope))
+        # All who come by a proxy have its address.
+        client = self._client(self._proxies.name_of(scope) or client_of(scope))
         now = self._clock()
         wait_s = max(client.requests.take(1, now), client.sent.take(0, now))
         if client.under_way >= self._options.requests_at_once:
@@ -107,6 +110,29 @@ class Limits:
         headers = {"Retry-After": str(math.ceil(wait_s))}
         hint = f"Wait for {math.ceil(wait_s)} s, and ask less at once."
         return self._rendering.problem(Problem(429, "too_many_requests", "you asked too much", hint, headers), scope)
+
+
+class Proxies:
+    """Who asks, as a trusted proxy says."""
+
+    def __init__(self, options: WebOptions) -> None:
+        self._header = options.trust_header
+        self._networks = [ipaddress.ip_network(network) for network in options.trusted_proxies]
+
+    def name_of(self, scope: Scope) -> str | None:
+        """The name that the proxy gave; None where it gave none, or it was not one of those that are trusted."""
+        if self._header is None:
+            return None
+        named = Headers(scope=scope).getlist(self._header)
+        # Of two, one may be the client's own, which the proxy let through.
+        return named[0] if len(named) == 1 and named[0] and self._is_of_one(scope) else None
+
+    def _is_of_one(self, scope: Scope) -> bool:
+        try:
+            address = ipaddress.ip_address(str((scope.get("client") or [""])[0]))
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
 
 
 def client_of(scope: Scope) -> str:
