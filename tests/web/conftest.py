@@ -4,8 +4,9 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -33,6 +34,9 @@ from tests.support import (
 from tests.support.groups import of_group, whole_group
 from tests.support.super_streams import super_stream
 from tests.support.web import Asking, asking
+
+if TYPE_CHECKING:
+    from tests.web.conversations import Talks
 
 HOSTILE: Final = """<img src=x onerror=hacked()>"'`{{7*7}}/..\u202e%2f#?&東"""
 """Text that would do harm wherever it were taken for what it is not."""
@@ -126,16 +130,37 @@ def expectations(orders: str, payments: str) -> list[Expectation]:
     ]
 
 
+@contextmanager
+def web_database(server_url: str, template: str, copying: str) -> Iterator[str]:
+    """A database of the schema, for as long as tests need it."""
+    name = unique_name("relatum_web").replace("-", "_")
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        made = sql.SQL("CREATE DATABASE {} TEMPLATE {} " + copying)  # type: ignore[arg-type]
+        connection.execute(made.format(sql.Identifier(name), sql.Identifier(template)))
+    yield server_url.rpartition("/")[0] + f"/{name}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
 @pytest.fixture(scope="session")
 def web_database_url(database_server_url: str, _migrated_template: str, _copying: str) -> Iterator[str]:
     """A database for all these tests."""
-    name = unique_name("relatum_web").replace("-", "_")
-    with psycopg.connect(database_server_url, autocommit=True) as connection:
-        made = sql.SQL("CREATE DATABASE {} TEMPLATE {} " + _copying)  # type: ignore[arg-type]
-        connection.execute(made.format(sql.Identifier(name), sql.Identifier(_migrated_template)))
-    yield database_server_url.rpartition("/")[0] + f"/{name}"
-    with psycopg.connect(database_server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with web_database(database_server_url, _migrated_template, _copying) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def talks(
+    amqp_url: str, stream_url: str, database_server_url: str, _migrated_template: str, _copying: str
+) -> "Iterator[Talks]":
+    """Conversations, in a database of their own."""
+    from tests.web.conversations import talking
+
+    with (
+        web_database(database_server_url, _migrated_template, _copying) as url,
+        talking(amqp_url, stream_url, url) as talks,
+    ):
+        yield talks
 
 
 @pytest.fixture

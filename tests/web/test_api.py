@@ -366,6 +366,7 @@ def examples(world: World) -> dict[str, list[str]]:
     """What each path of the API is asked."""
     return {
         "/search": ["/search?key=host&value=busy", "/search?key=order_id&value=late", "/search"],
+        "/trace": [f"/trace?stream={world.orders}&offset=0", "/trace?key=host&value=busy", "/trace"],
         "/streams/{stream}/{offset}": [f"/streams/{world.orders}/{n}" for n in range(len(BODIES))],
         "/message": [f"/message?stream={world.orders}&offset=0", "/message"],
         "/streams": ["/streams", "/streams?limit=0"],

@@ -20,6 +20,7 @@ from relatum_consumer.web import WebServer
 from tests.support import LIMIT_S
 from tests.support.groups import group_id
 from tests.web.conftest import BODIES, HOSTILE, MANY, World
+from tests.web.conversations import Talks
 
 SCREENSHOTS: Final = Path(__file__).parents[2] / ".venv" / "screenshots"
 
@@ -45,6 +46,13 @@ def browser() -> Iterator[Browser]:
 def served(world: World) -> Iterator[str]:
     """The address of the page on the world."""
     with WebServer(world.page(port=0)) as server:
+        yield server.url.rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def talked(talks: Talks) -> Iterator[str]:
+    """The address of the page on conversations."""
+    with WebServer(talks.page(port=0)) as server:
         yield server.url.rstrip("/")
 
 
@@ -107,6 +115,10 @@ def paths(world: World) -> dict[str, str]:
         "message-image": f"/streams/{world.orders}/4",
         "message-hex": f"/streams/{world.orders}/6",
         "message-missing": f"/streams/{world.orders}/999999",
+        "conversation-empty": "/trace",
+        "conversation-shared": f"/trace?stream={world.orders}&offset=0",
+        "conversation-stopped": "/trace?key=host&value=busy",
+        "conversation-refused": "/trace?key=nope&value=1",
         "streams": "/streams",
         "stream": f"/streams/{world.orders}",
         "missing": "/missing?span=all",
@@ -161,13 +173,18 @@ def test_nobody_is_kept_out(browser: Browser, served: str, world: World, theme: 
     with looking(browser, served, theme=theme) as window:
         for name, path in paths(world).items():
             window.page.goto(served + path)
-            found = Axe().run(window.page).response["violations"]
-            serious = [
-                (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
-                for each in found
-                if each["impact"] in ("serious", "critical")
-            ]
-            assert serious == [], name
+            check_access(window.page, name)
+
+
+def check_access(page: Page, name: str) -> None:
+    """See that axe finds nothing serious in a view."""
+    found = Axe().run(page).response["violations"]
+    serious = [
+        (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert serious == [], name
 
 
 def test_a_search_is_asked_without_leaving_the_page(browser: Browser, served: str) -> None:
@@ -305,3 +322,58 @@ def test_a_phone_has_cards_instead_of_columns(browser: Browser, served: str) -> 
         assert page.locator("tbody tr").first.evaluate("row => getComputedStyle(row).display") == "block"
         page.get_by_role("link", name="Next page").tap()
         expect(page.locator("tbody tr")).to_have_count(MANY - 200)
+
+
+def test_a_conversation_is_walked_by_keyboard(browser: Browser, talked: str, talks: Talks) -> None:
+    """From a message to its conversation, along the timeline to another message; what has the focus is seen."""
+    with looking(browser, talked) as window:
+        page = window.page
+        page.goto(f"{talked}/streams/{talks.orders}/0")
+        page.locator("main").get_by_role("link", name="Conversation").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text(f"{talks.orders} · 0")
+        expect(page.locator(".status")).to_have_text("found: this is all")
+        start = page.get_by_role("link", name=f"{talks.orders} 0, +0 s, the start")
+        page.get_by_role("link", name="Past the timeline").focus()
+        page.keyboard.press("Tab")
+        expect(start).to_be_focused()
+        assert start.locator("path").evaluate("each => getComputedStyle(each).strokeWidth") == "5px"
+        last = page.get_by_role("link", name=f"{talks.mails} 0, +3 h")
+        for _ in range(10):
+            page.keyboard.press("Tab")
+            if last.evaluate("each => each === document.activeElement"):
+                break
+        expect(last).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text("Offset 0")
+        window.check()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("dark", 360), ("light", 2560)])
+def test_conversations_in_both_themes_narrow_and_wide(
+    browser: Browser, talked: str, talks: Talks, theme: str, width: int
+) -> None:
+    """A small and a large one: each fits, keeps nobody out, and is kept as a picture to look at."""
+    with looking(browser, talked, theme=theme, width=width) as window:
+        for name, path in [
+            ("conversation", f"/trace?stream={talks.orders}&offset=0"),
+            ("conversation-large", "/trace?key=order_id&value=talk-200"),
+        ]:
+            window.page.goto(talked + path)
+            expect(window.page.locator(".timeline svg[role=group]")).to_be_visible()
+            window.check()
+            check_access(window.page, name)
+            whole = name == "conversation"
+            window.page.screenshot(path=SCREENSHOTS / f"{name}-{theme}-{width}.png", full_page=whole)
+
+
+def test_a_conversation_of_a_thousand_messages_can_be_used(browser: Browser, talked: str) -> None:
+    """Its messages are drawn, and a click on one of them leads there."""
+    with looking(browser, talked) as window:
+        page = window.page
+        page.goto(f"{talked}/trace?key=order_id&value=talk-1000&limit=1000&fan_out=1000&hops=1")
+        expect(page.locator(".timeline circle")).to_have_count(1_000)
+        last = page.locator(".timeline svg a").last
+        last.scroll_into_view_if_needed()
+        last.click()
+        expect(page.locator("h1")).to_contain_text("Offset")

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from relatum_consumer.web._access import Access
 from relatum_consumer.web._api import ENDPOINTS, MESSAGE, MESSAGE_BY_QUERY
 from relatum_consumer.web._audit import Audit
-from relatum_consumer.web._downloads import download_of, static_of
+from relatum_consumer.web._downloads import download_of, export_of, static_of
 from relatum_consumer.web._endpoint import document_of, page_of
 from relatum_consumer.web._guards import Hosts, Paths, SafeHeaders
 from relatum_consumer.web._limits import Limits
@@ -99,6 +99,11 @@ def make_application(options: WebOptions, *, clock: Callable[[], float] = time.m
             Route(f"{endpoint.path}/{part}", download_of(endpoint.asked, rendering, as_image=part == "image"))
             for endpoint in (MESSAGE, MESSAGE_BY_QUERY)
             for part in ("body", "image")
+        ),
+        *(
+            Route(f"{endpoint.path}/{part}", export_of(endpoint.asked, export, rendering))
+            for endpoint in ENDPOINTS
+            for part, export in endpoint.exports.items()
         ),
         *(Route(f"/api{endpoint.path}", document_of(endpoint, rendering)) for endpoint in ENDPOINTS),
         *(Route("/" if each.path == "/search" else each.path, page_of(each, rendering)) for each in pages),

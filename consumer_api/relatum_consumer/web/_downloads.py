@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from relatum.reading import Message
 from relatum_consumer.web._bodies import image_type
-from relatum_consumer.web._endpoint import Handler, problem_met
+from relatum_consumer.web._endpoint import Export, Handler, problem_met
 from relatum_consumer.web._parameters import parsed
 from relatum_consumer.web._problems import Problem, Refused
 from relatum_consumer.web._rendering import Rendering, StaticFile
@@ -54,6 +54,25 @@ async def _read(site: Site, named: Any) -> Message:
     if site.masking.hides_body(message):
         raise Refused(_MASKED)
     return message
+
+
+def export_of(asked: type, export: Export, rendering: Rendering) -> Handler:
+    """What gives out an answer as a file to be kept."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            given: Any = parsed(asked, request.path_params, request.query_params.multi_items())
+            text, request.state.messages = await export.text(request.app.state.site, given)
+        except Exception as error:  # noqa: BLE001
+            return rendering.problem(problem_met(error), request.scope)
+        headers = {
+            "Content-Security-Policy": _ALONE,
+            "Content-Disposition": f'attachment; filename="{export.file}"',
+            "Content-Type": export.media_type,
+        }
+        return Response(text.encode("utf-8", "replace"), headers=headers)
+
+    return handle
 
 
 def static_of(files: dict[str, StaticFile], version: str) -> Handler:

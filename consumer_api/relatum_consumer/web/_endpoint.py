@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
@@ -24,6 +24,15 @@ _FAULT: Final = Problem(
 
 
 @dataclass(frozen=True, slots=True)
+class Export:
+    """What is asked as a file: its text, its type, and its name, which is none of others."""
+
+    text: Callable[[Site, Any], Awaitable[tuple[str, int]]]
+    media_type: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """What can be asked, and who answers.
 
@@ -39,6 +48,7 @@ class Endpoint:
         is_asked: Whether there is anything to answer: a form that nobody filled in is a page, too.
         unasked: What such a page is given as `start`, to begin with.
         messages: How many messages an answer shows, for the audit log.
+        exports: Files of the same, by the last part of their paths.
     """
 
     path: str
@@ -51,6 +61,7 @@ class Endpoint:
     is_asked: Callable[[Any], bool] = lambda _: True
     unasked: Callable[[Site], Awaitable[Any]] | None = None
     messages: Callable[[Any], int] = lambda _: 0
+    exports: Mapping[str, Export] = field(default_factory=dict)
 
 
 Handler = Callable[[Request], Awaitable[Response]]

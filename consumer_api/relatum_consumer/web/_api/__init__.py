@@ -11,11 +11,13 @@ from relatum_consumer.web._api._missing import EXPECTATION, MISSING
 from relatum_consumer.web._api._search import SEARCH
 from relatum_consumer.web._api._stream import STREAM, STREAM_BY_QUERY
 from relatum_consumer.web._api._streams import STREAMS
+from relatum_consumer.web._api._trace import TRACE
 
 __all__ = ["ENDPOINTS", "MESSAGE", "MESSAGE_BY_QUERY"]
 
 ENDPOINTS = (
     SEARCH,
+    TRACE,
     MESSAGE,
     MESSAGE_BY_QUERY,
     STREAMS,

@@ -14,8 +14,7 @@ from relatum.keys import KeyDefinition
 from relatum.waiting import within
 from relatum_consumer.expectations import Expectation, Finding, MissingReport, Unmet, Why
 from relatum_consumer.web._api._cursors import cursor_of, read_cursor
-from relatum_consumer.web._api._search import Place
-from relatum_consumer.web._api._shown import KeyValue, first_of, key_value
+from relatum_consumer.web._api._shown import KeyValue, Place, first_of, key_value
 from relatum_consumer.web._endpoint import Endpoint, problem_met
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._problems import Problem, Refused

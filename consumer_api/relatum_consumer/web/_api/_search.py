@@ -14,16 +14,23 @@ from relatum.keys import KeyDefinition
 from relatum.reading import Message
 from relatum_consumer import Answer
 from relatum_consumer.web._api._latest import LatestAsked, latest
-from relatum_consumer.web._api._shown import MessageRow, first_of, message_row, value_of
+from relatum_consumer.web._api._shown import (
+    STREAMS_LISTED,
+    MessageRow,
+    Place,
+    Reason,
+    first_of,
+    message_row,
+    places,
+    sought_text,
+    value_of,
+)
 from relatum_consumer.web._endpoint import Endpoint
-from relatum_consumer.web._masking import sought
 from relatum_consumer.web._parameters import Parameter
 from relatum_consumer.web._site import Site
 
 PAGE_MESSAGES: Final = 25
 """Messages of a page, if no other number is asked for: each may have to be read at a place of its own."""
-
-STREAMS_LISTED: Final = 100
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -43,23 +50,6 @@ class SearchAsked:
     complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
     limit: Annotated[int, Parameter("Messages of a page.", least=1, most=1_000)] = PAGE_MESSAGES
     cursor: Annotated[str, Parameter("`next` of the page before.")] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a message lies, with its page."""
-
-    stream: str
-    offset: int
-    href: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """A stream that is left out, or a key that a message lacks, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +126,21 @@ async def search(site: Site, asked: SearchAsked) -> SearchAnswer:
     found = [message for message in found if beside is None or message.id != beside.id]
     page = found[: asked.limit]
     following = await _next(site, asked, value, page, cursor, has_more=len(found) > asked.limit)
-    shown = _shown_value(site, definitions, asked, value)
+    parts = [str(part) for part in (value if isinstance(value, tuple) else (value,))]
     return SearchAnswer(
         status=answer.status.value,
         words=_words(answer, page, beside),
         advice=_advice(answer, asked),
         key=asked.key,
-        value=shown,
+        value=sought_text(site, definitions, asked.key, parts),
         results=tuple(message_row(site, definitions, message) for message in page),
         next=following,
         next_href=None if following is None else _href(site, replace(asked, cursor=following)),
         complete_href=_href(site, replace(asked, complete=True, cursor="")) if _may_help(answer, asked) else None,
         streams=answer.streams[:STREAMS_LISTED],
         streams_count=len(answer.streams),
-        expired=_places(site, answer.expired),
-        unread=_places(site, answer.unread),
+        expired=places(site, answer.expired),
+        unread=places(site, answer.unread),
         left_out=tuple(Reason(*each) for each in answer.left_out[:STREAMS_LISTED]),
         unattended=first_of(answer.unattended, STREAMS_LISTED),
         took_ms=round(1e3 * (time.perf_counter() - began), 2),
@@ -262,18 +252,6 @@ def _advice(answer: Answer, asked: SearchAsked) -> str:
     if answer.status == "expired":
         return "Retention took it: keep the stream longer for the next one."
     return ""
-
-
-def _shown_value(site: Site, definitions: Sequence[KeyDefinition], asked: SearchAsked, value: Any) -> str:
-    parts = [str(part) for part in (value if isinstance(value, tuple) else (value,))]
-    definition = next((each for each in definitions if each.name == asked.key), None)
-    if definition is None or not site.masking.is_masked(definition):
-        return " + ".join(parts)
-    return site.masking.digest(sought(definition, parts))
-
-
-def _places(site: Site, places: Sequence[tuple[str, int]]) -> tuple[Place, ...]:
-    return tuple(Place(*place, site.links.message(*place)) for place in places[:STREAMS_LISTED])
 
 
 SEARCH = Endpoint(

@@ -10,10 +10,15 @@ from relatum.ids import MessageId
 from relatum.keys import InvalidValue, KeyDefinition
 from relatum.reading import Message
 from relatum_consumer.web._bodies import preview
+from relatum_consumer.web._masking import sought
 from relatum_consumer.web._site import Site
+
+STREAMS_LISTED: Final = 100
 
 HUES: Final = 8
 """Colours of keys; each also has its letter, since colour alone tells nobody anything."""
+
+LETTERS: Final = "ABCDEFGH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class KeyValue:
     """A key's value in a message.
 
     `hue` is the key's colour, from 0 to 7, by its place among the keys. `value` is a digest where it is masked. `href`
-    leads to all messages that share it.
+    leads to all messages that share it; empty where nothing can.
     """
 
     key: str
@@ -45,6 +50,23 @@ class MessageRow:
     preview: str
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a message lies, with its page."""
+
+    stream: str
+    offset: int
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A stream that is left out, or a key that a message lacks, and why."""
+
+    name: str
+    reason: str
+
+
 def canonical_of(definition: KeyDefinition, message: Message) -> str | None:
     """A key's value in a message; None where it has none that could be recorded."""
     try:
@@ -63,6 +85,14 @@ def value_of(definition: KeyDefinition, message: Message) -> Any:
     return tuple(parts)
 
 
+def sought_text(site: Site, definitions: Iterable[KeyDefinition], key: str, values: Sequence[str]) -> str:
+    """What is sought of a key, as it is shown: of a masked one its digest."""
+    definition = next((each for each in definitions if each.name == key), None)
+    if definition is None or not site.masking.is_masked(definition):
+        return " + ".join(values)
+    return site.masking.digest(sought(definition, values))
+
+
 def key_values(site: Site, definitions: Sequence[KeyDefinition], message: Message) -> tuple[KeyValue, ...]:
     """The keys that a message has a value of."""
     found = ((each, canonical_of(each, message)) for each in definitions)
@@ -70,14 +100,16 @@ def key_values(site: Site, definitions: Sequence[KeyDefinition], message: Messag
 
 
 def key_value(
-    site: Site, definitions: Sequence[KeyDefinition], definition: KeyDefinition, value: str, place: MessageId
+    site: Site, definitions: Sequence[KeyDefinition], definition: KeyDefinition, value: str, place: MessageId | None
 ) -> KeyValue:
-    """A key's value in the message that lies there."""
+    """A key's value, and a message that has it: without one, a value that is masked or composite has no link."""
     is_masked = site.masking.is_masked(definition)
-    # By the message: so a value that is masked, or has several parts, can be followed all the same.
-    href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset))
+    href = ""
     if not is_masked and not definition.is_composite:
         href = site.links.search(key=definition.name, value=value)
+    elif place is not None:
+        # By the message: so it can be followed all the same.
+        href = site.links.search(key=definition.name, of_stream=place.stream, of_offset=str(place.offset))
     shown = site.masking.shown(definition, value)
     return KeyValue(definition.name, shown, is_masked, definitions.index(definition) % HUES, href)
 
@@ -122,3 +154,8 @@ _TYPES: Final = (
 def first_of(items: Iterable[str], most: int) -> tuple[str, ...]:
     """The first of some names."""
     return tuple(items)[:most]
+
+
+def places(site: Site, found: Sequence[tuple[str, int]]) -> tuple[Place, ...]:
+    """The first of some places, with their pages."""
+    return tuple(Place(*place, site.links.message(*place)) for place in found[:STREAMS_LISTED])

@@ -1,0 +1,300 @@
+"""A conversation: all messages that are connected with one, or with a key's value, and what came from what."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Final
+
+from relatum.errors import InvalidInput
+from relatum.ids import MessageId
+from relatum.keys import KeyDefinition
+from relatum_consumer import Status, Trace
+from relatum_consumer.web._api._shown import (
+    LETTERS,
+    STREAMS_LISTED,
+    KeyValue,
+    Reason,
+    first_of,
+    key_value,
+    key_values,
+    places,
+    sought_text,
+)
+from relatum_consumer.web._api._trace_answer import (
+    TraceAnswer,
+    TracedEdge,
+    TracedMessage,
+    TracedValue,
+    TraceStep,
+    TraceStop,
+)
+from relatum_consumer.web._branches import branches
+from relatum_consumer.web._endpoint import Endpoint, Export
+from relatum_consumer.web._masking import NOT_SAID
+from relatum_consumer.web._parameters import Parameter
+from relatum_consumer.web._site import Site
+from relatum_consumer.web._tables import csv_text
+
+MESSAGES_MAX: Final = 1_000
+"""Messages of a conversation that are read and drawn."""
+
+_LIMIT: Final = 200
+_HOPS: Final = 8
+_FAN_OUT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAsked:
+    """Where a conversation begins: with a message, or with a key's value; and what bounds it."""
+
+    stream: Annotated[str, Parameter("The stream of the message that it begins with …")] = ""
+    offset: Annotated[int | None, Parameter("… and its offset.")] = None
+    key: Annotated[str, Parameter("Instead of a message: a key's name …")] = ""
+    value: Annotated[tuple[str, ...], Parameter("… and its value; of a composite key, its values in order.")] = ()
+    by: Annotated[tuple[str, ...], Parameter("Keys to follow, and what they name; all where left out.")] = ()
+    hops: Annotated[int, Parameter("Hops from the start at most.", least=1, most=1_000)] = _HOPS
+    limit: Annotated[int, Parameter("Messages at most.", least=1, most=MESSAGES_MAX)] = _LIMIT
+    fan_out: Annotated[int, Parameter("Values that more messages have are not followed.", least=1, most=10_000)] = (
+        _FAN_OUT
+    )
+    since: Annotated[datetime | None, Parameter("Only of this moment or later; UTC where no zone is given.")] = None
+    until: Annotated[datetime | None, Parameter("Only before this moment.")] = None
+    complete: Annotated[bool, Parameter("Also read what is not recorded yet.")] = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything was filled in that says where it begins."""
+        return bool(self.stream or self.key or self.value or self.offset is not None)
+
+    @property
+    def query(self) -> dict[str, object]:
+        """The query that asks the same; what is as it is by default is left out."""
+        given = {name: getattr(self, name) for name in TraceAsked.__slots__}
+        given |= {"since": self.since and self.since.isoformat(), "until": self.until and self.until.isoformat()}
+        given |= {"offset": None if self.offset is None else str(self.offset)}
+        usual = {"hops": _HOPS, "limit": _LIMIT, "fan_out": _FAN_OUT}
+        return given | {name: None for name, value in usual.items() if given[name] == value}
+
+
+async def trace(site: Site, asked: TraceAsked) -> TraceAnswer:
+    """Follow a conversation."""
+    began = time.perf_counter()
+    found = await _traced(site, asked)
+    definitions = await site.keys()
+    shown = _Shown(site, definitions, found)
+    edges = shown.edges()
+    numbers = [(edge.cause, edge.effect) for edge in edges if edge.cause is not None]
+    may_help = found.status in (Status.NOT_RECORDED_YET, Status.UNPROVEN) and not asked.complete
+    return TraceAnswer(
+        status=found.status.value,
+        words=_words(found),
+        advice=_advice(found, may_help=may_help),
+        start=_start(site, definitions, asked),
+        messages=shown.messages(),
+        edges=edges,
+        shared=shown.shared(),
+        tree=branches(len(found), numbers),
+        stopped=tuple(_stops(site, asked, shown)),
+        steps=tuple(TraceStep(each.hop, each.values, each.found, each.status.value) for each in found.steps),
+        complete_href=site.links.to("/trace", **replace(asked, complete=True).query) if may_help else None,
+        api_href=site.links.to("/api/trace", **asked.query),
+        csv_href=site.links.to("/trace/csv", **asked.query),
+        dot_href=site.links.to("/trace/dot", **asked.query),
+        streams=found.streams[:STREAMS_LISTED],
+        streams_count=len(found.streams),
+        expired=places(site, found.expired),
+        unread=places(site, found.unread),
+        left_out=tuple(Reason(*each) for each in found.left_out[:STREAMS_LISTED]),
+        lacking=tuple(Reason(*each) for each in found.lacking),
+        unattended=first_of(found.unattended, STREAMS_LISTED),
+        took_ms=round(1e3 * (time.perf_counter() - began), 2),
+    )
+
+
+async def _traced(site: Site, asked: TraceAsked) -> Trace:
+    """The trace, from a message or from a value."""
+    if asked.stream and (asked.key or asked.value):
+        raise InvalidInput(
+            "a conversation begins with a message (stream, offset) or with a value (key, value), not both"
+        )
+    bounds = {name: getattr(asked, name) for name in ("hops", "limit", "fan_out", "since", "until", "complete")}
+    if asked.stream:
+        if asked.offset is None:
+            raise InvalidInput("offset is missing: the message's offset in the stream")
+        message = await site.relations.read(asked.stream, asked.offset)
+        return await site.relations.trace(message, by=asked.by or None, **bounds)
+    if not asked.key or not asked.value:
+        missing = "key is missing: the key's name" if not asked.key else "value is missing: the key's value"
+        raise InvalidInput(f"{missing}; or give stream and offset of a message")
+    value = asked.value[0] if len(asked.value) == 1 else asked.value
+    return await site.relations.trace((asked.key, value), by=asked.by or None, **bounds)
+
+
+class _Shown:
+    """What a trace has, as it is shown: values of masked keys as digests."""
+
+    def __init__(self, site: Site, definitions: Sequence[KeyDefinition], found: Trace) -> None:
+        self._site = site
+        self._definitions = definitions
+        self.found = found
+        self._keys = {each.name: each for each in definitions}
+        self._places = {message.id: number for number, message in enumerate(found)}
+
+    def value(self, key: str, value: str, where: MessageId | None) -> KeyValue:
+        """A key's value."""
+        if key not in self._keys:
+            # Removed since: whether it was masked nobody knows.
+            return KeyValue(key, NOT_SAID, True, 0, "")
+        return key_value(self._site, self._definitions, self._keys[key], value, where)
+
+    def masked(self) -> Trace:
+        """The trace without a value that is not to be seen."""
+
+        def text(key: str, value: str) -> str:
+            return self.value(key, value, None).value
+
+        stops = (
+            each if each.key is None else replace(each, value=text(each.key, each.value or ""))
+            for each in self.found.stopped
+        )
+        return replace(
+            self.found,
+            edges=tuple(replace(each, value=text(each.key, each.value)) for each in self.found.edges),
+            shared=tuple(replace(each, value=text(each.key, each.value)) for each in self.found.shared),
+            stopped=tuple(stops),
+        )
+
+    def messages(self) -> tuple[TracedMessage, ...]:
+        """The messages, by time."""
+        return tuple(
+            TracedMessage(
+                each.stream,
+                each.offset,
+                self._site.links.message(each.stream, each.offset),
+                each.time,
+                self.found.hops[each.id],
+                key_values(self._site, self._definitions, each),
+            )
+            for each in self.found
+        )
+
+    def edges(self) -> tuple[TracedEdge, ...]:
+        """Who named whom."""
+        edges = []
+        for each in self.found.edges:
+            cause = None if each.cause is None else self.found.message(each.cause).time
+            effect = self.found.message(each.effect).time
+            took_s = None if cause is None or effect is None else (effect - cause).total_seconds()
+            place = None if each.cause is None else self._places[each.cause]
+            key = self.value(each.key, each.value, each.effect)
+            edges.append(TracedEdge(key, place, self._places[each.effect], took_s))
+        return tuple(edges)
+
+    def shared(self) -> tuple[TracedValue, ...]:
+        """Values that several have, each with its key's letter and a number."""
+        found: list[TracedValue] = []
+        counts: dict[int, int] = {}
+        for each in self.found.shared:
+            key = self.value(each.key, each.value, each.ids[0])
+            counts[key.hue] = counts.get(key.hue, 0) + 1
+            label = f"{LETTERS[key.hue]}{counts[key.hue]}"
+            found.append(TracedValue(label, key, tuple(self._places[where] for where in each.ids)))
+        return tuple(found)
+
+
+# --- in words ---------------------------------------------------------------------------------------------
+
+
+def _start(site: Site, definitions: Sequence[KeyDefinition], asked: TraceAsked) -> str:
+    if asked.stream:
+        return f"{asked.stream} · {asked.offset:,}"
+    return f"{asked.key} {sought_text(site, definitions, asked.key, asked.value)}"
+
+
+def _words(found: Trace) -> str:
+    if found.lacking:
+        return "absent: the message has no value of the keys, so nothing was looked for"
+    if found.status is Status.FOUND:
+        return "found, as far as its bounds go" if found.stopped else "found: this is all"
+    if not found.messages or found.status in (Status.NOT_RECORDED_YET, Status.EXPIRED):
+        return found.status.words
+    if found.status is Status.UNPROVEN:
+        return "unproven: there may be more, which nobody can prove or rule out"
+    return "absent: nothing else is connected with it"
+
+
+def _advice(found: Trace, *, may_help: bool) -> str:
+    if found.unattended:
+        return f"Nobody records {', '.join(found.unattended[:5])}: relatum record STREAM."
+    if may_help:
+        return "More may be in what is not recorded yet, which can be read from the streams."
+    if found.status is Status.EXPIRED:
+        return "Retention took it: keep the stream longer for the next one."
+    return ""
+
+
+_STOPS: Final = {
+    "fan_out": "{count:,} messages or more have this value, which was not followed",
+    "time": "{count:,} messages or more of other times have this value",
+    "limit": "{count:,} messages more were found, and not read",
+    "hops": "{count:,} values of the last messages were not followed",
+}
+
+
+def _stops(site: Site, asked: TraceAsked, shown: _Shown) -> list[TraceStop]:
+    """What the bounds left out, each with what asks for it."""
+    ways = {
+        "limit": replace(asked, limit=min(MESSAGES_MAX, 5 * asked.limit)),
+        "hops": replace(asked, hops=min(1_000, 4 * asked.hops)),
+        "time": replace(asked, since=None, until=None),
+    }
+    stops = []
+    for each in shown.found.stopped:
+        key = None if each.key is None else shown.value(each.key, each.value or "", None)
+        way = ways.get(each.reason.value, asked)
+        href = "" if way == asked else site.links.to("/trace", **way.query)
+        stops.append(TraceStop(each.reason.value, _STOPS[each.reason].format(count=each.count), each.count, key, href))
+    return stops
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+async def _csv(site: Site, asked: TraceAsked) -> tuple[str, int]:
+    """A line for each message, with a column for each key."""
+    found = await _traced(site, asked)
+    definitions = await site.keys()
+    shown = _Shown(site, definitions, found)
+    head = ["time", "stream", "offset", "hop", "caused_by", *(f"key:{each.name}" for each in definitions)]
+    rows = []
+    for each in shown.messages():
+        values = {key.key: key.value for key in each.keys}
+        causes = " ".join(str(where) for where in found.causes(MessageId(each.stream, each.offset)))
+        moment = "" if each.time is None else each.time.isoformat()
+        known = [moment, each.stream, each.offset, each.hop, causes]
+        rows.append([*known, *(values.get(definition.name, "") for definition in definitions)])
+    return csv_text(head, rows), len(found)
+
+
+async def _dot(site: Site, asked: TraceAsked) -> tuple[str, int]:
+    """The graph for Graphviz."""
+    found = await _traced(site, asked)
+    return _Shown(site, await site.keys(), found).masked().to_dot(), len(found)
+
+
+TRACE = Endpoint(
+    "/trace",
+    "A conversation: all messages that are connected with one, or with a key's value.",
+    TraceAsked,
+    TraceAnswer,
+    trace,
+    template="trace.html",
+    page="trace",
+    is_asked=lambda asked: asked.is_asked,
+    messages=lambda answer: len(answer.messages),
+    exports={
+        "csv": Export(_csv, "text/csv; charset=utf-8", "conversation.csv"),
+        "dot": Export(_dot, "text/vnd.graphviz; charset=utf-8", "conversation.dot"),
+    },
+)

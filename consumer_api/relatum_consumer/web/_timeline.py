@@ -1,0 +1,207 @@
+"""Where the messages of a conversation are drawn: a lane for each stream, idle time folded. Pure.
+
+Across, places are per cent of a picture that is as wide as its window, and at least `Timeline.width` points: it is
+scrolled where the window is narrower, so that each message has room to be seen and touched. Down, they are points.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Final
+
+from relatum_consumer.web._spans import span_text
+
+LANES_MAX: Final = 24
+"""Lanes; the messages of all other streams are in one more."""
+
+LANE: Final = 40
+"""Points of a lane, as the style sheet has it."""
+
+HEAD: Final = 28
+"""Points above the lanes: how long the breaks are. As many are below: how much time had gone."""
+
+LINES_MAX: Final = 600
+"""Lines between messages; of more a browser draws nothing but a blot."""
+
+_STEP: Final = 16
+"""Points from a message to the next, where time alone would have them closer."""
+
+_EDGE: Final = 48
+_FOLD: Final = 88
+"""Points of a break: as wide as its words."""
+
+_FOLDS_MAX: Final = 40
+_LONG: Final = 6
+"""A silence is folded that is so many times as long as those that are shorter, on average."""
+
+_TIMED: Final = 640
+"""Points for all time that is not folded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A stream's lane; `stream` is empty where it is that of `others` streams. `y` is its middle."""
+
+    stream: str
+    others: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A message; `after` says how long after the first it was."""
+
+    x: float
+    y: int
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """From a message to another: which of those that were asked for, and where."""
+
+    link: int
+    x1: float
+    y1: int
+    x2: float
+    y2: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A long silence: from where on, how wide, and how long it was."""
+
+    x: float
+    width: float
+    middle: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All of it. `marks` are places with the time that had gone by then; `lines_left_out` are not drawn."""
+
+    width: int
+    height: int
+    lanes: tuple[Lane, ...]
+    dots: tuple[Dot, ...]
+    lines: tuple[Line, ...]
+    lines_left_out: int
+    folds: tuple[Fold, ...]
+    marks: tuple[tuple[float, str], ...]
+
+
+def timeline(
+    streams: Sequence[str], times: Sequence[datetime | None], links: Sequence[tuple[int, int, int]]
+) -> Timeline | None:
+    """Draw messages; None where there is none.
+
+    Args:
+        streams: Of each message its stream.
+        times: Of each its time, in order; those of unknown time come last.
+        links: From one message to another, by their numbers, and how many points beside the middle of both: so lines
+            of several keys do not hide each other.
+    """
+    if not streams:
+        return None
+    lanes, lane_of = _lanes(streams)
+    moments = list(dict.fromkeys(times))
+    folded = _folded(moments)
+    places, folds, width = _along(times, [lane_of[each] for each in streams], moments, folded)
+    share = 100 / width
+    y_of = [lane.y for lane in lanes]
+    first = moments[0]
+    dots = tuple(
+        Dot(_round(x * share), y_of[lane_of[stream]], _after(first, time))
+        for x, stream, time in zip(places, streams, times, strict=True)
+    )
+    lines = [
+        Line(number, dots[one].x, dots[one].y + beside, dots[other].x, dots[other].y + beside)
+        for number, (one, other, beside) in enumerate(links[:LINES_MAX])
+    ]
+    begins = [0, *(number for number, moment in enumerate(moments) if moment in folded)]
+    place_of = {time: x for x, time in zip(reversed(places), reversed(times), strict=True)}
+    return Timeline(
+        width,
+        2 * HEAD + LANE * len(lanes),
+        lanes,
+        dots,
+        tuple(lines),
+        max(0, len(links) - LINES_MAX),
+        tuple(
+            Fold(_round(x * share), _round(_FOLD * share), _round((x + _FOLD / 2) * share), words) for x, words in folds
+        ),
+        tuple((_round(place_of[moments[n]] * share), _after(first, moments[n])) for n in begins),
+    )
+
+
+def _lanes(streams: Sequence[str]) -> tuple[tuple[Lane, ...], Mapping[str, int]]:
+    """The lanes from above, by the first message; and which is whose."""
+    names = list(dict.fromkeys(streams))
+    own = names if len(names) <= LANES_MAX else names[: LANES_MAX - 1]
+    others = len(names) - len(own)
+    lanes = [*((name, 0) for name in own), *([("", others)] if others else [])]
+    middles = (HEAD + LANE * n + LANE // 2 for n in range(len(lanes)))
+    found = tuple(Lane(name, count, y) for (name, count), y in zip(lanes, middles, strict=True))
+    return found, {name: min(n, len(own)) for n, name in enumerate(names)}
+
+
+def _folded(moments: Sequence[datetime | None]) -> dict[datetime | None, str]:
+    """The moments before which a silence is folded, each with how long it was; unknown time is behind one, too."""
+    gaps = sorted(((b - a).total_seconds(), b) for a, b in pairwise(moments) if a is not None and b is not None)
+    whole = sum(gap_s for gap_s, _ in gaps)
+    long: list[tuple[float, datetime]] = []
+    while len(gaps) > 1 and len(long) < _FOLDS_MAX:
+        gap_s, moment = gaps.pop()
+        whole -= gap_s
+        if gap_s <= _LONG * whole / len(gaps):
+            break
+        long.append((gap_s, moment))
+    folded: dict[datetime | None, str] = {moment: span_text(gap_s) for gap_s, moment in long}
+    if None in moments and len(moments) > 1:
+        folded[None] = "no time"
+    return folded
+
+
+def _along(
+    times: Sequence[datetime | None],
+    lanes: Sequence[int],
+    moments: Sequence[datetime | None],
+    folded: Mapping[datetime | None, str],
+) -> tuple[list[float], list[tuple[float, str]], int]:
+    """Where each message is, where each break begins with its words, and how wide all is; in points."""
+    open_s = sum((b - a).total_seconds() for a, b in pairwise(moments) if b not in folded and a and b)
+    scale = _TIMED / open_s if open_s else 0.0
+    at: float = _EDGE
+    places: list[float] = []
+    folds: list[tuple[float, str]] = []
+    beside: Counter[int] = Counter()
+    for number, (time, lane) in enumerate(zip(times, lanes, strict=True)):
+        if number and time != times[number - 1]:
+            # Behind all that were at the moment before.
+            at += _STEP * max(beside.values())
+            beside.clear()
+            if time in folded:
+                folds.append((at, folded[time]))
+                at += _FOLD + _STEP
+            else:
+                at += max(0.0, _gap_s(times[number - 1], time) * scale - _STEP)
+        places.append(at + _STEP * beside[lane])
+        beside[lane] += 1
+    return places, folds, round(at + _STEP * max(beside.values()) + _EDGE)
+
+
+def _gap_s(earlier: datetime | None, later: datetime | None) -> float:
+    return (later - earlier).total_seconds() if earlier is not None and later is not None else 0.0
+
+
+def _after(first: datetime | None, time: datetime | None) -> str:
+    if first is None or time is None:
+        return "no time"
+    return f"+{span_text((time - first).total_seconds())}"
+
+
+def _round(place: float) -> float:
+    return round(place, 2)

@@ -1,0 +1,233 @@
+"""The conversation: its document, its page, its files; what is masked, what bounds it, what it weighs."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from tests.support.web import Asking, asking
+from tests.web.conftest import HOSTILE
+from tests.web.conversations import COMMON, FORMULA, SECRET, Talks
+from tests.web.test_api import harmless, hostile_names
+
+WEIGHT_MAX = 200_000
+"""Bytes of the page of a conversation of 200 messages, with all that it loads."""
+
+
+@pytest.fixture(scope="module")
+def talk(talks: Talks) -> Iterator[Asking]:
+    """The page on them."""
+    with asking(talks.page()) as page:
+        yield page
+
+
+def traced(page: Asking, **query: Any) -> dict[str, Any]:
+    """The document of a conversation."""
+    response = page.get(f"/api/trace?{urlencode(query, doseq=True)}")
+    assert response.status_code == 200, response.text
+    return response.json()  # type: ignore[no-any-return]
+
+
+def test_a_conversation_is_what_is_connected_by_time_and_by_cause(talk: Asking, talks: Talks) -> None:
+    """From any of its messages: the same ones, with who named whom, and the tree of that."""
+    for stream, offset in ((talks.orders, 0), (talks.mails, 0)):
+        answer = traced(talk, stream=stream, offset=offset, by=["order_id", "cause"])
+        places = [(each["stream"], each["offset"]) for each in answer["messages"]]
+        assert places == [(talks.orders, 0), (talks.payments, 0), (talks.orders, 1), (talks.mails, 0)]
+        assert (answer["status"], answer["words"]) == ("found", "found: this is all")
+        edges = [(each["cause"], each["effect"], each["key"]["key"], each["took_s"]) for each in answer["edges"]]
+        assert edges == [(0, 1, "cause", 0.35), (1, 3, "cause", 3 * 3600 - 0.35)]
+        assert [(each["message"], each["depth"], each["cause"]) for each in answer["tree"]] == [
+            (0, 0, None), (1, 1, 0), (3, 2, 1), (2, 0, None),
+        ]  # fmt: skip
+        shared = {each["key"]["key"]: each for each in answer["shared"]}
+        assert shared["order_id"]["messages"] == [0, 1, 2]
+        assert {each["label"] for each in answer["shared"]} == {"E1"}
+        assert [each["hop"] for each in answer["messages"]].count(0) == 1
+
+
+def test_one_that_begins_with_a_value_has_no_start_among_its_messages(talk: Asking, talks: Talks) -> None:
+    """Also that of a composite key; what is named and not there is told."""
+    answer = traced(talk, key="order_id", value=FORMULA, by="cause")
+    assert [each["hop"] for each in answer["messages"]] == [1, 1, 1]
+    assert [(each["cause"], each["effect"]) for each in answer["edges"]] == [(None, 1)]
+    composite = traced(talk, key="place", value=["a|b", "7"], by="place")
+    assert {each["stream"] for each in composite["messages"]} == {talks.orders, talks.payments}
+    assert composite["start"] == "place a|b + 7"
+
+
+@pytest.mark.parametrize(
+    ("query", "reason", "count"),
+    [
+        ({"key": "host", "value": "busy"}, "fan_out", 201),
+        ({"key": "host", "value": "busy", "fan_out": 1000, "limit": 30}, "limit", COMMON - 30),
+        ({"key": "order_id", "value": "talk-200", "hops": 1}, "hops", None),
+        ({"key": "order_id", "value": FORMULA, "until": "2023-11-14T22:13:20.000001Z", "by": "order_id"}, "time", 2),
+    ],
+)
+def test_what_a_bound_leaves_out_is_said(talk: Asking, query: dict[str, Any], reason: str, count: int | None) -> None:
+    """In the document and on the page, with the value, and with a link that asks for more where one helps."""
+    answer = traced(talk, **query)
+    stops = [each for each in answer["stopped"] if each["reason"] == reason]
+    assert stops
+    assert count is None or stops[0]["count"] == count
+    shown = talk.get(f"/trace?{urlencode(query)}")
+    assert "Where it stopped" in shown.text
+    hrefs = [attributes.get("href") for _, attributes in harmless(shown.text).elements]
+    if reason == "fan_out":
+        assert stops[0]["key"]["value"] == "busy"
+        assert stops[0]["key"]["href"] in hrefs
+    else:
+        assert stops[0]["href"] in hrefs
+        more = talk.get(f"/api/trace?{urlsplit(stops[0]['href']).query}").json()
+        assert len(more["messages"]) > len(answer["messages"]) or reason == "hops"
+
+
+def test_nothing_connected_is_said_with_what_is_known(talk: Asking, talks: Talks) -> None:
+    """A value that nothing has; a message that has no value; one whose value nothing else has."""
+    absent = traced(talk, key="order_id", value="nobody")
+    assert (absent["status"], absent["messages"]) == ("absent", [])
+    lacking = traced(talk, stream=talks.orders, offset=4)
+    assert (lacking["status"], len(lacking["messages"])) == ("absent", 1)
+    assert {each["name"] for each in lacking["lacking"]} == {"card", "cause", "host", "id", "order_id", "place"}
+    alone = traced(talk, stream=talks.mails, offset=0, by="id")
+    assert (alone["words"], len(alone["messages"])) == ("absent: nothing else is connected with it", 1)
+    for query in ("key=order_id&value=nobody", f"stream={talks.orders}&offset=4", "", "since=2026-01-01"):
+        shown = talk.get(f"/trace?{query}")
+        assert shown.status_code == 200
+        harmless(shown.text)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("offset=1", 400, "invalid_input"),
+        ("key=order_id", 400, "invalid_input"),
+        ("value=1", 400, "invalid_input"),
+        ("stream=orders", 400, "invalid_input"),
+        ("stream=no-such-stream&offset=1", 404, "stream_not_found"),
+        ("stream=orders&offset=1&key=order_id&value=1", 400, "invalid_input"),
+        ("key=nope&value=1", 404, "key_not_defined"),
+        ("key=order_id&value=1&by=nope", 404, "key_not_defined"),
+        ("key=order_id&value=1&limit=1001", 400, "invalid_input"),
+        ("key=order_id&value=1&since=2026-01-02&until=2026-01-01", 400, "invalid_input"),
+        ("key=order_id&value=" + "x" * 3000, 400, "invalid_relationship_key"),
+    ],
+)
+def test_what_cannot_be_followed_says_why(talk: Asking, query: str, status: int, code: str) -> None:
+    """The document with a code, the page with the form as it was filled in; a file with the page of the problem."""
+    response = talk.get(f"/api/trace?{query}")
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    shown = talk.get(f"/trace?{query}")
+    assert shown.status_code == status
+    assert f'data-problem="{code}"' in shown.text
+    assert 'action="/trace"' in shown.text
+    harmless(shown.text)
+    for file in ("csv", "dot"):
+        assert talk.get(f"/trace/{file}?{query}").status_code == status
+
+
+def test_hostile_starts_are_text(talk: Asking) -> None:
+    """What is typed comes back in the form as it was typed, and as nothing else."""
+    for text in hostile_names(30):
+        for query in ({"stream": text, "offset": "1"}, {"key": text, "value": text, "by": text}):
+            response = talk.get(f"/trace?{urlencode(query)}")
+            assert response.status_code in (400, 404)
+            values = [attributes.get("value") for tag, attributes in harmless(response.text).elements if tag == "input"]
+            assert values.count(text) == list(query.values()).count(text)
+
+
+def test_each_message_is_a_link_of_the_timeline_with_a_name(talk: Asking, talks: Talks) -> None:
+    """So the keyboard comes to each, and a reader of screens says which it is."""
+    query = f"stream={talks.orders}&offset=0"
+    shown = talk.get(f"/trace?{query}").text
+    harmless(shown)
+    drawn = re.findall(r'<a href="([^"]+)"><title>([^<]+)</title>', shown)
+    messages = talk.get(f"/api/trace?{query}").json()["messages"]
+    assert [href for href, _ in drawn] == [each["href"] for each in messages]
+    assert drawn[0][1].endswith("+0 s, the start")
+    assert drawn[-1][1].endswith("+3 h")
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def test_files_have_all_of_it_and_run_nowhere(talk: Asking, talks: Talks) -> None:
+    """A table in which nothing is a formula, and a graph in which nothing of others is more than text."""
+    answer = traced(talk, stream=talks.orders, offset=0)
+    table = talk.get(answer["csv_href"])
+    rows = list(csv.DictReader(io.StringIO(table.text, newline="")))
+    assert [row["offset"] for row in rows] == [str(each["offset"]) for each in answer["messages"]]
+    assert {row["key:order_id"] for row in rows} == {f"o-{HOSTILE}", f"'{FORMULA}", ""}
+    assert {row["stream"] for row in rows} == {talks.orders, f"'{talks.payments}", talks.mails}
+    assert next(row["caused_by"] for row in rows if row["key:id"] == "b") == f"{talks.orders}@0"
+    graph = talk.get(answer["dot_href"])
+    assert graph.text.startswith("digraph trace {")
+    assert graph.text.count("->") == 3 + sum(len(each["messages"]) for each in answer["shared"])
+    for file, name in ((table, "conversation.csv"), (graph, "conversation.dot")):
+        assert file.headers["Content-Disposition"] == f'attachment; filename="{name}"'
+        assert file.headers["Content-Security-Policy"].startswith("sandbox; default-src 'none'")
+        assert file.headers["X-Content-Type-Options"] == "nosniff"
+    assert talk.get(answer["api_href"]).json()["messages"] == answer["messages"]
+
+
+def test_a_masked_value_is_in_no_form_of_a_conversation(talks: Talks) -> None:
+    """Neither in edges nor in values, tables, graphs and titles; its digest still leads to all that share it."""
+    masked = ("card", "order_id", "cause", "id", "place")
+    with asking(talks.page(masked_keys=masked)) as page:
+        query = f"stream={talks.orders}&offset=0"
+        answer = page.get(f"/api/trace?{query}").json()
+        forms = [json.dumps(answer, ensure_ascii=False), page.get(f"/trace?{query}").text]
+        forms += [page.get(f"/trace/{file}?{query}").text for file in ("csv", "dot")]
+        secrets = [SECRET, "onerror=hacked", "HYPERLINK", "nobody"]
+        assert [text for text in secrets for form in forms if text in form] == []
+        shared = next(each["key"] for each in answer["shared"] if each["key"]["key"] == "card")
+        assert (shared["is_masked"], shared["value"][0]) == (True, "~")
+        assert shared["value"] in forms[2]
+        assert shared["value"] in forms[3]
+        found = page.get(f"/api/search?{urlsplit(shared['href']).query}").json()
+        assert len(found["results"]) == 2
+        stopped = page.get("/api/trace?key=order_id&value=talk-200&fan_out=7").json()["stopped"]
+        assert stopped
+        assert all(each["key"]["value"].startswith("~") for each in stopped if each["key"])
+
+
+# --- how much ---------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_200_messages_weighs_less_than_200_kb(talk: Asking) -> None:
+    """As it is sent, with the style sheet, scripts and pictures that it loads."""
+    shown = talk.get("/trace?key=order_id&value=talk-200&by=order_id")
+    assert shown.text.count("<circle") == 200
+    loaded = set(re.findall(r'(?:href|src)="(/static/[^"#]+)', shown.text))
+    assert len(loaded) > 4
+    weight = len(shown.content) + sum(len(talk.get(path).content) for path in loaded)
+    assert weight < WEIGHT_MAX, weight
+
+
+def test_a_thousand_messages_are_drawn_and_what_is_not_is_said(talk: Asking) -> None:
+    """Each has its point and its line in the list; of lines between them there are no more than a browser can draw."""
+    shown = talk.get("/trace?key=order_id&value=talk-1000&limit=1000&fan_out=1000&hops=1").text
+    assert shown.count("<circle") == shown.count('<li class="d') == 1_000
+    assert "lines are not drawn; the files have all" in shown
+    harmless(shown)
+
+
+def test_the_way_to_a_conversation_is_on_messages_and_searches(talk: Asking, talks: Talks) -> None:
+    """From a message, from a value, and from a value that goes by its message."""
+    for path, target in [
+        (f"/streams/{talks.orders}/0", f"/trace?stream={talks.orders}&offset=0"),
+        ("/?key=order_id&value=talk-200", "/trace?key=order_id&value=talk-200"),
+        (
+            f"/?key=place&of_stream={talks.orders}&of_offset=0",
+            f"/trace?stream={talks.orders}&offset=0&by=place",
+        ),
+    ]:
+        hrefs = [attributes.get("href") for _, attributes in harmless(talk.get(path).text).elements]
+        assert target in hrefs
+        assert talk.get(target).status_code == 200
