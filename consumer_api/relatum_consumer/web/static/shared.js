@@ -93,5 +93,8 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "k" || event.key === "p") document.querySelector("a[rel=prev]")?.click();
 });
 
+// On a phone the pages' names are one line that is moved along.
+document.querySelector(".top [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+
 drawTheme();
 drawTimes();
